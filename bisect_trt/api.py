@@ -152,7 +152,8 @@ def _run(
 ) -> Result:
     """Run a command; ``result.json`` and ``report.html`` are left in the run's folder however it ends."""
     from bisect_trt.commands.call import Call  # noqa: PLC0415
-    from bisect_trt.commands.record import attempt, leave_record  # noqa: PLC0415
+    from bisect_trt.commands.paths import Paths  # noqa: PLC0415
+    from bisect_trt.commands.record import attempt, keeps_earlier, leave_record  # noqa: PLC0415
     from bisect_trt.commands.runs import RUN_FILE  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
     from bisect_trt.commands.source import Source  # noqa: PLC0415
     from bisect_trt.probe.workspace import Workspace  # noqa: PLC0415
@@ -177,6 +178,7 @@ def _run(
         given["check"] = [check] if isinstance(check, str) else list(check)
         words.append(f"check={given['check']}")
     source = Source(model, inputs)
+    paths = Paths.of(groups, {**given, "model": source.named, "output": output}, inputs)
     folder = Workspace.new_folder(command, source.named) if run is None else Path(run)
     resumed = (folder / RUN_FILE).exists()
     if not resumed and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
@@ -186,13 +188,14 @@ def _run(
     console, result = Console(int(verbose)) if verbose else QuietConsole(), Result(command)
     function = check if callable(check) else None
     params = Params(groups, given, words=False)
-    call = Call(command, params, console, result, (command, *words), source, folder, resumed, function)
+    call = Call(command, params, console, result, (command, *words), source, folder, resumed, function, paths=paths)
     Workspace(folder)
     keep_spare()  # the next call finds TensorRT started, and its timing cache warm
     with call.kept, closing(console):
         status, ending = attempt(call, lambda: COMMANDS[command].load()(call))
         answered = isinstance(ending, BisectError) and status in (ExitStatus.NOT_REPRODUCED, ExitStatus.UNPROVEN)
-        leave_record(result, folder, (), console, None)
+        if not keeps_earlier(call):
+            leave_record(result, folder, (), console, None)
     if ending is not None and not answered:
         raise ending
     return result

@@ -134,6 +134,12 @@ class CheckCommandError(UsageError):
     code, remedy = "BT1011", "Run the command in a shell, and correct it."
 
 
+class SameFileError(UsageError):
+    """A file that is written is read too, or written in another role."""
+
+    code, remedy = "BT1012", "Name another file."
+
+
 class UnavailableError(BisectError):
     """Something that the run needs is missing or unreadable."""
 

@@ -16,8 +16,9 @@ from bisect_trt.cli.interrupts import interrupts
 from bisect_trt.cli.parser import parse
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.commands import COMMANDS
-from bisect_trt.commands.record import attempt, leave_record, system_errors
-from bisect_trt.errors import BisectError, ExitStatus, InternalError, OutputFileError
+from bisect_trt.commands.paths import Paths
+from bisect_trt.commands.record import attempt, keeps_earlier, leave_record, system_errors
+from bisect_trt.errors import BisectError, ExitStatus, InternalError, OutputFileError, SameFileError
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import STDOUT, Params
@@ -31,7 +32,8 @@ def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoR
     try:
         if General in COMMANDS[name].groups:
             sys.exit(_answer(name, values, words, None))
-        call = Call(name, Params(COMMANDS[name].groups, values, words=True), Console(), Result(name))
+        paths = Paths.of(COMMANDS[name].groups, values)
+        call = Call(name, Params(COMMANDS[name].groups, values, words=True), Console(), Result(name), paths=paths)
         with system_errors(), interrupts.stop_work(call.console.stopping, lambda: _stop_at_once(call)):
             COMMANDS[name].load()(call)
         if name != "resume":
@@ -67,7 +69,9 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
     for path in (general.json, general.report, general.junit):
         if path is not None and path != STDOUT:
             check_output(path, overwrite=True)
-    call = Call(name, Params((), {}, words=True), console, result, words, folder=resumed, resumed=resumed is not None)
+    paths = Paths.of(groups, values)
+    options, is_resumed = Params((), {}, words=True), resumed is not None
+    call = Call(name, options, console, result, words, folder=resumed, resumed=is_resumed, paths=paths)
     call.kept.callback(setattr, sys, "stdout", output)
 
     def work() -> None:
@@ -84,7 +88,12 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
         if status is ExitStatus.USAGE and call.folder is not None and not call.resumed and not result.probes["run"]:
             shutil.rmtree(call.folder, ignore_errors=True)  # it has nothing that the message has not
             call.folder, result.artifacts["run"] = None, None
-        status = _leave(result, general, call, output) or status
+        keeps = keeps_earlier(call)
+        if keeps:
+            console.say(f"The earlier result in {call.folder} is kept.")
+        # After a SameFileError a file that was asked for may be one that is read.
+        replaces = not (keeps or isinstance(ending, SameFileError))
+        status = _leave(result, general, call, output, replaces=replaces) or status
         console.conclude(result.to_json())
     return status
 
@@ -111,14 +120,24 @@ def _stop_at_once(call: Call) -> None:
     os.write(sys.stderr.fileno(), f"stopped at once{how}\n".encode())
 
 
-def _leave(result: Result, general: General, call: Call, output: TextIO) -> ExitStatus | None:
-    """Write the result and the report; return another status if a requested file cannot be written."""
-    content = leave_record(result, call.folder, call.words, call.console, general.report)
+def _leave(result: Result, general: General, call: Call, output: TextIO, *, replaces: bool) -> ExitStatus | None:
+    """Write the result and the report; return another status if a requested file cannot be written.
+
+    Args:
+        result: The result.
+        general: The files that are requested.
+        call: The call, with the folder of its run.
+        output: Standard output.
+        replaces: Whether files may be written, in place of earlier ones.
+    """
+    content = leave_record(result, call.folder, call.words, call.console, general.report) if replaces else None
     try:
         if general.json == STDOUT:
             output.write((content or result.content()).decode())
             output.flush()
-        elif general.json is not None:
+        if not replaces:
+            return None
+        if general.json is not None and general.json != STDOUT:
             result.write(general.json, content)
         if general.junit is not None:
             write_junit(result.to_json(), general.junit)

@@ -6,7 +6,6 @@ A command is a function of a :class:`Call`. It reads its options from the call, 
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bisect_trt.commands.checks import CheckSettings, make_prober, tolerance_options
+from bisect_trt.commands.paths import Paths, check_files, read_outputs
 from bisect_trt.commands.places import open_places, require_fit
 from bisect_trt.commands.record import recorded
 from bisect_trt.commands.runs import Binding, bind_function
@@ -52,6 +52,7 @@ class Call:
         folder: The folder of the run; ``None`` before it is open.
         function: The Python function that checks candidates, if given.
         kept: Context managers that end with the call: locks of the run's folder.
+        paths: The files that it reads and writes.
         places: Where targets run; none for this machine.
         fresh_process: Whether each probe gets a worker process of its own.
         deadline: The end of the time that the run may take; it begins when the run is opened.
@@ -67,11 +68,16 @@ class Call:
     resumed: bool = False
     function: Callable[..., object] | None = None
     kept: ExitStack = field(default_factory=ExitStack)
+    paths: Paths = field(default_factory=Paths)
     model: ModelSettings = field(init=False)
     workspace: Workspace = field(init=False)
     places: tuple[Place, ...] = ()
     fresh_process: bool = False
     deadline: Deadline = field(default_factory=Deadline)
+
+    def __post_init__(self) -> None:
+        if self.resumed and self.folder is not None:
+            self.paths.recorded = read_outputs(self.folder)
 
     def __getitem__(self, group: type[Group]) -> Group:
         return self.options[group]
@@ -87,13 +93,8 @@ class Call:
         return next((each for each in self.options if isinstance(each, Oracle) and changed(each)), None)
 
     def may_write(self, *paths: Path, overwrite: bool) -> None:
-        """Check that files can be written; the files of a resumed run may exist.
-
-        Raises:
-            UsageError: One cannot be written, or exists.
-        """
-        for path in () if self.resumed else paths:
-            check_output(path, overwrite=overwrite, read_back=True)
+        """Check that files of the answer can be written; see :meth:`Paths.may_write`."""
+        self.paths.may_write(paths, overwrite=overwrite)
 
     def deciding(self, *, bounded: bool = True) -> tuple[MetricOptions | None, Limits | None]:
         """Return the metric or the limits that decide whether a candidate fails, if one of these does.
@@ -153,15 +154,21 @@ class Call:
         own: Any = next(iter(self.options))
         source = self.source or Source(own.model)
         data = replace(self[Data], input_shapes={**self[Data].input_shapes, **(input_shapes or {})})
-        self.places, self.fresh_process = open_places(self[Places], self.console), self[Target].fresh_process
         files = [*self._files(), *files]  # before there is a folder
+        for file in files:
+            self.paths.read(file, "a file that an option names")
+        files += check_files(self[CheckOptions].check)
         fixed_path = None if check is None else check.fixed_path
+        if fixed_path is not None:
+            self.paths.write(fixed_path, "--candidate")
+        self.places, self.fresh_process = open_places(self[Places], self.console), self[Target].fresh_process
         self.kept.enter_context(claimed_path(fixed_path))
         new = self.folder is None
         self.folder = self.folder or Workspace.new_folder(self.command, source.named)
         self.workspace = Workspace(self.folder, fixed_path)
         if new or self.source is not None:  # `resume` has locked its folder
             self.kept.enter_context(claimed_run(self.folder))
+        self.kept.enter_context(self.paths.recording(self.folder))
         self.model, exported = source.place(ModelSettings(source.named, data), self.folder)
         if exported is not None:
             self.console.say(f"Exported by torch.onnx.export (dynamo) of PyTorch {exported['torch']}")
@@ -181,9 +188,9 @@ class Call:
         """Return the files named by options.
 
         Raises:
-            UsageError: A script does not exist, or ``--check`` is no command.
+            UsageError: A script does not exist.
         """
-        data, metric, compare, check = self[Data], self[MetricOptions], self[CompareOptions], self[CheckOptions]
+        data, metric, compare = self[Data], self[MetricOptions], self[CompareOptions]
         files = [file for path in data.load_inputs for file in files_of(path)]
         if missing := next((file for file in files if not file.exists()), None):
             raise InputValuesError(
@@ -196,9 +203,7 @@ class Call:
         if metric.metric is not None:
             files += script_file(metric.metric)
         files += [] if self.oracle is None else [Path(inspect.getfile(type(self.oracle)))]
-        words = CommandCheck.parse(check.check) if check.check else ()
-        # Not Path.is_file: it raises where a word is longer than any file's name.
-        return [*files, *(Path(word) for word in words if os.path.isfile(word)), *self[Target].files()]  # noqa: PTH113 - see above
+        return [*files, *self[Target].files()]
 
     def subject(self, timeout: float | None, target: TargetSettings | None = None, *, older: bool = False) -> Subject:
         """Return the model, opened for a target or its ``older`` releases; the caller closes it."""

@@ -59,6 +59,7 @@ def run(call: Call) -> Result:
         model, sample = subject.network.proto, subject.samples[0]
         failed = subject.models.build("convert", model, sample, own.output, runtime, own.timeout)
         session.answered(failed, asked.describe())
+        call.paths.record(call.workspace.folder, own.output, own.output)  # a worker wrote it
         call.console.answer(f"{own.output}: the engine of {own.model}, {own.output.stat().st_size} bytes.")
         return _written(call.result, engine=own.output)
 

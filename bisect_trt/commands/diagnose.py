@@ -18,6 +18,7 @@ from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.layerwise import LayerComparison, tell, to_json
 from bisect_trt.commands.minimal_case import (
     HELD,
+    MOST_FAILURES,
     Answer,
     by_blame,
     describe_answer,
@@ -51,7 +52,7 @@ from bisect_trt.options.searches import Diagnose, Reduce, Workaround
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import DoesNotReproduce
-from bisect_trt.report.reproducer import MODEL, SCRIPT, Since, pack
+from bisect_trt.report.reproducer import GOLDEN, INPUTS, MODEL, SCRIPT, WRITTEN, Since, pack
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Mode
@@ -277,7 +278,7 @@ class Diagnosis:
     def deliver_another(self, case: Case, number: int) -> Entry:
         """Write a reproducer of another failure beside the first; returns its entry in ``failures``."""
         session, answer = self.session, self.judge(case)
-        folder = self.output.parent / f"{self.output.resolve().name}-{number}"
+        folder = folder_of(self.output, number)
         left = leave_reproducer(session, self.check, answer, folder, self.own)
         left.finish(session)
         failure = session.failure(left.minimum, session.subject.describe_nodes(answer.blamed), left.files[0])
@@ -299,6 +300,11 @@ class Diagnosis:
         if self.session.best is not None:
             make_folder(self.output)
             self.session.save_best(self.output / MODEL)
+
+
+def folder_of(output: Path, number: int) -> Path:
+    """Return the folder of the reproducer of a failure, beside that of the first."""
+    return output if number == 1 else output.parent / f"{output.resolve().name}-{number}"
 
 
 def archive_of(folder: Path) -> Path:
@@ -369,7 +375,14 @@ def run(call: Call) -> Result:
     target = call[Target].required()
     check = _inner_check(call, target, own.timeout)
     folder = own.output or Path(f"{own.model.stem.lstrip('-')}-reproducer".lstrip("-"))
-    check_folder(folder, archive_of(folder) if own.archive else None, overwrite=own.overwrite or call.resumed)
+    archive = archive_of(folder) if own.archive else None
+    packed = [] if archive is None else [archive]
+    call.paths.add_outputs(packed)
+    for number in range(1, MOST_FAILURES + 1 if own.find_all else 2):
+        place = folder_of(folder, number)
+        call.paths.add_outputs([place / name for name in (*WRITTEN, MIXED)])
+        ours = call.paths.wrote([place / MODEL, place / INPUTS, place / GOLDEN, *packed])
+        check_folder(place, archive if number == 1 else None, overwrite=own.overwrite or ours)
     call.open()
     # The latency of the original is measured here, so that a fix is compared with it without another build.
     compares = check.metric is None and check.limits is None

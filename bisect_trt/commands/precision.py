@@ -26,7 +26,6 @@ from bisect_trt.mixed_precision.search import (
     precision_files,
     refusal,
 )
-from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.prober import DoesNotReproduce
@@ -41,8 +40,7 @@ def run(call: Call) -> Result:
     own = call[PrecisionOptions]
     low, target = low_precision(call[Target], own)
     settings = PrecisionSettings(own, low[0], target, tuple(each for each in low if each in BITS))
-    if not call.resumed:
-        check_output(own.output, overwrite=own.overwrite, read_back=True)
+    call.may_write(own.output, overwrite=own.overwrite)
     # A check command may judge TensorRT's engines; whether it does is seen when TensorRT is asked.
     check = call.check(target)
     if check.limits is not None and check.limits.slower_than is not None:

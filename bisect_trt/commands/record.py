@@ -22,7 +22,7 @@ from bisect_trt.onnxlib.save import require_directory
 from bisect_trt.probe.ledger import Record
 from bisect_trt.report.charts import error_curve, plain_number
 from bisect_trt.report.console import Console
-from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, environment
+from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, environment, says_less
 from bisect_trt.report.text import Entry, Json
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, tolerance_ratio
@@ -59,6 +59,11 @@ def attempt(call: Call, work: Callable[[], object]) -> tuple[ExitStatus, BaseExc
     finally:
         result.wall_s = round(time.monotonic() - began, 3)
     return result.exit_status, None
+
+
+def keeps_earlier(call: Call) -> bool:
+    """Return whether a resumed run ended with less than an earlier session of it, so that its files stay as they are."""
+    return call.resumed and call.folder is not None and says_less(call.result.status, call.folder)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.minimal_case import (
     HELD,
+    MOST_FAILURES,
     by_blame,
     extract_suspect,
     find_minimum,
@@ -244,7 +245,9 @@ def run(call: Call) -> Result:
         raise ConflictError("--no-reduce-inputs with --no-reduce-outputs leaves nothing to reduce; drop one.")
     if own.find_all and not (own.reduce_inputs and own.reduce_outputs):
         raise ConflictError("--all conflicts with --no-reduce-inputs and --no-reduce-outputs.")
-    call.may_write(*filter(None, (own.output, own.inputs, own.golden, own.min_good)), overwrite=own.overwrite)
+    call.may_write(*own.files, overwrite=own.overwrite)
+    for number in range(2, MOST_FAILURES + 1) if own.find_all else ():
+        call.may_write(*own.of_another(number).files, overwrite=own.overwrite)
     check = call.check(call[Target].settings())
     call.open(check)
     with call.searching(check.without_target(call.console)) as session:

@@ -29,7 +29,7 @@ from bisect_trt.errors import (
 )
 from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.save import check_output, save_model
+from bisect_trt.onnxlib.save import check_output, data_file, save_model
 from bisect_trt.options.compare import CompareOptions, MetricOptions
 from bisect_trt.options.searches import Run, RunOptions
 from bisect_trt.options.shared import CheckOptions, Data, Plots
@@ -44,7 +44,7 @@ from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.files import NpzFile, SavedRun, Values, load_runs, same_samples, save_samples
+from bisect_trt.tensors.files import NpzFile, SavedRun, Values, load_runs, same_samples, sample_files, save_samples
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample, Score, Trace
 
@@ -72,6 +72,7 @@ def run(call: Call) -> Result:
     target = call[Target].required(engines=True)
     tolerance = tolerance_options(call[CompareOptions], target, nonfinite_equal=False)
     if options.save_onnx is not None:
+        call.paths.write(data_file(options.save_onnx), "the weights of --save-onnx")
         check_output(options.save_onnx, overwrite=True)
     metric, limits = call.deciding(bounded=False)
     call.open(None, options.load_outputs)
@@ -81,6 +82,10 @@ def run(call: Call) -> Result:
         with call.searching(check) as session:
             return measure(session, target)
     with call.examined(options.timeout, target) as session:
+        for path in filter(None, (options.save_inputs, options.save_outputs)):
+            for file in sample_files(path, len(session.subject.samples)):
+                if file != path:
+                    call.paths.write(file, f"{file.name} of the saved samples")
         if target.build_only:
             return build(session, target, tolerance, options.timeout)
         if metric is not None:

@@ -23,7 +23,7 @@ from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.user_checks import PromptCheck, Undo
 from bisect_trt.report.console import Console
-from bisect_trt.report.result import Result
+from bisect_trt.report.result import Result, says_less
 from bisect_trt.report.text import Entry
 from bisect_trt.search.confirm import FLAKY, ORIGINAL_PASSED, confirm
 from bisect_trt.search.oracle import (
@@ -338,7 +338,7 @@ class Session:
     def save_best(self, path: Path) -> None:
         """Write the smallest failing candidate so far, if there is one."""
         subject, best = self.subject, self.best
-        if best is None:
+        if best is None or says_less("inconclusive", subject.workspace.folder):  # a resumed run may have its answer
             return
         with subject.workers.deadline.extended():
             subject.workspace.save(subject.cut(best.units).proto, path)

@@ -82,7 +82,7 @@ class Convert:
     output: Annotated[Path, to_file("Where it goes.")]
     calibration_cache: Annotated[
         Path | None,
-        option(help="Ranges for --int8: read if the file exists, else written (TensorRT 8.6 to 10)."),
+        option(help="Ranges for --int8: read if the file exists, else written (TensorRT 8.6 to 10).", writes=True),
     ] = None
     timeout: Annotated[float | None, time_out("the build", "2 hours")] = None
     overwrite: Overwrite = False

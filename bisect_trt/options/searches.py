@@ -80,7 +80,9 @@ class Reduce:
 
     model: Model
     output: Annotated[Path, to_file("Where the smallest failing model goes.")]
-    min_good: Annotated[Path | None, option(help="Where the largest passing model next to it goes.")] = None
+    min_good: Annotated[Path | None, option(help="Where the largest passing model next to it goes.", writes=True)] = (
+        None
+    )
     reduce_inputs: Annotated[bool, option(help="Keep the start of the graph.")] = True
     reduce_outputs: Annotated[bool, option(help="Keep the end of the graph.")] = True
     mode: Annotated[Mode, option(help="How to search.")] = Mode.AUTO
@@ -101,6 +103,11 @@ class Reduce:
     def golden(self) -> Path:
         """The file for its outputs on the reference."""
         return self.output.with_suffix(".golden.npz")
+
+    @property
+    def files(self) -> list[Path]:
+        """All files of the answer."""
+        return [*filter(None, (self.output, self.inputs, self.golden, self.min_good))]
 
     def of_another(self, number: int) -> Reduce:
         """Return the options with the files of another failure."""
@@ -180,6 +187,7 @@ class PrecisionOptions:
         Path | None,
         option(
             help="Of a model that is not quantized: ranges for --int8, read if there, else written (TensorRT 8.6 to 10).",
+            writes=True,
         ),
     ] = None
     sensitivity: Annotated[bool, option(help="Do not measure the error of each quantized group alone.")] = True
@@ -357,10 +365,14 @@ class RunOptions:
             help="Tensors to exclude, by name, glob or op:TYPE.",
         ),
     ] = field(default_factory=list)
-    save_onnx: Annotated[Path | None, option(help="Write the model that the target runs.")] = None
+    save_onnx: Annotated[Path | None, option(help="Write the model that the target runs.", writes=True)] = None
     timeout: Annotated[float | None, time_out("the target")] = None
-    save_inputs: Annotated[Path | None, option(help="Write the inputs: .npz, or Polygraphy's .json.")] = None
-    save_outputs: Annotated[Path | None, option(help="Write the target's outputs: .npz, or Polygraphy's .json.")] = None
+    save_inputs: Annotated[Path | None, option(help="Write the inputs: .npz, or Polygraphy's .json.", writes=True)] = (
+        None
+    )
+    save_outputs: Annotated[
+        Path | None, option(help="Write the target's outputs: .npz, or Polygraphy's .json.", writes=True)
+    ] = None
     load_outputs: Annotated[
         list[Path],
         option(

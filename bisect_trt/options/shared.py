@@ -30,7 +30,8 @@ def time_out(what: str, default: str = "10 minutes, 2 hours on TensorRT") -> Opt
 
 def to_file(help: str, metavar: str = "FILE") -> Option:  # noqa: A002 - as every command line library calls it
     """Declare where the result goes."""
-    return option("-o", "--output", metavar=metavar, help=help, check=_named if metavar == "FILE" else None)
+    check = _named if metavar == "FILE" else None
+    return option("-o", "--output", metavar=metavar, help=help, check=check, writes=True)
 
 
 def _named(path: Path) -> Path:
@@ -48,9 +49,13 @@ def _named(path: Path) -> Path:
 class General:
     """Output."""
 
-    json: Annotated[Path | None, option(help="Write the result as JSON; - for standard output.")] = None
-    report: Annotated[Path | None, option(help="Write report.html here too; the run's folder has one.")] = None
-    junit: Annotated[Path | None, option(help="Write the result as JUnit XML too, a test case for each output.")] = None
+    json: Annotated[Path | None, option(help="Write the result as JSON; - for standard output.", writes=True)] = None
+    report: Annotated[
+        Path | None, option(help="Write report.html here too; the run's folder has one.", writes=True)
+    ] = None
+    junit: Annotated[
+        Path | None, option(help="Write the result as JUnit XML too, a test case for each output.", writes=True)
+    ] = None
     verbose: Annotated[int, option("-v", "--verbose", count=True, help="Print more; -vv also prints tracebacks.")] = 0
     quiet: Annotated[int, option("-q", "--quiet", count=True, help="Print only the answer.")] = 0
 
@@ -85,11 +90,15 @@ class CheckOptions:
         float | None,
         seconds("Time one candidate may take; default unlimited for a command, else 10 minutes, 2 hours on TensorRT."),
     ] = None
-    candidate: Annotated[Path | None, option(metavar="PATH", help="Write each candidate to this fixed path.")] = None
-    artifacts: Annotated[list[Path], option(help="Files that a check writes, sorted into good/ and bad/.")] = field(
-        default_factory=list
+    candidate: Annotated[
+        Path | None, option(metavar="PATH", help="Write each candidate to this fixed path.", writes=True)
+    ] = None
+    artifacts: Annotated[
+        list[Path], option(help="Files that a check writes, sorted into good/ and bad/.", writes=True)
+    ] = field(default_factory=list)
+    artifacts_dir: Annotated[Path, option(metavar="DIR", help="The folder for --artifacts.", writes=True)] = Path(
+        "artifacts"
     )
-    artifacts_dir: Annotated[Path, option(metavar="DIR", help="The folder for --artifacts.")] = Path("artifacts")
 
 
 @dataclass(frozen=True)
@@ -168,9 +177,11 @@ class Search:
 class Plots:
     """Plots of the errors, drawn with matplotlib (extra: plots)."""
 
-    save_heatmaps: Annotated[Path | None, option(metavar="DIR", help="Heat maps of the errors of each output.")] = None
+    save_heatmaps: Annotated[
+        Path | None, option(metavar="DIR", help="Heat maps of the errors of each output.", writes=True)
+    ] = None
     save_error_metrics_plot: Annotated[
-        Path | None, option(metavar="DIR", help="Errors over the magnitude of the reference.")
+        Path | None, option(metavar="DIR", help="Errors over the magnitude of the reference.", writes=True)
     ] = None
 
 

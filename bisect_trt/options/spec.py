@@ -42,6 +42,8 @@ class Option:
         need_name: Whether every value of a ``dict`` needs a name.
         count: Whether it has no value and its repetitions are counted (``-vv``).
         positional: Whether it is an argument without a flag.
+        writes: Whether the command writes the file that it names.
+        updates: The option that may name the same file, because its content is read before it is written.
         name: The name of the field, and the keyword in Python; this and the next are set by :func:`entries`.
         form: One value, several, or some by name.
         default: The default; ``...`` if there is none.
@@ -58,6 +60,8 @@ class Option:
     need_name: bool = False
     count: bool = False
     positional: bool = False
+    writes: bool = False
+    updates: str = ""
     name: str = ""
     kind: type = str
     form: Literal["one", "list", "named"] = "one"
@@ -94,6 +98,11 @@ class Option:
         if self.kind is Path and not self.positional:
             return "FILE"
         return "N" if self.kind is int else self.name.upper()
+
+    @property
+    def names_file(self) -> bool:
+        """Whether its value may be a path, or a script in the form FILE:FUNC."""
+        return self.kind is Path or self.positional or "FILE" in (self.metavar or "")
 
     def words(self, value: Any) -> list[str]:  # noqa: ANN401 - of the field's type
         """Return a value as words of a command line."""

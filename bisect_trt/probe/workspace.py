@@ -206,7 +206,7 @@ class Workspace:
                 )
         mark = onnx.ModelProto()
         mark.metadata_props.add(key=_MARK, value="rewritten for each probe")
-        temporary = path.with_name(path.name + ".new")
+        temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
         # A message's bytes behind another's add its fields to that, so none of a search's candidates is parsed for this.
         with temporary.open("wb") as file:
             file.writelines((candidate.content(), mark.SerializeToString()))

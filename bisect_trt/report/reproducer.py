@@ -37,6 +37,8 @@ from bisect_trt.tensors.files import Values, replacing, save_npz
 
 MODEL, INPUTS, GOLDEN, README, ISSUE = "model.onnx", "inputs.npz", "golden.npz", "README.md", "ISSUE.md"
 SCRIPT, FILES, ARCHIVED = "reproduce.py", "files", "reproducer"
+WRITTEN = (MODEL, INPUTS, GOLDEN, SCRIPT, README, ISSUE)
+"""The files of every folder."""
 _SHOWN_KINDS, _SHOWN_LINES, _LINE_LENGTH = 3, 40, 400
 _SYMPTOMS = {"signal ": "crash in", "time-out": "time-out in", "nan": "NaN from", "inf": "Inf from"}
 """Symptoms in titles, by the start of the signature of the failure."""
@@ -223,7 +225,7 @@ class Reproducer:
         Raises:
             UsageError: The folder cannot be written.
         """
-        files = [MODEL, INPUTS, GOLDEN, SCRIPT, README, ISSUE, *self.files]
+        files = [*WRITTEN, *self.files]
         with writing(folder):
             if self.ran is not None:
                 onnx.save(self.ran, str(folder / self.target_model))

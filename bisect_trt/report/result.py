@@ -168,6 +168,19 @@ def read_result(path: Path) -> Entry:
     return plain
 
 
+_ENDINGS = ("error", "interrupted", "inconclusive")
+"""Statuses without an answer, the least informative first."""
+
+
+def says_less(status: str, folder: Path) -> bool:
+    """Return whether a result with this status says less than the result that is in a run's folder already."""
+    try:
+        earlier = read_result(folder).get("status")
+    except RunFolderError:
+        return False
+    return status in _ENDINGS and earlier not in _ENDINGS[: _ENDINGS.index(status) + 1]
+
+
 @functools.cache
 def environment() -> dict[str, str]:
     """Return versions, processor and GPUs of this machine by name, for a bug report; unknown ones are omitted."""

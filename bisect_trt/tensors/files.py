@@ -21,8 +21,9 @@ import os
 import stat
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import count, takewhile
 from pathlib import Path
@@ -185,6 +186,19 @@ class NpzFile(ByName[Array]):
             return _read_entry(archive, entry)[1]
 
 
+_written: ContextVar[Callable[[Path, Path], object] | None] = ContextVar("_written", default=None)
+
+
+@contextmanager
+def observed_writes(observe: Callable[[Path, Path], object]) -> Iterator[None]:
+    """Call a function with the path of each file of :func:`written_whole`, and with the file that is about to go there."""
+    token = _written.set(observe)
+    try:
+        yield
+    finally:
+        _written.reset(token)
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for writing.
@@ -209,6 +223,8 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
             if path.exists():
                 os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             yield file
+        if (observe := _written.get()) is not None:
+            observe(path, temporary)
         temporary.replace(path)
     finally:
         # Gone already if all went well; never made if its folder is missing.
@@ -327,6 +343,13 @@ def same_samples(run: SavedRun, number: int, other: str) -> None:
         )
 
 
+def sample_files(path: Path, samples: int) -> list[Path]:
+    """Return the files that :func:`save_samples` writes for this number of samples."""
+    if path.suffix == ".json" or samples == 1:
+        return [path]
+    return [path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(1, samples + 1)]
+
+
 def save_samples(path: Path, samples: Sequence[Values], runner: str | None = None) -> None:
     """Write samples as ``polygraphy run`` reads them, the outputs of a ``runner`` if it is named.
 
@@ -336,9 +359,8 @@ def save_samples(path: Path, samples: Sequence[Values], runner: str | None = Non
         UsageError: A file cannot be written.
     """
     if path.suffix != ".json":
-        for number, sample in enumerate(samples, 1):
-            several = len(samples) > 1
-            save_npz(path.with_name(f"{path.stem}-{number}{path.suffix}") if several else path, sample)
+        for part, sample in zip(sample_files(path, len(samples)), samples, strict=True):
+            save_npz(part, sample)
         return
     content: Any = [{name: _encode(value) for name, value in sample.items()} for sample in samples]
     if runner is not None:

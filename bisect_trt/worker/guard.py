@@ -251,7 +251,9 @@ def claimed_path(path: Path | None) -> contextlib.AbstractContextManager[None]:
         f"{path} is rewritten for each probe of a run in process {{}}; wait until it ends, name "
         "another with --candidate, or put {model} into the check command."
     )
-    return contextlib.nullcontext() if path is None else _locked(path.with_name(path.name + ".lock"), taken)
+    return (
+        contextlib.nullcontext() if path is None else _locked(path.with_name(f".{path.name[:100]}.bisect-trt"), taken)
+    )
 
 
 @contextlib.contextmanager

@@ -131,12 +131,17 @@ class TrtSettings(OwnSettings):
     load_timing_cache: Annotated[
         str | None, option(metavar="FILE", help="Timings to start from (T).", read=existing_file)
     ] = None
-    save_timing_cache: Annotated[str | None, option(metavar="FILE", help="File for timings (T).", read=absolute)] = None
+    save_timing_cache: Annotated[
+        str | None,
+        option(metavar="FILE", help="File for timings (T).", read=absolute, writes=True, updates="load_timing_cache"),
+    ] = None
     load_engine: Annotated[
         str | None,
         option(metavar="FILE", help="A prebuilt engine of the model to run instead (T).", read=existing_file),
     ] = None
-    save_engine: Annotated[str | None, option(metavar="FILE", help="Where the engine goes (T).", read=absolute)] = None
+    save_engine: Annotated[
+        str | None, option(metavar="FILE", help="Where the engine goes (T).", read=absolute, writes=True)
+    ] = None
     calibration_cache: str | None = None
     calibration_data: tuple[str, ...] = ()
     compute_capabilities: tuple[str, ...] = ()

@@ -1,0 +1,230 @@
+"""The files that a call reads and writes: compared by identity before anything runs, and recorded as they are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import onnx
+
+from bisect_trt.errors import BisectError, SameFileError
+from bisect_trt.onnxlib.load import external_files
+from bisect_trt.onnxlib.save import check_output, data_file
+from bisect_trt.options.spec import STDOUT, Option, entries
+from bisect_trt.probe.user_checks import CommandCheck
+from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH, sha256_of
+from bisect_trt.report.result import RESULT_FILE
+from bisect_trt.tensors.files import observed_writes
+
+OUTPUTS_FILE = "outputs.jsonl"
+"""In a run's folder: each file that the run wrote for the user, with its SHA-256."""
+_ANSWERS = {"output", "min_good"}
+"""Options that name a file of the answer."""
+_IN_FOLDERS = ("model.onnx", "inputs.npz", "golden.npz", "reproduce.py", "run.json", "journal.jsonl", RESULT_FILE)
+"""Files that commands read in a folder that they are given: of a reproducer, or of a run."""
+_BY_CHECK = {"candidate", "artifacts"}
+"""Options that name files which a check command reads or writes too, so that its words may have the same names."""
+_Identity: TypeAlias = tuple[int, int, str]
+
+
+class Paths:
+    """The files of one call; two that are one file are refused, whichever way they are spelled.
+
+    Attributes:
+        recorded: The SHA-256 of each file that earlier sessions of the run wrote.
+    """
+
+    def __init__(self) -> None:
+        self.recorded: Mapping[str, str] = {}
+        self._roles: dict[_Identity, tuple[str, bool]] = {}
+        self._answers: list[_Identity] = []
+        self._outputs: set[Path] = set()
+
+    @classmethod
+    def of(cls, groups: Iterable[type], values: Mapping[str, Any], inputs: object = None) -> Paths:
+        """Return the files that options name, with the weights of models and the files that a check command names.
+
+        Args:
+            groups: The groups of options of a command.
+            values: The values of its options by field name: words of a command line, or Python values.
+            inputs: The inputs of a Python call, which may be a file.
+
+        Raises:
+            SameFileError: A file is written and has another role too.
+        """
+        paths = cls()
+        named = [(entry, path) for group in groups for entry in entries(group) for path in _named(entry, values)]
+        writes = [(entry, path) for entry, path in named if entry.writes]
+        reads = [(entry, path) for entry, path in named if not entry.writes and entry.metavar != "DIR"]
+        for entry, path in writes:
+            paths.write(path, entry.flag)
+            identity = _identity(path)
+            if entry.name in _ANSWERS and identity is not None:
+                paths._answers.append(identity)
+        updated = {(entry.updates, _identity(path)) for entry, path in writes}
+        for entry, path in reads:
+            if (entry.name, _identity(path)) not in updated:
+                paths.read(path, f"the {entry.name}" if entry.positional else f"the file of {entry.flag}")
+        of_check = {_identity(path) for entry, path in writes if entry.name in _BY_CHECK}
+        of_check |= {_identity(FIXED_PATH), _identity(POLYGRAPHYS_PATH)}
+        words = values.get("check")
+        for path in check_files(words) if isinstance(words, list) else ():
+            if _identity(path) not in of_check:
+                paths.read(path, "a file of the check command")
+        if isinstance(inputs, str | os.PathLike):
+            paths.read(Path(inputs), "the file of the inputs")
+        if any(os.path.isfile(path) for _, path in writes):  # noqa: PTH113 - else no weights can be lost, and no model is read
+            models = [path for entry, path in reads if entry.positional or entry.metavar == "MODEL"]
+            for file in (file for model in models for file in _weights(model, values.get("external_data_dir"))):
+                paths.read(file, "a file of the model's weights")
+        return paths
+
+    def read(self, path: Path, role: str) -> None:
+        """Add a file that is read, or a folder in which files of known names are.
+
+        Raises:
+            SameFileError: It is written too.
+        """
+        for file in (path, *(path / name for name in _IN_FOLDERS)):
+            if os.path.exists(file):  # noqa: PTH110 - Path.exists raises for a name that is too long
+                self._add(file, role, written=False)
+
+    def write(self, path: Path, role: str) -> None:
+        """Add a file that is written.
+
+        Raises:
+            SameFileError: It is read too, or written in another role.
+        """
+        self._add(path, role, written=True)
+
+    def _add(self, path: Path, role: str, *, written: bool) -> None:
+        identity = _identity(path)
+        if identity is None:
+            return
+        first, first_written = self._roles.setdefault(identity, (role, written))
+        if (written or first_written) and first != role:
+            raise SameFileError(f"{path} is {first} and {role}, so it would be overwritten; name another file.")
+
+    def may_write(self, paths: Iterable[Path], *, overwrite: bool) -> None:
+        """Check that files of the answer can be written; those that this run wrote may exist.
+
+        Args:
+            paths: The files.
+            overwrite: Whether others may exist.
+
+        Raises:
+            UsageError: One cannot be written, exists, or has another role too.
+        """
+        files = list(paths)
+        self.add_outputs(file for path in files for file in (path, data_file(path)))
+        for path in files:
+            check_output(path, overwrite=overwrite or self.wrote([path, data_file(path)]), read_back=True)
+
+    def add_outputs(self, paths: Iterable[Path]) -> None:
+        """Add files of the answer, which are recorded when they are written.
+
+        Raises:
+            SameFileError: One has another role too.
+        """
+        answers = list(self._answers)
+        for path in paths:
+            identity = _identity(path)
+            if identity in answers:
+                answers.remove(identity)
+            else:
+                self.write(path, f"{path.name} of the answer")
+            self._outputs.add(Path(os.path.realpath(path)))
+
+    def wrote(self, paths: Iterable[Path]) -> bool:
+        """Return whether those of some files that exist are as an earlier session of the run left them, and one is there."""
+        there = [path for path in map(os.path.realpath, paths) if os.path.isfile(path)]  # noqa: PTH113 - texts
+        return bool(there) and all(path in self.recorded and _digest(path) == self.recorded[path] for path in there)
+
+    @contextmanager
+    def recording(self, folder: Path) -> Iterator[None]:
+        """Record the files of the answer in a run's folder, each before it is at its path: a kill leaves no unrecorded one."""
+        with observed_writes(lambda path, written: self.record(folder, path, written)):
+            yield
+
+    def record(self, folder: Path, path: Path, written: Path) -> None:
+        """Record a file of the answer in a run's folder.
+
+        Args:
+            folder: The folder.
+            path: Where the file goes.
+            written: Where its content is.
+        """
+        path = Path(os.path.realpath(path))
+        if path in self._outputs:
+            with (folder / OUTPUTS_FILE).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"path": str(path), "sha256": sha256_of(written)}) + "\n")
+
+
+def read_outputs(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file that a run has recorded, the last one; a damaged line counts as not recorded."""
+    recorded = dict[str, str]()
+    with suppress(OSError):
+        for line in (folder / OUTPUTS_FILE).read_text("utf-8").splitlines():
+            with suppress(ValueError, KeyError, TypeError):
+                entry = json.loads(line)
+                recorded[entry["path"]] = str(entry["sha256"])
+    return recorded
+
+
+def _digest(path: str) -> str | None:
+    """Return the SHA-256 of a file, ``None`` if it cannot be read."""
+    with suppress(OSError):
+        return sha256_of(Path(path))
+    return None
+
+
+def _identity(path: Path) -> _Identity | None:
+    """Return what names of one file have in common, ``None`` for folders, devices and FIFOs, which are not replaced."""
+    if path == STDOUT:
+        return None
+    with suppress(OSError, ValueError):
+        state = path.stat()
+        return (state.st_dev, state.st_ino, "") if stat.S_ISREG(state.st_mode) else None
+    full = Path(os.path.realpath(path))
+    with suppress(OSError, ValueError):
+        folder = full.parent.stat()
+        return folder.st_dev, folder.st_ino, full.name
+    return 0, 0, str(full)
+
+
+def _named(entry: Option, values: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the paths that an option names; what cannot be a path is refused where the option is read."""
+    value = values.get(entry.name)
+    if not entry.names_file or value is None:
+        return
+    for each in value if isinstance(value, list | tuple) else [value]:
+        if not isinstance(each, str | os.PathLike) or "\0" in str(each):
+            continue
+        yield Path(each)
+        script, colon, _ = str(each).rpartition(":")
+        if colon and entry.kind is str:
+            yield Path(script)
+
+
+def check_files(words: Sequence[str]) -> list[Path]:
+    """Return the files that the words of a check command name; none if it is no command, which is refused where it is read."""
+    try:
+        argv = CommandCheck.parse(words) if words else ()
+    except BisectError:
+        return []
+    return [Path(word) for word in argv if os.path.isfile(word)]  # noqa: PTH113 - Path.is_file raises for a name that is too long
+
+
+def _weights(model: Path, folder: object) -> list[Path]:
+    """Return the files of a model's weights; none if it is no model."""
+    try:
+        locations = external_files(onnx.load(str(model), load_external_data=False))
+    except Exception:  # the error is reported when the model is read
+        return []
+    home = Path(folder) if isinstance(folder, str | os.PathLike) else model.parent
+    return [home / location for location in locations]
