@@ -18,6 +18,7 @@ from support import LEVELS, Ran, json_file
 from bisect_trt.cli.app import perform
 from bisect_trt.cli.parser import parse
 from bisect_trt.errors import BisectError
+from bisect_trt.targets.messages import NO_TELEMETRY
 from bisect_trt.targets.trt.process import tensorrt
 from bisect_trt.worker import worker
 from bisect_trt.worker.worker import keep_spare
@@ -25,6 +26,10 @@ from bisect_trt.worker.worker import keep_spare
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so would the commands under test.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests and fixtures load runtimes in this process too; `tests/probe/test_lookups.py` takes these variables away.
+os.environ.update(NO_TELEMETRY)
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # as `load_package` does
 
 # Hundreds of commands are started, each of which would compile all that it imports where bytecode is not to be kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -7,6 +7,7 @@ It needs the standard library and the errors alone, because its source is sent t
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import statistics
 import sys
@@ -64,12 +65,21 @@ OUT_OF_MEMORY = "out of memory"
 """The signature of a model that does not fit, whatever the runtime's words."""
 
 
+NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1", "RAY_USAGE_STATS_ENABLED": "0", "DO_NOT_TRACK": "1"}
+"""Environment variables of each process that loads a runtime: ONNX Runtime 1.32 would report models, and Ray its use."""
+_REPORTERS = ("openvino_telemetry",)
+"""Packages that report the use of a runtime when it is imported, and have no variable; it goes on without them."""
+
+
 def load_package(module: str, title: str, install: str) -> ModuleType:
     """Import the package of a runtime.
 
     Raises:
         UnavailableError: It is not installed, or cannot be loaded.
     """
+    os.environ.update(NO_TELEMETRY)
+    for reporter in _REPORTERS:
+        sys.modules.setdefault(reporter, None)  # type: ignore[arg-type]  # importing it is an ImportError then
     try:
         return importlib.import_module(module)
     except (ImportError, OSError) as error:

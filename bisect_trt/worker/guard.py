@@ -29,6 +29,7 @@ from tempfile import TemporaryDirectory, gettempdir
 from typing import IO
 
 from bisect_trt.errors import RunStateError
+from bisect_trt.targets.messages import NO_TELEMETRY
 from bisect_trt.tensors.kernel import prefer_to_end
 
 _LOCK = "run.lock"
@@ -139,7 +140,7 @@ class Guard:
             cwd=cwd,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=env,
+            env={**env, **NO_TELEMETRY},
             pass_fds=pass_fds,
             start_new_session=True,
         )

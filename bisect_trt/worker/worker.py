@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bisect_trt.errors import BisectError
+from bisect_trt.targets.messages import NO_TELEMETRY
 from bisect_trt.tensors.kernel import oom_kills
 from bisect_trt.worker.channel import Closed, ConnectionLost, Message, ProcessDied, receive, send
 from bisect_trt.worker.guard import Forked, guard
@@ -81,7 +82,7 @@ class WorkerProcess:
 
         os.close(self._request_write)
         os.close(self._reply_read)
-        os.environ.update(env)
+        os.environ.update({**env, **NO_TELEMETRY})
         tempfile.tempdir = None
         with contextlib.suppress(Exception):  # the request that needs it reports the error
             importlib.import_module("onnxruntime")

@@ -129,7 +129,7 @@ REFUSALS = """
 1011 no-such | reduce m.onnx -o o.onnx --check no-such {model}
 1011 ./m.onnx | reduce m.onnx -o o.onnx --check ./m.onnx {model}
 1006 nowhere | reduce m.onnx -o o.onnx --candidate nowhere/m.onnx --check false
-1006 m.onnx | reduce m.onnx -o o.onnx --candidate m.onnx --check false
+1012 m.onnx | reduce m.onnx -o o.onnx --candidate m.onnx --check false
 1004 releases | releases m.onnx
 1002 --from | releases m.onnx --onnxrt --from new
 1003 --from --to | releases m.onnx --onnxrt --from 1.2 --to 1.1
@@ -241,14 +241,14 @@ REFUSALS = """
 1006 nowhere | run m.onnx T --report nowhere/r.html
 1006 nowhere | run m.onnx T --save-onnx nowhere/o.onnx
 1003 --save-onnx | run --load-outputs a.npz a.npz --save-onnx o.onnx
-1006 m.onnx | diagnose m.onnx T -o m.onnx
+1012 m.onnx | diagnose m.onnx T -o m.onnx
 1006 m.onnx | convert chain.onnx -o m.onnx --fp16
 1006 there.onnx --overwrite | reduce m.onnx T -o there.onnx
 1006 there.onnx --overwrite | reduce m.onnx T -o o.onnx --min-good there.onnx
 1006 there.onnx --overwrite | extract m.onnx -o there.onnx
 1006 there --overwrite | diagnose m.onnx T -o there
 1006 taken.zip | diagnose m.onnx T -o taken --zip
-1006 x.npz | samples m.onnx T --load-inputs x.npz -o x.npz
+1012 x.npz | samples m.onnx T --load-inputs x.npz -o x.npz
 
 # targets
 1003 --trt | run m.onnx --onnxrt --tf32
