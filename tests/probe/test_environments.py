@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -154,6 +155,16 @@ def test_what_is_no_environment(text: str) -> None:
 def test_no_such_interpreter(asked: str) -> None:
     with pytest.raises(UnavailableError, match=asked):
         find_python(asked)
+
+
+def test_a_plain_install_brings_uv() -> None:
+    """And a package of conda depends on the same; there ONNX Runtime is no extra."""
+    root = Path(__file__).parents[2]
+    project = (root / "pyproject.toml").read_text("utf-8").partition("\ndependencies = [")[2].partition("\n]")[0]
+    recipe = (root / "conda" / "recipe.yaml").read_text("utf-8").partition("\n  run:\n")[2].partition("\n\n")[0]
+    plain = set(re.findall(r'^    "([\w-]+)', project, re.MULTILINE))
+    assert "uv" in plain
+    assert set(re.findall(r"^    - ([\w-]+)", recipe, re.MULTILINE)) == plain | {"python", "onnxruntime"}
 
 
 def test_without_uv_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
