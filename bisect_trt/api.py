@@ -179,6 +179,7 @@ def _run(
         words.append(f"check={given['check']}")
     source = Source(model, inputs)
     paths = Paths.of(groups, {**given, "model": source.named, "output": output}, inputs)
+    paths.refuse()
     folder = Workspace.new_folder(command, source.named) if run is None else Path(run)
     resumed = (folder / RUN_FILE).exists()
     if not resumed and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):

@@ -135,9 +135,17 @@ class CheckCommandError(UsageError):
 
 
 class SameFileError(UsageError):
-    """A file that is written is read too, or written in another role."""
+    """A file that is written is read too, or written in another role.
+
+    Attributes:
+        of_result: Whether it is a file for the result (``--json``, ``--report``, ``--junit``), which must not be written then.
+    """
 
     code, remedy = "BT1012", "Name another file."
+
+    def __init__(self, message: str, *, of_result: bool = False) -> None:
+        super().__init__(message)
+        self.of_result = of_result
 
 
 class UnavailableError(BisectError):

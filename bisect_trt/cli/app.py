@@ -33,6 +33,7 @@ def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoR
         if General in COMMANDS[name].groups:
             sys.exit(_answer(name, values, words, None))
         paths = Paths.of(COMMANDS[name].groups, values)
+        paths.refuse()
         call = Call(name, Params(COMMANDS[name].groups, values, words=True), Console(), Result(name), paths=paths)
         with system_errors(), interrupts.stop_work(call.console.stopping, lambda: _stop_at_once(call)):
             COMMANDS[name].load()(call)
@@ -70,12 +71,14 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
         if path is not None and path != STDOUT:
             check_output(path, overwrite=True)
     paths = Paths.of(groups, values)
+    paths.refuse(of_result=True)
     options, is_resumed = Params((), {}, words=True), resumed is not None
     call = Call(name, options, console, result, words, folder=resumed, resumed=is_resumed, paths=paths)
     call.kept.callback(setattr, sys, "stdout", output)
 
     def work() -> None:
         with interrupts.stop_work(console.stopping, lambda: _stop_at_once(call)):
+            paths.refuse()
             call.options = Params(groups, values, words=True)
             COMMANDS[name].load()(call)
 
@@ -91,8 +94,7 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
         keeps = keeps_earlier(call)
         if keeps:
             console.say(f"The earlier result in {call.folder} is kept.")
-        # After a SameFileError a file that was asked for may be one that is read.
-        replaces = not (keeps or isinstance(ending, SameFileError))
+        replaces = not (keeps or (isinstance(ending, SameFileError) and ending.of_result))
         status = _leave(result, general, call, output, replaces=replaces) or status
         console.conclude(result.to_json())
     return status

@@ -19,7 +19,7 @@ from bisect_trt.options.spec import STDOUT, Option, entries
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH, sha256_of
 from bisect_trt.report.result import RESULT_FILE
-from bisect_trt.tensors.files import observed_writes
+from bisect_trt.tensors.files import observed_writes, read_inside
 
 OUTPUTS_FILE = "outputs.jsonl"
 """In a run's folder: each file that the run wrote for the user, with its SHA-256."""
@@ -27,6 +27,7 @@ _ANSWERS = {"output", "min_good"}
 """Options that name a file of the answer."""
 _IN_FOLDERS = ("model.onnx", "inputs.npz", "golden.npz", "reproduce.py", "run.json", "journal.jsonl", RESULT_FILE)
 """Files that commands read in a folder that they are given: of a reproducer, or of a run."""
+_OF_RESULT = {"--json", "--report", "--junit"}
 _BY_CHECK = {"candidate", "artifacts"}
 """Options that name files which a check command reads or writes too, so that its words may have the same names."""
 _Identity: TypeAlias = tuple[int, int, str]
@@ -44,6 +45,7 @@ class Paths:
         self._roles: dict[_Identity, tuple[str, bool]] = {}
         self._answers: list[_Identity] = []
         self._outputs: set[Path] = set()
+        self._clashes: list[SameFileError] = []
 
     @classmethod
     def of(cls, groups: Iterable[type], values: Mapping[str, Any], inputs: object = None) -> Paths:
@@ -53,36 +55,32 @@ class Paths:
             groups: The groups of options of a command.
             values: The values of its options by field name: words of a command line, or Python values.
             inputs: The inputs of a Python call, which may be a file.
-
-        Raises:
-            SameFileError: A file is written and has another role too.
         """
         paths = cls()
         named = [(entry, path) for group in groups for entry in entries(group) for path in _named(entry, values)]
-        writes = [(entry, path) for entry, path in named if entry.writes]
-        reads = [(entry, path) for entry, path in named if not entry.writes and entry.metavar != "DIR"]
-        for entry, path in writes:
-            paths.write(path, entry.flag)
-            identity = _identity(path)
-            if entry.name in _ANSWERS and identity is not None:
-                paths._answers.append(identity)
-        updated = {(entry.updates, _identity(path)) for entry, path in writes}
-        for entry, path in reads:
-            if (entry.name, _identity(path)) not in updated:
-                paths.read(path, f"the {entry.name}" if entry.positional else f"the file of {entry.flag}")
-        of_check = {_identity(path) for entry, path in writes if entry.name in _BY_CHECK}
-        of_check |= {_identity(FIXED_PATH), _identity(POLYGRAPHYS_PATH)}
-        words = values.get("check")
-        for path in check_files(words) if isinstance(words, list) else ():
-            if _identity(path) not in of_check:
-                paths.read(path, "a file of the check command")
-        if isinstance(inputs, str | os.PathLike):
-            paths.read(Path(inputs), "the file of the inputs")
-        if any(os.path.isfile(path) for _, path in writes):  # noqa: PTH113 - else no weights can be lost, and no model is read
-            models = [path for entry, path in reads if entry.positional or entry.metavar == "MODEL"]
-            for file in (file for model in models for file in _weights(model, values.get("external_data_dir"))):
-                paths.read(file, "a file of the model's weights")
+        paths._answers = [identity for entry, path in named if entry.name in _ANSWERS and (identity := _identity(path))]
+        for path, role, written in _roles(named, values, inputs):
+            try:
+                if written:
+                    paths.write(path, role)
+                else:
+                    paths.read(path, role)
+            except SameFileError as error:
+                paths._clashes.append(error)
         return paths
+
+    def refuse(self, *, of_result: bool = False) -> None:
+        """Refuse options that name one file in two roles.
+
+        Args:
+            of_result: Only where the result would be written over a file.
+
+        Raises:
+            SameFileError: There are such options.
+        """
+        for clash in self._clashes:
+            if clash.of_result or not of_result:
+                raise clash
 
     def read(self, path: Path, role: str) -> None:
         """Add a file that is read, or a folder in which files of known names are.
@@ -108,7 +106,8 @@ class Paths:
             return
         first, first_written = self._roles.setdefault(identity, (role, written))
         if (written or first_written) and first != role:
-            raise SameFileError(f"{path} is {first} and {role}, so it would be overwritten; name another file.")
+            message = f"{path} is {first} and {role}, so it would be overwritten; name another file."
+            raise SameFileError(message, of_result=not _OF_RESULT.isdisjoint((first, role)))
 
     def may_write(self, paths: Iterable[Path], *, overwrite: bool) -> None:
         """Check that files of the answer can be written; those that this run wrote may exist.
@@ -169,7 +168,7 @@ def read_outputs(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file that a run has recorded, the last one; a damaged line counts as not recorded."""
     recorded = dict[str, str]()
     with suppress(OSError):
-        for line in (folder / OUTPUTS_FILE).read_text("utf-8").splitlines():
+        for line in read_inside(folder, OUTPUTS_FILE, 16 << 20).splitlines():
             with suppress(ValueError, KeyError, TypeError):
                 entry = json.loads(line)
                 recorded[entry["path"]] = str(entry["sha256"])
@@ -209,6 +208,32 @@ def _named(entry: Option, values: Mapping[str, Any]) -> Iterator[Path]:
         script, colon, _ = str(each).rpartition(":")
         if colon and entry.kind is str:
             yield Path(script)
+
+
+def _roles(
+    named: Sequence[tuple[Option, Path]], values: Mapping[str, Any], inputs: object
+) -> Iterator[tuple[Path, str, bool]]:
+    """Yield each file with its role and whether it is written; see :meth:`Paths.of`."""
+    writes = [(entry, path) for entry, path in named if entry.writes]
+    reads = [(entry, path) for entry, path in named if not entry.writes and entry.metavar != "DIR"]
+    yield from ((path, entry.flag, True) for entry, path in writes)
+    updated = {(entry.updates, _identity(path)) for entry, path in writes}
+    for entry, path in reads:
+        if (entry.name, _identity(path)) not in updated:
+            yield path, f"the {entry.name}" if entry.positional else f"the file of {entry.flag}", False
+    of_check = {_identity(path) for entry, path in writes if entry.name in _BY_CHECK}
+    of_check |= {_identity(FIXED_PATH), _identity(POLYGRAPHYS_PATH)}
+    words = values.get("check")
+    for path in check_files(words) if isinstance(words, list) else ():
+        if _identity(path) not in of_check:
+            yield path, "a file of the check command", False
+    if isinstance(inputs, str | os.PathLike):
+        yield Path(inputs), "the file of the inputs", False
+    if any(os.path.isfile(path) for _, path in writes):  # noqa: PTH113 - else no weights can be lost, and no model is read
+        for model in (path for entry, path in reads if entry.positional or entry.metavar == "MODEL"):
+            yield from (
+                (file, "a file of the weights", False) for file in _weights(model, values.get("external_data_dir"))
+            )
 
 
 def check_files(words: Sequence[str]) -> list[Path]:

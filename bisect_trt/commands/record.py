@@ -164,6 +164,9 @@ def leave_record(
             "working directory": str(Path.cwd()),
         },
     }
+    for own in () if folder is None else (folder / RESULT_FILE, folder / REPORT_FILE):
+        if own.is_symlink() or own.is_fifo():  # it would be written to, and the folder may be a stranger's
+            own.unlink()
     try:
         content = None if folder is None else result.write(folder / RESULT_FILE)
         for place in places:

@@ -9,14 +9,16 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import onnx
 
 from bisect_trt import __version__
-from bisect_trt.errors import RunFolderError, RunStateError, UnknownNameError
+from bisect_trt.errors import OutputFileError, RunFolderError, RunStateError, UnknownNameError
 from bisect_trt.onnxlib.load import external_files
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.commands import LogOptions, Report, Resume
@@ -24,14 +26,17 @@ from bisect_trt.probe.ledger import JOURNAL, read_probes
 from bisect_trt.probe.workspace import KEY_LENGTH, RUNS_FOLDER, sha256_of
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, read_result
-from bisect_trt.report.text import Entry, Json
-from bisect_trt.tensors.files import replacing
+from bisect_trt.report.text import Json
+from bisect_trt.tensors.comparison import strict_json
+from bisect_trt.tensors.files import open_inside, read_inside, replacing
 
 if TYPE_CHECKING:
     from bisect_trt.commands.call import Call
 
 RUN_FILE = "run.json"
 """The binding, in a run's folder."""
+_MOST_BYTES = 16 << 20
+"""Bytes of a file of a run that are read or shown; its folder may be a stranger's."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +80,9 @@ class Binding:
             UnavailableError: The folder is not the folder of a run.
         """
         try:
-            plain: Entry = json.loads((folder / RUN_FILE).read_bytes())
-            argv, cwd, files, version = (plain[name] for name in ("argv", "cwd", "files", "version"))
-            if not all(isinstance(each, str) for each in (*argv, cwd, version, *files.values())):
-                raise ValueError("a value is no text")
-            return cls(tuple(argv), cwd, files, bool(plain["python"]), version)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            plain = strict_json(read_inside(folder, RUN_FILE, _MOST_BYTES))
+            return msgspec.convert({each.name: plain[each.name] for each in fields(cls)}, cls)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
             raise RunFolderError(
                 f"{folder} is not the folder of a bisect-trt run ({RUN_FILE} is missing or damaged); "
                 "runs are under .bisect-trt in the directory where they were started."
@@ -182,12 +184,13 @@ def _show_probe(run: Path, entry: Json, show: Callable[[str], None]) -> None:
     show(f"inputs: {folder / 'inputs.npz'}")
     show(f"golden: {folder / 'golden.npz'}")
     show(f"took: {entry['seconds']} s in {entry['runs']} run(s)")
-    by_hand, output = folder / "command.txt", folder / "output.log"
-    if by_hand.exists():
-        show(f"again by hand: {by_hand.read_text().strip()}")
-    if output.exists():
+    place = folder.relative_to(run)
+    with suppress(FileNotFoundError):
+        by_hand = read_inside(run, place / "command.txt", _MOST_BYTES)
+        show(f"again by hand: {by_hand.decode(errors='surrogateescape').strip()}")
+    with suppress(FileNotFoundError), open_inside(run, place / "output.log", 1 << 40) as file:
         show("output:")
-        for line in output.read_text(errors="replace").rstrip().splitlines():
+        for line in file.read(_MOST_BYTES).decode(errors="replace").rstrip().splitlines():
             show(line.expandtabs())
 
 
@@ -197,6 +200,8 @@ def report(call: Call) -> Result:
     source = newest_run(RESULT_FILE) if own.run is None else own.run
     result = read_result(source)
     path = own.output or (source if source.is_dir() else source.parent) / REPORT_FILE
+    if own.output is None and path.is_symlink():  # the folder may be a stranger's
+        raise OutputFileError(f"{path} is a symbolic link, and its target would be overwritten; name a file with -o.")
     check_output(path, overwrite=True)
     from bisect_trt.report.page import write_report  # noqa: PLC0415 - every command imports this module, and few Jinja2
 
@@ -216,9 +221,9 @@ def resume(call: Call) -> Result:
     call.folder = folder.absolute()
     try:
         os.chdir(binding.cwd)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise RunFolderError(
-            f"the run was started in {binding.cwd}, which does not exist: {error.strerror}."
+            f"the run was started in {binding.cwd}, which does not exist: {getattr(error, 'strerror', error)}."
         ) from error
     call.words = binding.argv
     return call.result

@@ -12,15 +12,24 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from bisect_trt.errors import OutputFileError, RunFolderError
 from bisect_trt.probe.candidate import Identity
 from bisect_trt.probe.outcome import BARE_EXIT, BROKEN_PREFIXES, Ending, Outcome
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.tensors.comparison import strict_json
+from bisect_trt.tensors.files import open_inside
 from bisect_trt.worker.deadline import BudgetSpent, Deadline
 
 JOURNAL = "journal.jsonl"
+_MOST_BYTES, _LONGEST_LINE = 4 << 30, 256 << 20
+"""Bytes of a journal, and of one line, that are read."""
+Key = Annotated[str, msgspec.Meta(pattern=r"\A[\w-]{1,200}\Z")]
+"""The key of a candidate, which is part of a path."""
+Number = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 Entry = dict[str, Any]
 """A line of the journal."""
 
@@ -37,8 +46,8 @@ class Record:
         verdict: The verdict of the check.
     """
 
-    number: int
-    key: str
+    number: Number
+    key: Key
     title: str
     size: int
     verdict: Verdict
@@ -55,6 +64,33 @@ class Record:
         """The last line that a check command printed which failed by its exit status alone; else empty."""
         lines = self.tail.splitlines() if self.signature.startswith(BARE_EXIT) else []
         return lines[-1].strip() if lines else ""
+
+
+@dataclass(frozen=True)
+class _Started:
+    key: Key
+    title: str
+
+
+@dataclass(frozen=True)
+class _Moot:
+    key: Key
+
+
+@dataclass(frozen=True)
+class _Ended:
+    key: Key
+    outcome: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Undone:
+    key: Key
+    number: Number
+
+
+_LINES = {"started": _Started, "moot": _Moot, "outcome": _Ended, "verdict": Record, "undo": _Undone}
+"""What the lines of the journal hold, by event."""
 
 
 class Watcher:
@@ -280,12 +316,21 @@ def sealed(entry: Mapping[str, Any]) -> bytes:
 
 
 def _opened(line: bytes) -> Entry:
-    """Return the entry of a line, an outcome read; a ``ValueError`` for another line than was written."""
+    """Return the entry of a line, an outcome read.
+
+    Raises:
+        ValueError: It is another line than was written.
+        KeyError: It has too few values.
+        TypeError: It is no object.
+        RecursionError: It is nested too deeply.
+        msgspec.ValidationError: A value has another type.
+    """
     content, _, checksum = line.rpartition(_CHECKSUM)
     content += b"}"
     if int(checksum[:-2]) != zlib.crc32(content):
         raise ValueError(line)
-    entry: Entry = json.loads(content)
+    entry: Entry = strict_json(content)
+    msgspec.convert(entry, _LINES[entry["event"]])
     return {**entry, "outcome": Outcome.from_json(entry["outcome"])} if entry["event"] == "outcome" else entry
 
 
@@ -295,14 +340,18 @@ def read_journal(path: Path) -> Iterator[Entry]:
     Raises:
         UnavailableError: It is damaged.
     """
-    if not path.exists():
+    try:
+        file = open_inside(path.parent, path.name, _MOST_BYTES)
+    except FileNotFoundError:
         return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.endswith(b"\n"):
+    except OSError as error:
+        raise RunFolderError(f"the journal {path} cannot be read: {error.strerror}.") from error
+    with file:
+        for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
+            if line.endswith(b"\n") or len(line) == _LONGEST_LINE:
                 try:
                     entry = _opened(line)
-                except ValueError as error:
+                except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
                     raise RunFolderError(
                         f"the journal {path} is damaged in line {number}; take that line and all after it away, or "
                         "start a new run."

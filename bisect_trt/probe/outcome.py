@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import msgspec
+
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.messages import error_class
 from bisect_trt.tensors.comparison import TensorComparison, from_plain, required_severity, to_plain
@@ -116,11 +118,15 @@ class Outcome:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Outcome:
-        """Read the output of :meth:`to_json`."""
-        comparisons = tuple(map(TensorComparison.from_json, plain["comparisons"]))
+        """Read the output of :meth:`to_json`.
+
+        Raises:
+            msgspec.ValidationError: A value has another type.
+            KeyError: A value is missing.
+        """
+        comparisons = [TensorComparison.from_json(each) for each in plain["comparisons"]]
         numbers = from_plain({name: plain[name] for name in ("severity", "errors")})
-        known = {**plain, **numbers, "ending": Ending(plain["ending"]), "comparisons": comparisons}
-        return cls(**{**known, "layers": tuple(plain["layers"]), "errors": tuple(numbers["errors"])})
+        return msgspec.convert({**plain, **numbers, "comparisons": comparisons}, cls)
 
 
 BARE_EXIT = "exit "

@@ -16,6 +16,7 @@ from typing import Any
 
 import jinja2
 import jinja2.bccache
+import msgspec
 from markupsafe import Markup, escape
 
 from bisect_trt.errors import RunFolderError
@@ -32,7 +33,10 @@ _BADGES = {
     "interrupted": ("Stopped early", "doubt"),
     "error": ("Error", "bad"),
 }
-_DAMAGED = (KeyError, TypeError, ValueError, AttributeError, IndexError, jinja2.TemplateError)
+_DAMAGED = (
+    *(LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError),
+    *(msgspec.ValidationError, jinja2.TemplateError),
+)
 _SIZE_VERDICTS = {"PASS": ("passes", "pass"), "FAIL": ("fails", "fail"), "UNRESOLVED": ("not known", "unresolved")}
 
 

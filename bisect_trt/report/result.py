@@ -8,17 +8,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from bisect_trt import __version__
 from bisect_trt.errors import BisectError, ExitStatus, InternalError, RunFolderError
 from bisect_trt.report.summary import named, summary_lines
 from bisect_trt.report.text import Entry, Json, clean, plural
 from bisect_trt.tensors.comparison import TensorComparison, strict_json
-from bisect_trt.tensors.files import replacing
+from bisect_trt.tensors.files import read_inside, replacing
 from bisect_trt.worker.host import facts
 
 SCHEMA = 1
 RESULT_FILE, REPORT_FILE = "result.json", "report.html"
 """Files in the folder of each run."""
+_MOST_BYTES = 1 << 30
+"""Bytes of a result that are read."""
 _PROBES = ("run", "cached", "fail", "pass", "unresolved")
 _ARTIFACTS = ("reduced", "min_good", "report", "run")
 _PACKAGES = (
@@ -141,6 +145,20 @@ class Result:
         }.get(self.status, ExitStatus.UNPROVEN)
 
 
+class _Saved(msgspec.Struct):
+    """The keys that every result has; those of commands are checked where they are used."""
+
+    command: str
+    status: str
+    model: dict[str, Any]
+    probes: dict[str, int]
+    wall_s: float
+    culprits: list[Entry]
+    minimality: str
+    why: str | None
+    artifacts: dict[str, str | None]
+
+
 def read_result(path: Path) -> Entry:
     """Return a result that :meth:`Result.write` wrote, from its file or the folder of a run.
 
@@ -149,12 +167,16 @@ def read_result(path: Path) -> Entry:
     """
     file = path / RESULT_FILE if path.is_dir() else path
     try:
-        plain = strict_json(file.read_bytes())
+        if path.is_dir():
+            plain = strict_json(read_inside(path, RESULT_FILE, _MOST_BYTES))
+        else:
+            with path.open("rb") as stream:
+                plain = strict_json(stream.read(_MOST_BYTES))
     except OSError as error:
         raise RunFolderError(
             f"{file} cannot be read: {error.strerror}; give the folder of a run under .bisect-trt, or a file of --json."
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunFolderError(
             f"{file} is damaged or not a result of bisect-trt ({error}); run the command again."
         ) from error
@@ -165,6 +187,10 @@ def read_result(path: Path) -> Entry:
             f"{file} has schema {plain['schema']}, and this version of bisect-trt reads {SCHEMA}; "
             "use the version that wrote it."
         )
+    try:
+        msgspec.convert(plain, _Saved)
+    except msgspec.ValidationError as error:
+        raise RunFolderError(f"{file} is damaged ({error}); run the command again.") from error
     return plain
 
 

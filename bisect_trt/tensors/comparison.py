@@ -13,6 +13,8 @@ from decimal import ROUND_CEILING, Context
 from enum import Enum
 from typing import Any
 
+import msgspec
+
 from bisect_trt.options.compare import ErrorStat
 from bisect_trt.tensors.tolerance import Precision
 
@@ -79,14 +81,14 @@ class WorstElement:
 
     Attributes:
         index: Its position, one entry a dimension.
-        target: The target's value.
+        target: The target's value; a complex number, and text where that was saved.
         reference: The reference's value.
         error: Their absolute difference; NaN where either is NaN.
     """
 
     index: tuple[int, ...]
-    target: float | complex | str
-    reference: float | complex | str
+    target: bool | int | float | str
+    reference: bool | int | float | str
     error: float
 
 
@@ -173,7 +175,7 @@ class TensorComparison:
     quantile_abs: float | None = None
     quantile_rel: float | None = None
     reference_nonfinite: int = 0
-    target_range: Mapping[str, float] | None = None
+    target_range: Mapping[str, int | float] | None = None
     reason: str | None = None
     details: Details | None = None
     sample: int | None = None
@@ -214,15 +216,14 @@ class TensorComparison:
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> TensorComparison:
-        """Return the comparison that :meth:`to_json` wrote; a worst element that was a complex number stays text."""
+        """Return the comparison that :meth:`to_json` wrote; a worst element that was a complex number stays text.
+
+        Raises:
+            msgspec.ValidationError: A value has another type.
+            KeyError: A value is missing.
+        """
         # The result adds the operator, the module and the error of the layer alone.
-        known: dict[str, Any] = from_plain({each.name: plain[each.name] for each in fields(cls)})
-        for shape in ("reference_shape", "target_shape"):
-            known[shape] = None if known[shape] is None else tuple(known[shape])
-        if known["worst"] is not None:
-            known["worst"] = WorstElement(**{**known["worst"], "index": tuple(known["worst"]["index"])})
-        known["details"] = None if known["details"] is None else Details(**known["details"])
-        return cls(**{**known, "kind": ComparisonKind(known["kind"]), "stat": ErrorStat(known["stat"])})
+        return msgspec.convert(from_plain({each.name: plain[each.name] for each in fields(cls)}), cls)
 
     def describe(self) -> str:
         """Return the difference in one line of text."""

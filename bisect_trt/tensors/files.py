@@ -15,6 +15,7 @@ Files may be a stranger's: how far a compressed file grows is checked before any
 from __future__ import annotations
 
 import base64
+import errno
 import io
 import json
 import os
@@ -184,6 +185,36 @@ class NpzFile(ByName[Array]):
         entry = self._index[name]
         with _reading(self._path), _opened(self._path) as archive:
             return _read_entry(archive, entry)[1]
+
+
+def open_inside(folder: Path, name: str | Path, most: int) -> IO[bytes]:
+    """Open a file of a folder that may be a stranger's.
+
+    Args:
+        folder: The folder.
+        name: The file's path below it.
+        most: The most bytes that the file may have.
+
+    Raises:
+        OSError: It does not exist, is no regular file, is too large, or a symbolic link leads to it.
+    """
+    path = folder / name
+    if os.path.realpath(path) != os.path.join(os.path.realpath(folder), name):  # noqa: PTH118 - ``..`` stays in it
+        raise OSError(errno.ELOOP, "a symbolic link leads to it, or it is outside of the folder", str(path))
+    # Without O_NONBLOCK a FIFO would be waited for.
+    file = open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: PTH123, SIM115 - see above
+    state = os.fstat(file.fileno())
+    reason = "it is no regular file" if not stat.S_ISREG(state.st_mode) else "it is too large"
+    if not stat.S_ISREG(state.st_mode) or state.st_size > most:
+        file.close()
+        raise OSError(errno.EINVAL, reason, str(path))
+    return file
+
+
+def read_inside(folder: Path, name: str | Path, most: int) -> bytes:
+    """Return the content of a file of a folder that may be a stranger's; see :func:`open_inside`."""
+    with open_inside(folder, name, most) as file:
+        return file.read(most)
 
 
 _written: ContextVar[Callable[[Path, Path], object] | None] = ContextVar("_written", default=None)

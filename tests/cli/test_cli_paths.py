@@ -66,6 +66,7 @@ CLASHES = [
     (*REDUCE, "new.onnx", "--min-good", "new.onnx", *CHECK),
     (*REDUCE, "new.onnx", "--candidate", "new.onnx", *CHECK),
     (*REDUCE, "m.onnx", *CHECK),
+    (*REDUCE, "m.onnx", "--json", "in.npz", "--load-inputs", "in.npz", *CHECK),
     (*REDUCE, "check", *CHECK),
     (*REDUCE, "new.onnx", "--report", "check", *CHECK),
     ("diagnose", "m.onnx", *TARGET, "-o", ".", "--json", "model.onnx", "--overwrite"),
@@ -85,6 +86,12 @@ def test_a_file_in_two_roles_is_refused(cli: CommandLine, files: dict[Path, byte
     cli(*words).refused("BT1012", "name another file")
     assert {path: path.read_bytes() for path in files} == files
     assert {*Path().rglob("*")} - before - {Path(".bisect-trt")} == set()
+
+
+def test_the_refusal_is_in_the_result_if_that_is_a_file_of_its_own(cli: CommandLine, files: dict[Path, bytes]) -> None:
+    ran = cli(*REDUCE, "m.onnx", "--json", "r.json", *CHECK).refused("BT1012")
+    assert ran.result["error"]["code"] == "BT1012"
+    assert {path: path.read_bytes() for path in files} == files
 
 
 def test_the_folder_of_the_model_as_reproducer(cli: CommandLine, files: dict[Path, bytes]) -> None:
@@ -118,9 +125,9 @@ def test_a_cache_may_be_read_and_written(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cache.write_bytes(b"timings")
     groups = COMMANDS["run"].groups
-    Paths.of(groups, {"load_timing_cache": str(cache), "save_timing_cache": str(cache)})
+    Paths.of(groups, {"load_timing_cache": str(cache), "save_timing_cache": str(cache)}).refuse()
     with pytest.raises(SameFileError):
-        Paths.of(groups, {"model": str(cache), "save_timing_cache": str(cache)})
+        Paths.of(groups, {"model": str(cache), "save_timing_cache": str(cache)}).refuse()
 
 
 def test_every_option_that_names_a_file_is_compared() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +18,11 @@ from types import FrameType
 
 import pytest
 from conftest import CommandLine
+from foreign_runs import spoil_folder
 from fuzz_models import broken_model
 from fuzz_values import broken_json, broken_npz, broken_script
 from fuzz_words import command_line
+from support import chain, has, script
 
 RUNS = int(os.environ.get("BISECT_TRT_FUZZ_RUNS", "480"))
 FIRST = int(os.environ.get("BISECT_TRT_FUZZ_SEED", "0"))
@@ -80,6 +83,42 @@ def test_every_run_ends_with_a_sentence(
             problem = f"{type(error).__name__}: {error}"
         if problem:
             found.append(f"seed {seed}: bisect-trt {' '.join(words)!a}\n  {problem}")
+    assert not found, f"{len(found)} of {RUNS // CHUNKS} runs:\n" + "\n".join(found)
+
+
+@pytest.fixture
+def finished(cli: CommandLine, here: Path) -> Path:
+    """The folder that a finished run of three probes was started in."""
+    chain(here / "model.onnx", 3)
+    script(here / "check", f"{has('<1>')} && exit 1; exit 0")
+    cli("reduce", "model.onnx", "-o", "out.onnx", "--check", "./check", "{model}").ended(0)
+    return here
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_folders_of_runs_end_with_a_sentence(
+    chunk: int, cli: CommandLine, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+    for seed in range(FIRST + chunk, FIRST + RUNS, CHUNKS):
+        rng = random.Random(seed)
+        folder = tmp_path / "changed"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(finished, folder)
+        monkeypatch.chdir(folder)
+        (run,) = Path(".bisect-trt").iterdir()
+        spoil_folder(run, rng)
+        words = rng.choice((("log",), ("log", run), ("log", run, "1"), ("log", run, "2"), ("report", run), ("report",)))
+        try:
+            with limited():
+                ran = cli(*words)
+            problem = wrong(ran.status, ran.out, ran.err)
+        except (Exception, TooLongError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        if problem:
+            found.append(f"seed {seed}: bisect-trt {' '.join(map(str, words))!a}\n  {problem}")
     assert not found, f"{len(found)} of {RUNS // CHUNKS} runs:\n" + "\n".join(found)
 
 
