@@ -75,7 +75,8 @@ def main() -> NoReturn:
         if name in _NEEDS_WORKER:
             from bisect_trt.worker import worker  # noqa: PLC0415 - as above
 
-            worker.fork_spare()
+            with contextlib.suppress(OSError):  # too few file descriptors: the command says so
+                worker.fork_spare()
         perform(name, values, argv)
     except SystemExit as ending:
         # Everything is written and closed by now; taking NumPy and ONNX apart would only make the user wait.

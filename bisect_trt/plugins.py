@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,19 +47,29 @@ def load(place: str, name: str) -> Any:  # noqa: ANN401 - whatever it names
     module, _, attribute = place.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # another package: whatever it raises
+    except (Exception, SystemExit) as error:  # another package: whatever it raises
         raise PackageError(f"'{name}' cannot be used: {place} fails to load: {error!r}.") from error
 
 
 @cache
-def loaded(group: str) -> dict[str, Any]:
-    """Load the entry points of a group, by name; :data:`FAILED` lists why some are missing."""
+def loaded(group: str, fits: Callable[[Any], bool] = bool) -> dict[str, Any]:
+    """Load the entry points of a group, by name; :data:`FAILED` lists why some are missing.
+
+    ``fits`` tells whether a loaded object is what the group is for; it has to be the same for every call of a group.
+    """
     found: dict[str, Any] = {}
     for name, place in installed(group).items():
         try:
-            found[name] = load(place, name)
+            plugin = load(place, name)
         except UnavailableError as error:
             FAILED.append(str(error))
+            continue
+        if fits(plugin):
+            found[name] = plugin
+        else:
+            FAILED.append(
+                f"'{name}' cannot be used: {place} is a {type(plugin).__name__}, which is no plug-in of {group}."
+            )
     return found
 
 

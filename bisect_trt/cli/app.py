@@ -31,7 +31,8 @@ def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoR
     """Run a command with values of options by field name, leave its result, and end the process."""
     try:
         if General in COMMANDS[name].groups:
-            sys.exit(_answer(name, values, words, None))
+            with system_errors():  # those of what is left after the command
+                sys.exit(_answer(name, values, words, None))
         paths = Paths.of(COMMANDS[name].groups, values)
         paths.refuse()
         call = Call(name, Params(COMMANDS[name].groups, values, words=True), Console(), Result(name), paths=paths)
@@ -40,7 +41,10 @@ def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoR
         if name != "resume":
             sys.exit(0)
         assert call.folder is not None, "it names the run"
-        with claimed_run(call.folder):  # before any file of it is opened: who is refused changes nothing
+        with (
+            system_errors(),
+            claimed_run(call.folder),
+        ):  # before any file of it is opened: who is refused changes nothing
             name, values = parse(call.words)
             sys.exit(_answer(name, values, call.words, call.folder))
     except BisectError as error:

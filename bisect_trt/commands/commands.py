@@ -63,7 +63,9 @@ class Command:
         return [line.strip() for line in lines if line.strip()]
 
 
-ORACLE_GROUPS: tuple[type[Oracle], ...] = tuple(loaded(ORACLES).values())
+ORACLE_GROUPS: tuple[type[Oracle], ...] = tuple(
+    loaded(ORACLES, lambda plugin: isinstance(plugin, type) and issubclass(plugin, Oracle)).values()
+)
 """The oracles of other packages."""
 _CHECKS: tuple[type, ...] = (CheckOptions, *ORACLE_GROUPS)
 _TESTED = (Target, Places, CompareOptions)
@@ -111,4 +113,8 @@ COMMANDS: dict[str, Command] = {
     for name, (groups, function, output) in table.items()
 }
 """By name, in the order of ``--help``."""
-COMMANDS |= {name: command for name, command in loaded(GROUP).items() if name not in COMMANDS}
+COMMANDS |= {
+    name: command
+    for name, command in loaded(GROUP, lambda plugin: isinstance(plugin, Command)).items()
+    if name not in COMMANDS
+}

@@ -25,7 +25,7 @@ from bisect_trt.options.commands import Inspect, Show
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import Entry, print_tree
 from bisect_trt.tensors.files import load_runs
-from bisect_trt.tensors.info import Array, TensorInfo, count_nonfinite, is_extension
+from bisect_trt.tensors.info import Array, TensorInfo, count_nonfinite, is_extension, is_raw
 
 Infos = Mapping[str, TensorInfo]
 
@@ -193,9 +193,11 @@ def describe_data(path: Path, values: int | None = None) -> Entry:
 
 
 def _statistics(tensor: Array) -> Entry:
-    """Return statistics of the finite elements; ``None`` if there are none. Strings, as weights may be, have no statistics."""
+    """Return statistics of the finite elements, ``None`` if there are none; strings and raw bytes have no statistics."""
     if tensor.dtype.kind == "O":
         return {"dtype": "string", "shape": list(tensor.shape)}
+    if is_raw(tensor.dtype):
+        return {"dtype": tensor.dtype.name, "shape": list(tensor.shape)}
     real = tensor.astype(np.float32) if is_extension(tensor.dtype) else tensor
     numbers = np.abs(real) if real.dtype.kind == "c" else real.astype(np.float64)
     finite, (nan, inf) = np.asarray(numbers[np.isfinite(numbers)]), count_nonfinite(tensor)

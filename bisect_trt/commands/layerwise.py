@@ -231,20 +231,20 @@ def gather(
             found.unseen |= {name: why for name, why in seen.skipped.items() if name in group}
             continue
         refused = outcome_of_failure(seen).reason if seen.kind == "crash" else seen.message
-        why = f"the target does not run the model with {{}} marked: {refused}"
+        before, after = "the target does not run the model with", f"marked: {refused}"
         if found.builds == 1:
             found.refused = refused
             firm = [name for name in names if name not in fragile]
             if 0 < len(firm) < len(names):
                 omitted = (name for name in names if name in fragile)
-                found.unseen |= dict.fromkeys(omitted, why.format("every tensor"))
+                found.unseen |= dict.fromkeys(omitted, f"{before} every tensor {after}")
                 pending.append(firm)
                 continue
         if len(group) > 1:
             middle = (len(group) + 1) // 2
             pending += [group[:middle], group[middle:]]
         else:
-            found.unseen |= dict.fromkeys(group, why.format("it"))
+            found.unseen |= dict.fromkeys(group, f"{before} it {after}")
     for group in pending:
         why = f"after {found.builds} builds no model with it marked was seen to run"
         found.unseen |= dict.fromkeys(group, f"{why}: {found.refused}")

@@ -19,6 +19,7 @@ import onnx
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import CheckSettings, make_scale, tolerance_options
 from bisect_trt.commands.session import Session
+from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import (
     ConflictError,
     InputValuesError,
@@ -45,12 +46,14 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.files import NpzFile, SavedRun, Values, load_runs, same_samples, sample_files, save_samples
+from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample, Score, Trace
 
 OPERATOR = "op:"
 """The prefix of a type of operators among names of tensors, as for ``--keep``."""
 MARK_ALL = "mark all"
+_COMPARED_OUTPUTS = {"load_outputs", "save_outputs"}
 _SINGLE_OUTPUTS = {"load_outputs", "save_outputs", "save_inputs", "onnx_outputs", "onnx_exclude_outputs", "save_onnx"}
 """Options about single outputs."""
 _NEED_A_MODEL = {"onnx_exclude_outputs", "save_onnx", "save_inputs", "save_outputs"}
@@ -87,7 +90,7 @@ def run(call: Call) -> Result:
                 if file != path:
                     call.paths.write(file, f"{file.name} of the saved samples")
         if target.build_only:
-            return build(session, target, tolerance, options.timeout)
+            return build(session, target, tolerance, options)
         if metric is not None:
             refuse_options(options, _SINGLE_OUTPUTS, "does not apply to --metric, which scores all outputs; drop it.")
             return score(session, target, metric, options.timeout)
@@ -135,14 +138,24 @@ def measure(session: Session, target: TargetSettings) -> Result:
     return session.result.end(status, record.reason if record.verdict is Verdict.UNRESOLVED else None)
 
 
-def build(session: Session, target: TargetSettings, tolerance: ToleranceOptions, timeout: float | None) -> Result:
-    """Parse and build the model, and report the precisions of its layers; nothing is run."""
-    subject, console, result = session.subject, session.console, session.result
+def build(session: Session, target: TargetSettings, tolerance: ToleranceOptions, options: RunOptions) -> Result:
+    """Parse and build the model, and report the precisions of its layers; nothing is run.
+
+    Args:
+        session: The model and the result.
+        target: The target.
+        tolerance: The tolerances, which a worker is told.
+        options: The tensors that are outputs, the file for that model, and the time that a build may take.
+    """
+    subject, console, result, timeout = session.subject, session.console, session.result, options.timeout
+    refuse_options(options, _COMPARED_OUTPUTS, "has no effect with --build-only, which runs nothing; drop it.")
     console.step(f"{target.describe()}: parse and build")
     # One engine for all samples: where dimensions are free, its profile covers the shapes of each.
     feeds = [subject.models.feed(f"inputs-{number}", sample) for number, sample in enumerate(subject.samples, 1)]
     samples = tuple(Sample(feed, feed) for feed in feeds)
-    model = subject.models.write("built", subject.as_in_file(subject.network.proto))
+    names = choose_outputs(subject.network, options.onnx_outputs, options.onnx_exclude_outputs)
+    model = subject.models.write("built", subject.as_in_file(marked(subject, names)))
+    _save_lowered(session, model, target, options.save_onnx)
     reply = subject.workers.ask(Compare(target, model, samples, tolerance, layers=True), timeout)
     if isinstance(reply, Failed):
         trace = subject.workers.ask(Trace(target, model, feeds[0]), timeout) if reply.kind == "build" else reply
@@ -309,14 +322,14 @@ def _compare_target(
     runs = [run for path in options.load_outputs for run in load_runs(path)]
     against = ", ".join(run.name for run in runs) or "the reference"
     console.step(f"{target.describe()} against {against}, {len(names)} output(s)")
-    marked = mark_outputs(subject.network, names, {})
-    model = models.write("compared", subject.as_in_file(marked))
+    typed = marked(subject, names)
+    model = models.write("compared", subject.as_in_file(typed))
     inputs = [models.feed(f"inputs-{number}", sample) for number, sample in enumerate(subject.samples, 1)]
     outputs = tuple(subject.workspace.scratch(f"outputs-{number}.npz") for number in range(1, len(inputs) + 1))
     golden = [(f"{run.name}: ", _golden(session, run, place, names)) for place, run in enumerate(runs)]
     if not runs:
         golden.append(("", [subject.workspace.scratch(f"golden-{place}.npz") for place in range(len(inputs))]))
-        expected = models.write("expected", marked)
+        expected = models.write("expected", typed)
         for fed, file in zip(inputs, golden[0][1], strict=True):
             session.answered(models.collect(expected, fed, file), "the reference")
     _save_lowered(session, model, target, options.save_onnx)
@@ -337,6 +350,21 @@ def _compare_target(
     if options.save_outputs is not None:
         save_samples(options.save_outputs, [NpzFile(path) for path in outputs if path.exists()], target.describe())
     return table.conclude()
+
+
+def marked(subject: Subject, names: Sequence[str]) -> onnx.ModelProto:
+    """Return the model with these outputs, each with its type, without which TensorRT reads none.
+
+    Args:
+        subject: The model.
+        names: The tensors, in order.
+    """
+    network = subject.network
+    new = [name for name in names if name not in network.outputs]
+    infos: Mapping[str, TensorInfo] = network.infos
+    if any(name not in infos for name in new):
+        infos = subject.infos  # types that inference does not find are those of the reference run
+    return mark_outputs(network, names, {name: replace(infos[name], shape=None) for name in new if name in infos})
 
 
 def _golden(session: Session, run: SavedRun, place: int, names: Sequence[str]) -> list[Path]:

@@ -17,7 +17,7 @@ from bisect_trt.errors import ModelFileError, RuntimeMissingError, UnavailableEr
 from bisect_trt.onnxlib.cut import StoredValue, cut, mark_outputs
 from bisect_trt.onnxlib.load import load_model, needed_ir_version
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import clone, share_names
+from bisect_trt.onnxlib.nodes import clone, keep_only, share_names
 from bisect_trt.onnxlib.shapes import (
     fix_input_shapes,
     free_inputs,
@@ -40,7 +40,7 @@ from bisect_trt.targets.runtime import Lowering
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import Values, common_shapes
 from bisect_trt.tensors.info import TensorInfo
-from bisect_trt.tensors.inputs import Sample, make_inputs
+from bisect_trt.tensors.inputs import Sample, loaded_names, make_inputs
 from bisect_trt.tensors.store import swap_limit
 from bisect_trt.worker.deadline import Deadline
 from bisect_trt.worker.place import Place, Seen
@@ -145,6 +145,7 @@ class Subject:
         self.models = Models(workspace, self.workers, target)
         proto = load_model(settings.path, settings.data.external_data_dir)
         self._lower_version(proto)
+        feed_defaults(proto, settings.data)
         self.workspace.weights.refer(proto, settings.weights)
         try:
             self.network = Network(proto)
@@ -415,3 +416,19 @@ class Subject:
 def _resized(infos: Iterable[TensorInfo], shapes: Mapping[str, Sequence[int | str | None]]) -> list[TensorInfo]:
     """Return inputs with other shapes, where these are given."""
     return [replace(info, shape=tuple(shapes[info.name])) if info.name in shapes else info for info in infos]
+
+
+def feed_defaults(proto: onnx.ModelProto, data: Data) -> None:
+    """Make inputs with a default, which is an initializer of their name, plain inputs where values are given for them.
+
+    Args:
+        proto: The model, which is changed in place.
+        data: The files with values.
+
+    Raises:
+        UsageError: A file cannot be read.
+    """
+    graph = proto.graph
+    defaults = {value.name for value in graph.input} & {tensor.name for tensor in graph.initializer}
+    if defaults and (fed := defaults & loaded_names(data)):
+        keep_only(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in fed])

@@ -32,7 +32,7 @@ def find(name: str) -> Target:
         target = load(place, name)()
     except UnavailableError:
         raise
-    except Exception as error:  # another package: whatever it raises
+    except (Exception, SystemExit) as error:  # another package: whatever it raises
         raise PackageError(f"the target '{name}' cannot be used: {place} fails: {error!r}.") from error
     if not isinstance(target, Target) or target.name != name:
         raise PackageError(f"the target '{name}' cannot be used: {place} is no target of that name.")

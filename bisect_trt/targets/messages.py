@@ -7,6 +7,7 @@ It needs the standard library and the errors alone, because its source is sent t
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import re
 import statistics
@@ -220,7 +221,7 @@ def layer_times(times: Mapping[str, Sequence[float]], tensors: Mapping[str, Sequ
 
 
 def set_option(owner: object, name: str, value: str, option: str, of: str = "") -> None:
-    """Set an attribute of a runtime's options from text, by the type of its current value.
+    """Set an attribute of a runtime's options from text, by the type of its current value, and read it back.
 
     Raises:
         UsageError: The owner, in words ``of`` it, has no such attribute, or that takes other values.
@@ -231,11 +232,28 @@ def set_option(owner: object, name: str, value: str, option: str, of: str = "") 
         raise UnknownNameError(f"{option}: {of} has no such attribute; it has: {known}.")
     members = getattr(type(current), "__members__", {})
     try:
-        setattr(owner, name, _like(current, members, value))
+        wanted = _like(current, members, value)
+        setattr(owner, name, wanted)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         kinds = {bool: "1 or 0", int: "a whole number"}
         takes = " or ".join(members) or kinds.get(type(current), f"a {type(current).__name__}")
         raise ValueRefusedError(f"{option}: it takes {takes}, not '{value}'.") from error
+    require_kept(option, wanted, getattr(owner, name))
+
+
+def require_kept(option: str, wanted: object, kept: object) -> None:
+    """Refuse a value that a runtime has not kept: TensorRT reports many only in its log.
+
+    Args:
+        option: The option, as it is written.
+        wanted: The value that was set.
+        kept: The value that the runtime returns.
+
+    Raises:
+        UsageError: They differ.
+    """
+    if kept != wanted and not (isinstance(kept, float) and math.isclose(kept, float(str(wanted)), rel_tol=1e-6)):
+        raise ValueRefusedError(f"{option}: the runtime keeps {kept}, not {wanted}; give a value that it takes.")
 
 
 def _like(current: Any, members: dict[str, Any], value: str) -> object:  # noqa: ANN401 - of a runtime

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from bisect_trt.errors import ScriptError, quoted
+from bisect_trt.errors import InputValuesError, ScriptError, quoted
 from bisect_trt.options.compare import ErrorStat
 from bisect_trt.tensors.comparison import ComparisonKind, Details, TensorComparison, WorstElement
-from bisect_trt.tensors.info import Array, count_nonfinite, finite_rms, is_extension, tensor_stats
+from bisect_trt.tensors.info import Array, count_nonfinite, finite_rms, is_extension, is_raw, tensor_stats
 from bisect_trt.tensors.inputs import NamedOutputs, script_attribute, split_script, user_code
 from bisect_trt.tensors.tolerance import (
     DEFAULT_QUANTILE,
@@ -93,6 +93,8 @@ def compare_tensor(
     A tie in the rounding of a quantized tensor, with its ``step``, is no error, unless the user gives a tolerance.
     ``precision`` is the computation's, if not the options'.
     """
+    if target is not None:
+        reference, target = _typed(name, reference, target.dtype), _typed(name, target, reference.dtype)
     invalid = _describe_nonfinite(reference, target) if options.validate and target is not None else ""
     tolerance, stat = options.for_output(name)
     known: dict[str, Any] = {"name": name, "stat": stat, "total": reference.size}
@@ -116,6 +118,21 @@ def compare_tensor(
         return comparison
     kind = ComparisonKind.NAN if "NaN" in invalid else ComparisonKind.INF
     return replace(comparison, passed=False, kind=kind, reason=invalid)
+
+
+def _typed(name: str, values: Array, beside: np.dtype[Any]) -> Array:
+    """Return saved values in the type of those that they are compared with, if their file has lost it.
+
+    Raises:
+        UsageError: Neither has a type.
+    """
+    if not is_raw(values.dtype):
+        return values
+    if is_raw(beside) or beside.itemsize != values.dtype.itemsize:
+        raise InputValuesError(
+            f"'{name}' is saved as raw bytes ({values.dtype}), so its type is unknown; save it as numbers."
+        )
+    return values.view(beside)
 
 
 def _describe_nonfinite(reference: Array, target: Array) -> str:

@@ -30,6 +30,11 @@ def is_extension(dtype: np.dtype[Any]) -> bool:
     return dtype.isbuiltin == 2
 
 
+def is_raw(dtype: np.dtype[Any]) -> bool:
+    """Return whether elements are bytes without a type, as plain NumPy saves those of ``ml_dtypes``."""
+    return dtype.kind == "V" and not is_extension(dtype)
+
+
 def storage_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the type to write elements as: unsigned integers of the same size for ``ml_dtypes``, else the native one."""
     return np.dtype(f"u{dtype.itemsize}") if is_extension(dtype) else dtype.newbyteorder("=")

@@ -252,6 +252,15 @@ def _loaded(paths: Sequence[Path]) -> Iterator[tuple[Mapping[str, Any], str]]:
             yield sample, str(path) if len(samples) == 1 else f"Sample {number} of {path}"
 
 
+def loaded_names(data: Data) -> set[str]:
+    """Return the names of all values in the files of ``--load-inputs``.
+
+    Raises:
+        UsageError: A file cannot be read.
+    """
+    return {name for path in data.load_inputs for run in load_runs(path) for sample in run.samples for name in sample}
+
+
 def _random_samples(infos: Sequence[TensorInfo], data: Data) -> list[Sample]:
     names = [info.name for info in infos]
     if unknown := [name for name in data.val_range if name and name not in names]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import resource
+import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -134,3 +135,18 @@ def _number(path: Path) -> int | None:
     with suppress(OSError, ValueError):  # "max" is no limit
         return int(path.read_text())
     return None
+
+
+def readable(descriptors: Iterable[int], seconds: float | None = None) -> set[int]:
+    """Return the file descriptors that can be read or are at their end, after waiting for one of them.
+
+    ``select(2)`` takes none of 1024 and more, which a process with many files open has.
+
+    Args:
+        descriptors: The file descriptors.
+        seconds: The longest time to wait; ``None`` for no limit.
+    """
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(None if seconds is None else min(max(seconds, 0), 1e6) * 1000)}

@@ -12,7 +12,6 @@ import hashlib
 import importlib.util
 import io
 import os
-import select
 import subprocess
 import tempfile
 import time
@@ -32,6 +31,7 @@ from bisect_trt.targets.messages import BuildError, Plain, RunError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import Arrays, Values, replacing
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
+from bisect_trt.tensors.kernel import readable
 from bisect_trt.worker.channel import LAST, Buffer, Closed, ConnectionLost, ProcessDied, receive, send, write_all
 from bisect_trt.worker.host import pack, unpack
 from bisect_trt.worker.place import FIRST_LINE, GREETING, OLDEST, Place
@@ -206,7 +206,7 @@ class Connection:
         """The version of the interpreter; what a host prints before it is skipped."""
         seen, deadline = b"", time.monotonic() + START_SECONDS
         while True:
-            if not select.select([self._out], [], [], max(deadline - time.monotonic(), 0))[0]:
+            if not readable([self._out], deadline - time.monotonic()):
                 raise Closed(
                     f"no Python has begun after {START_SECONDS:.0f} s; the command has to end in an interpreter that reads "
                     "its standard input, as in: python3 -"

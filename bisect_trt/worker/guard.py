@@ -16,7 +16,6 @@ import atexit
 import contextlib
 import fcntl
 import os
-import select
 import shutil
 import socket
 import subprocess
@@ -30,7 +29,7 @@ from typing import IO
 
 from bisect_trt.errors import RunStateError
 from bisect_trt.targets.messages import NO_TELEMETRY
-from bisect_trt.tensors.kernel import prefer_to_end
+from bisect_trt.tensors.kernel import prefer_to_end, readable
 
 _LOCK = "run.lock"
 _WATCH = """
@@ -80,7 +79,7 @@ class Forked:
         """
         if self.returncode is None:
             ending = os.pidfd_open(self.pid)
-            ended = select.select([ending], [], [], timeout)[0]
+            ended = readable([ending], timeout)
             os.close(ending)
             if not ended:
                 raise subprocess.TimeoutExpired("worker", timeout or 0)

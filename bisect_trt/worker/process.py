@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import select
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bisect_trt.tensors.kernel import free_bytes, holds_more, total_bytes
+from bisect_trt.tensors.kernel import free_bytes, holds_more, readable, total_bytes
 from bisect_trt.worker.guard import guard
 
 _FAULTS = (
@@ -207,7 +206,7 @@ class ProcessLimits:
         looks = most if self._memory is None else self._next_look - time.monotonic()
         ends = most if self._deadline is None else self._deadline - time.monotonic()
         watched = [*fds, *([] if self.cancel is None else [self.cancel.read_fd])]
-        return not {*fds}.isdisjoint(select.select(watched, [], [], max(min(most, looks, ends), 0))[0])
+        return not {*fds}.isdisjoint(readable(watched, min(most, looks, ends)))
 
     def passed(self, pid: int, *, done: bool = False) -> Limit | None:
         """Return the limit that a process exceeds, if any; where its work is ``done``, only memory counts."""

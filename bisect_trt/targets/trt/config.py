@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bisect_trt.errors import ConflictError, OutputFileError, UnknownNameError, ValueRefusedError
-from bisect_trt.targets.messages import Feed, Plain, set_option
+from bisect_trt.targets.messages import Feed, Plain, require_kept, set_option
 from bisect_trt.targets.trt.process import APIS, describe
 
 LOW_PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "int8")
@@ -106,15 +106,22 @@ def make_config(trt: Any, builder: Any, settings: Plain, *, lowered: bool = Fals
         if name == "tf32" or not strong:
             config.set_flag(getattr(trt.BuilderFlag, name.upper()))
     for name, size in settings["pool_limits"]:
-        config.set_memory_pool_limit(member(trt, "MemoryPoolType", name, "--pool-limit"), size)
+        pool = member(trt, "MemoryPoolType", name, "--pool-limit")
+        config.set_memory_pool_limit(pool, size)
+        require_kept(f"--pool-limit {name}", size, config.get_memory_pool_limit(pool))
     if settings["tactic_sources"] is not None:
         sources = {member(trt, "TacticSource", name, "--tactic-sources") for name in settings["tactic_sources"]}
-        config.set_tactic_sources(sum(1 << int(source) for source in sources))
-    if settings["builder_optimization_level"] is not None:
-        config.builder_optimization_level = settings["builder_optimization_level"]
+        mask = sum(1 << int(source) for source in sources)
+        config.set_tactic_sources(mask)
+        require_kept("--tactic-sources", mask, config.get_tactic_sources())
+    if (level := settings["builder_optimization_level"]) is not None:
+        config.builder_optimization_level = level
+        require_kept("--builder-optimization-level", level, config.builder_optimization_level)
     flags = builder_flags(trt, settings)[0]
     for flag in flags if strong else [*flags, *_constraints(trt, settings, flags)]:
         config.set_flag(flag)
+    for flag in flags:
+        require_kept(f"--builder-flag {flag.name}", True, config.get_flag(flag))
     for name, value in settings["builder_settings"]:
         set_option(config, name, value, f"--builder-set {name}", f"the configuration of {describe(trt)}")
     return config

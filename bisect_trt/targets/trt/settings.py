@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -51,6 +52,17 @@ def _attributes(pairs: Pairs) -> Pairs:
         if name in OWN_OPTIONS:
             raise ConflictError(f"--builder-set {name}: use --{name.replace('_', '-')}.")
     return pairs
+
+
+def tactic(value: Any) -> str:
+    """``LAYER=IMPLEMENTATION:TACTIC``, two whole numbers after the name of a layer.
+
+    Raises:
+        ValueError: It is not that.
+    """
+    if not re.fullmatch(r"(?s).+=-?\d{1,20}:-?\d{1,20}", str(value), re.ASCII):
+        raise ValueError("LAYER=IMPLEMENTATION:TACTIC, with two whole numbers, as `layerwise` and `repeat` report them")
+    return str(value)
 
 
 def _shapes(flag: str, help: str) -> Any:  # noqa: A002 - as `option` calls it; a declaration
@@ -117,6 +129,7 @@ class TrtSettings(OwnSettings):
             "--avoid-tactic",
             metavar="LAYER=IMPLEMENTATION:TACTIC",
             help="A tactic that a layer must not use (T).",
+            read=tactic,
         ),
     ] = ()
     pin_tactics: Annotated[
@@ -125,6 +138,7 @@ class TrtSettings(OwnSettings):
             "--pin-tactic",
             metavar="LAYER=IMPLEMENTATION:TACTIC",
             help="A tactic that a layer has to take if it exists (T).",
+            read=tactic,
         ),
     ] = ()
     record: str | None = None
