@@ -261,9 +261,9 @@ def _of_samples(comparisons: Iterable[TensorComparison]) -> dict[str, TensorComp
 
 
 def find_origins(network: Network, tensors: Mapping[str, TensorComparison], severity: float = 0.0) -> list[int]:
-    """Return the nodes that compute a wrong tensor from right ones, in topological order.
+    """Return the nodes that compute a wrong tensor and have no wrong tensor among their ancestors, in topological order.
 
-    A tensor that was not compared counts as right if everything that it is computed from is right.
+    A tensor between two wrong ones may match although it is wrong: a mask of -1e4 makes its tolerance large.
 
     Args:
         network: The model.
@@ -273,11 +273,11 @@ def find_origins(network: Network, tensors: Mapping[str, TensorComparison], seve
     clean: dict[str, bool] = {}
     origins: list[int] = []
     for index in network.order:
-        inputs_clean = all(clean.get(name, True) for name in network.reads[index])
-        for name in network.made(index):
-            seen = tensors.get(name)
-            clean[name] = inputs_clean if seen is None else seen.passed or seen.severity < severity
-        if inputs_clean and not all(clean[name] for name in network.made(index)):
+        ancestors_clean = all(clean.get(name, True) for name in network.reads[index])
+        seen = (tensors.get(name) for name in network.made(index))
+        is_wrong = any(each is not None and not each.passed and each.severity >= severity for each in seen)
+        clean |= dict.fromkeys(network.made(index), ancestors_clean and not is_wrong)
+        if ancestors_clean and is_wrong:
             origins.append(index)
     return origins
 
@@ -439,10 +439,12 @@ def run(call: Call) -> Result:
             if alone.refused:
                 console.warn(f"the target does not run the isolated layers: {alone.refused}.")
             layers = replace(layers, own=alone.tensors, own_unseen=alone.unseen)
+        passes = original.ending is Ending.PASSED
+        result.extra["own_outputs"] = {"match": passes, "reason": original.reason}
+        console.say(f"  the model's own outputs, without marks: {original.reason}")
         result.extra |= to_json(subject, layers)
         tell(subject, layers, console)
         if layers.hidden:
-            console.say(f"  without marks: {original.reason}")
             console.answer(
                 "Marking hides the failure. `bisect-trt diagnose` works without marks; `bisect-trt workaround` finds which "
                 "marks hide it."
@@ -454,6 +456,6 @@ def run(call: Call) -> Result:
         first = layers.origins[0]
         result.culprits = subject.describe_searched([subject.network.rank[first]])
         console.answer(f"First mismatch: {subject.network.describe(first)}.")
-        if original.ending is Ending.PASSED:
-            console.answer("The model's own outputs match: the error does not reach them.")
+        if passes:
+            console.answer("The error does not reach the model's own outputs.")
         return result.end()

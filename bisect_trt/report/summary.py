@@ -119,6 +119,8 @@ def _ending(result: Json, found: Sequence[Row]) -> Iterator[Row]:
 
 def _failure(result: Json) -> Iterator[Row]:
     """Yield the outputs that fail, the largest error first."""
+    if own := result.get("own_outputs"):
+        yield "Match" if own["match"] else "Fails", f"the model's own outputs: {own['reason']}"
     seen = [TensorComparison.from_json(each) for each in result.get("comparisons") or ()]
     failed = sorted((each for each in seen if not each.passed), key=lambda each: -each.severity)
     for each in failed[:_SHOWN]:

@@ -13,17 +13,28 @@ import onnx
 import pytest
 from answers.models import cancelling
 from building import text_model
+from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
 from layered import Ask, Shown, Target, looking, outputs_of
 from onnx import TensorProto, helper, numpy_helper
 from support import overflowing
 
-from bisect_trt.commands.layerwise import Gathered, LayerComparison, Marking, compare_layers, compare_own, gather
+from bisect_trt.commands.layerwise import (
+    Gathered,
+    LayerComparison,
+    Marking,
+    compare_layers,
+    compare_own,
+    find_origins,
+    gather,
+)
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
+from bisect_trt.report.summary import summary
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 from bisect_trt.worker.protocol import Compare, Compared, Failed
 
@@ -99,6 +110,25 @@ def test_groups_that_hide_it_say_nothing_of_it(tmp_path: Path) -> None:
     assert layers.outputs_fail
     assert inner <= layers.unseen.keys()
     assert "hides the failure" in layers.unseen["big_out"]
+
+
+@given(st.lists(st.booleans(), min_size=3, max_size=8))
+def test_an_origin_has_no_wrong_ancestor(wrong: list[bool]) -> None:
+    """A mask may hide that a tensor between two wrong ones is wrong; what comes after it computes from wrong inputs."""
+    names = [f"t{place}" for place in range(len(wrong))]
+    read = ["x", *names]
+    body = " ".join(f"{name} = Relu({read[place]})" for place, name in enumerate(names))
+    network = Network(text_model(f"(float[2] x) => (float[2] {names[-1]})", body))
+    kinds = {True: ComparisonKind.MISMATCH, False: ComparisonKind.MATCH}
+    seen = {name: TensorComparison(name, not bad, kinds[bad]) for name, bad in zip(names, wrong, strict=True)}
+    assert find_origins(network, seen) == ([wrong.index(True)] if any(wrong) else [])
+
+
+def test_the_first_line_says_whether_the_outputs_match(cli: CommandLine, here: Path) -> None:
+    ran = cli("layerwise", overflowing(here / "model.onnx"), "--onnxrt", "--fp16", "--json", "r.json")
+    assert ran.result["own_outputs"]["match"] is False
+    first, text = summary(ran.result)[0]
+    assert (first, text.startswith("the model's own outputs: ")) == ("Fails", True)
 
 
 # Each layer's own error is that of the layer cut out alone.
