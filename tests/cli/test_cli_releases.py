@@ -71,8 +71,22 @@ class InferenceSession(InferenceSession):
         (x,) = fed.values()
         return [x / x.sum(1, keepdims=True)]
 """
+LAST_NODE = """
+REAL = InferenceSession
+def InferenceSession(model, *_, **__):
+    content = model if isinstance(model, bytes) else open(model, "rb").read()
+    names = [number for number in range(9) if b"<%d>" % number in content]
+    if 1 not in names or names == [1]:
+        return REAL(model, *_, **__)
+    last = next(number for number in names if number != 1) if len(names) == 2 else names[-1]
+    raise capi.onnxruntime_pybind11_state.Fail(
+        "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Add node. "
+        + "Name:'<%d>' Status Message: no" % last
+    )
+"""
 KINDS = {
     "E": SIGNED,
+    "L": LAST_NODE,
     "N": LACKS,
     "P": "",
     "F": WRONG,
@@ -266,6 +280,18 @@ def test_the_same_error_on_both_sides_is_seen(cli: CommandLine, doubted: list[st
     assert ran.status == 1
     assert "differ first in LpNormalization 'y'" in ran.result["reference_doubt"]
     assert ran.result.get("upgrade") == (None if forbids else "upgrade to onnxruntime 1.1 or later")
+
+
+@pytest.mark.slow
+def test_the_boundaries_are_those_of_the_minimal_case(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message about the whole model names another node than one about the minimal case."""
+    releases(here, "PLLP").tell(monkeypatch)
+    chain(here / "model.onnx", 4)
+    words = ["diagnose", "model.onnx", "--onnxrt", "--on", "env=onnxruntime==1.1", "--json", "result.json", "-o", "out"]
+    ran = bisect_trt(*words, "--releases", cwd=here)
+    result = json.loads((here / "result.json").read_text())
+    assert {each["name"] for each in result["culprits"]} in ({"<0>", "<1>"}, {"<1>", "<2>"}), ran.out
+    assert (result["first_failing"], result["first_passing"]) == ("1.1", "1.3")
 
 
 def test_an_index_without_such_releases(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
