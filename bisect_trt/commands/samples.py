@@ -211,6 +211,7 @@ def _deliver(
     """Write the reduced sample, and print it, its minimality, and the command that shows the failure."""
     session, values, console = story.session, story.values, story.session.console
     save_npz(output, values)
+    why = why or session.never_passes()
     result = session.result.end(why=why)
     result.artifacts["minimal_input"] = str(output)
     kept = [

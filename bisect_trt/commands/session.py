@@ -47,6 +47,9 @@ FAILURE_LOST = Minimum(frozenset(), proven=False, why="the failure is lost as so
 """The result of a search where all units together pass."""
 
 
+NEVER_PASSES = "no probe has passed, not even a model of Identity nodes only, so the nodes may not be to blame"
+
+
 class RebuiltPasses(BisectError):  # noqa: N818 - an ending, not an error
     """The original fails, and the model rebuilt of all its units passes, so it cannot be cut."""
 
@@ -261,6 +264,29 @@ class Session:
         minimality, why = self._proof(minimum)
         return {"culprits": list(culprits), "minimality": minimality, "why": why, "reduced": str(path)}
 
+    def never_passes(self, answer: Subset | None = None) -> str | None:
+        """Return why nothing is proven where no probe has passed, and a model that must pass does not either.
+
+        A check that cannot run, or a runtime that refuses any such model, fails every candidate. So the model without the
+        answer is probed, and a model of Identity nodes.
+
+        Args:
+            answer: The units of the answer; ``None`` if they are not nodes.
+        """
+        prober, check = self.prober, self.prober.check
+        if prober.ledger.passed or isinstance(check, PromptCheck):
+            return None
+        if isinstance(check, MetricCheck):  # Identity nodes have no score, and the reference meets the bound
+            return NEVER_PASSES if prober.ledger.is_broken else None
+        rest = self.subject.rest(answer) if answer else None
+        try:
+            for candidate in filter(None, (rest, self.subject.identity)):
+                if prober.probe(candidate).verdict is Verdict.PASS:
+                    return None
+        except BudgetSpent as error:
+            return f"no probe has passed: {error}"
+        return NEVER_PASSES
+
     def _proof(self, minimum: Minimum) -> tuple[str, str | None]:
         """Return ``1-minimal`` or ``unproven``, and the reason."""
         flakiness = self.prober.flakiness
@@ -269,6 +295,8 @@ class Session:
         lost = next((record for record in self.prober.ledger.records if record.signature == LOST), None)
         if lost is not None:
             return "unproven", f"'{lost.title}' could not be probed: {lost.reason}"
+        if (doubt := self.never_passes(minimum.units)) is not None:
+            return "unproven", doubt
         if flakiness.passes_needed == 1:
             return "1-minimal", minimum.why
         passed = sum(record.verdict is Verdict.PASS for record in self.prober.ledger.records)

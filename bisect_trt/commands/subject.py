@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import onnx
 
 from bisect_trt.errors import ModelFileError, RuntimeMissingError, UnavailableError
@@ -21,6 +22,7 @@ from bisect_trt.onnxlib.nodes import clone, keep_only, share_names
 from bisect_trt.onnxlib.shapes import (
     fix_input_shapes,
     free_inputs,
+    identity_model,
     input_infos,
     input_sizes,
     take_input_shapes,
@@ -362,6 +364,27 @@ class Subject:
         proto = clone(self.network.proto)
         fix_input_shapes(proto, common_shapes(self.samples), assume=False)
         return replace(self.original, made=proto, title="the original, with fixed shapes")
+
+    @cached_property
+    def identity(self) -> Candidate:
+        """A model that has nothing to fail: zeros of the types and shapes of the inputs pass through Identity nodes."""
+        infos: dict[str, TensorInfo] = {}
+        for name in self.network.inputs or self.network.outputs:
+            if name in self.infos:
+                sizes = tuple(dim if isinstance(dim, int) else 1 for dim in self.infos[name].shape or ())
+                infos[name] = TensorInfo(name, self.infos[name].dtype, sizes)
+        inputs = {name: np.zeros(info.sizes or (), info.dtype) for name, info in infos.items()}
+        outputs = {f"{name}/identity": value for name, value in inputs.items()}
+        proto = identity_model(self.network.proto, infos)
+        return Candidate(proto, tuple(inputs), tuple(outputs), "Identity nodes only", values=inputs | outputs)
+
+    def rest(self, taken: Subset, *, held: bool = False) -> Candidate | None:
+        """Return the model without some units and what depends on them for a value; ``None`` if nothing is left."""
+        units = self.units.independent(taken.intersection(self.units.searched) or taken)
+        if not units:
+            return None
+        candidate = self.cut(self.units.with_weights(units), held=held)
+        return replace(candidate, title=f"the rest: {candidate.title}")
 
     def cut(self, units: Subset, *, held: bool = False, outputs: Sequence[str] | None = None) -> Candidate:
         """Return the candidate that consists of some units.

@@ -132,6 +132,23 @@ def value_info(
     return declared.get(name) or onnx.ValueInfoProto(name=name)
 
 
+def identity_model(original: onnx.ModelProto, infos: Mapping[str, TensorInfo]) -> onnx.ModelProto:
+    """Return a model of Identity nodes only, in the versions of a model.
+
+    Args:
+        original: The model with the IR version and the opsets.
+        infos: The types and static shapes of the inputs; the output of ``x`` is ``x/identity``.
+    """
+    model = onnx.ModelProto(ir_version=original.ir_version, opset_import=original.opset_import)
+    model.graph.name = "identity"
+    for name, info in infos.items():
+        output = f"{name}/identity"
+        model.graph.node.add(op_type="Identity", name=output, input=[name], output=[output])
+        for values, tensor in ((model.graph.input, name), (model.graph.output, output)):
+            values.append(value_info(tensor, {tensor: info}, {}))
+    return model
+
+
 AT_ONCE = 512
 """Nodes of a stretch. A network below eight times as many is inferred at once."""
 _SHAPE_BYTES = 1 << 16

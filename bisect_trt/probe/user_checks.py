@@ -32,6 +32,8 @@ _SHELL_KILLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
 """A shell reports a command that a signal killed by the exit status 128 and the signal's number."""
 SKIP_CODE = 125
 """The exit status for "cannot be judged", as for ``git bisect run``."""
+_CANNOT_RUN = {126: "cannot be executed", 127: "is not there"}
+"""Exit statuses of a shell for a program that it cannot run, which end a search as they end ``git bisect run``."""
 _PLACEHOLDER = re.compile(r"\{(model|inputs|golden|dir|engine|python|shapes)\}")
 PYTHON = "{python}"
 """Placeholder of the interpreter of a candidate: its environment's interpreter, else this one."""
@@ -178,8 +180,22 @@ class CommandCheck:
             return self._read_conditions(end, log)
         if end.code == 0:
             return Outcome(Ending.PASSED, "pass", "exit status 0", seconds)
+        self._refuse_broken(end, log)
         # A broken check ends like this too, and only what it printed tells.
         return Outcome(Ending.FAILED, f"exit {end.code}", f"exit status {end.code}", seconds, _tail(log))
+
+    def _refuse_broken(self, end: ProcessEnd, log: Path) -> None:
+        """End the search where a program of the check cannot be run, which says nothing of any model.
+
+        Raises:
+            CheckCommandError: The exit status says so.
+        """
+        if end.code in _CANNOT_RUN:
+            printed = _tail(log).rpartition("\n")[2] or "it printed nothing"
+            raise CheckCommandError(
+                f"--check ended with status {end.code}: a program that it needs {_CANNOT_RUN[end.code]} ({printed}); correct "
+                f"the command, or give --fail-code {end.code} if this is the failure."
+            )
 
     def _read_conditions(self, end: ProcessEnd, log: Path) -> Outcome:
         met: list[str] = []
@@ -198,6 +214,7 @@ class CommandCheck:
             return Outcome(Ending.FAILED, ", ".join(met), ", ".join(met), end.seconds)
         if end.code == 0:
             return Outcome(Ending.PASSED, "pass", "exit status 0, and not the failure asked for", end.seconds)
+        self._refuse_broken(end, log)
         reason = f"exit status {end.code}, but not the failure asked for"
         return Outcome(Ending.OTHER, f"exit {end.code}", reason, end.seconds, _tail(log))
 
