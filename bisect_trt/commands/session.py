@@ -21,7 +21,7 @@ from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.user_checks import PromptCheck, Undo
+from bisect_trt.probe.user_checks import CommandCheck, FunctionCheck, PromptCheck, Undo
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result, says_less
 from bisect_trt.report.text import Entry
@@ -47,7 +47,7 @@ FAILURE_LOST = Minimum(frozenset(), proven=False, why="the failure is lost as so
 """The result of a search where all units together pass."""
 
 
-NEVER_PASSES = "no probe has passed, not even a model of Identity nodes only, so the nodes may not be to blame"
+NEVER_PASSES = "even a model of Identity nodes only does not pass, so the nodes may not be to blame"
 
 
 class RebuiltPasses(BisectError):  # noqa: N818 - an ending, not an error
@@ -265,16 +265,18 @@ class Session:
         return {"culprits": list(culprits), "minimality": minimality, "why": why, "reduced": str(path)}
 
     def never_passes(self, answer: Subset | None = None) -> str | None:
-        """Return why nothing is proven where no probe has passed, and a model that must pass does not either.
+        """Return why nothing is proven, where what must pass does not: the model without the answer, or Identity nodes only.
 
-        A check that cannot run, or a runtime that refuses any such model, fails every candidate. So the model without the
-        answer is probed, and a model of Identity nodes.
+        A check that cannot run, and a runtime that refuses every such model, fail all candidates. A command of the user may
+        also fail whatever it is given, now and then; one unit that failed alone is no proof against that.
 
         Args:
             answer: The units of the answer; ``None`` if they are not nodes.
         """
         prober, check = self.prober, self.prober.check
-        if prober.ledger.passed or isinstance(check, PromptCheck):
+        by_user = isinstance(check, CommandCheck | FunctionCheck) and not prober.measured
+        single = answer is None or len(answer.intersection(self.subject.units.searched)) <= 1
+        if isinstance(check, PromptCheck) or (prober.ledger.passed and not (by_user and single)):
             return None
         if isinstance(check, MetricCheck):  # Identity nodes have no score, and the reference meets the bound
             return NEVER_PASSES if prober.ledger.is_broken else None
@@ -282,9 +284,12 @@ class Session:
         try:
             for candidate in filter(None, (rest, self.subject.identity)):
                 if prober.probe(candidate).verdict is Verdict.PASS:
+                    again = replace(candidate, title=f"{candidate.title}, twice more", again=True, runs=2)
+                    if by_user and prober.probe(again).verdict is Verdict.FAIL:
+                        return FLAKY.format(f"'{candidate.title}' passed, and failed when asked again")
                     return None
         except BudgetSpent as error:
-            return f"no probe has passed: {error}"
+            return None if prober.ledger.passed else f"no probe has passed: {error}"
         return NEVER_PASSES
 
     def _proof(self, minimum: Minimum) -> tuple[str, str | None]:
