@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bisect_trt.commands.record import prepare_report
@@ -39,6 +40,7 @@ SUSPECTS_TRIED = 3
 MOST_BUILDS = 3
 """Builds of models with the answer's nodes side by side."""
 HELD = "It fails with --hold-precision, as it does inside the whole model; alone, TensorRT may choose fp32."
+FOLLOWED = "these nodes compute wrong values, and the part of the model that is refused does not fail without them"
 _SHOWN = 6
 """Nodes that a sentence names."""
 
@@ -148,7 +150,30 @@ def find_minimum(session: Session, mode: Mode, suspects: Sequence[int] = (), *, 
             return read_back(minimum, oracle)
         return minimum
 
-    return session.found(session.prober.search_from(subject.original, search, subject.cut))
+    return _followed(session, session.found(session.prober.search_from(subject.original, search, subject.cut)))
+
+
+def _followed(session: Session, minimum: Minimum, *, held: bool = False) -> Minimum:
+    """Return the wrong values inside a refused answer, if there are any, in place of the answer; see ``FOLLOWED``.
+
+    A wrong shape or value may be what a node further down is refused for. Without that node the candidate mismatches, which is
+    ``UNRESOLVED`` in the search for the refusal.
+    """
+    subject, ledger = session.subject, session.prober.ledger
+    if not ledger.is_broken:
+        return minimum
+    for part in sorted(minimum.refused, key=lambda part: (len(part), sorted(part))):
+        outcome = ledger.outcome(subject.cut(part, held=held).key)
+        searched = [unit for unit in subject.units.searched if unit in part]
+        if outcome is None or outcome.ending is not Ending.MISMATCHED or not searched:
+            continue
+        session.console.say("  a part of it is not refused but wrong: search that first")
+        ledger.follow(outcome)
+        search = partial(session.minimise, searched=searched)
+        wrong = session.prober.search(search, lambda units: subject.cut(units, held=held), subject.original)
+        if wrong.units:
+            return replace(wrong, why=wrong.why or FOLLOWED)
+    return minimum
 
 
 def _minimize_case(session: Session, failing: Subset, *, held: bool) -> Case:
@@ -160,7 +185,7 @@ def _minimize_case(session: Session, failing: Subset, *, held: bool) -> Case:
         return session.confirmed(heard, make_minimal(failing, about_units(heard), subject.units.bare))
 
     minimum = session.prober.search(search, lambda units: subject.cut(units, held=held), subject.original)
-    return Case(session.doubted(minimum), held)
+    return Case(_followed(session, session.doubted(minimum), held=held), held)
 
 
 def _first_failing(session: Session, units: Subset, *, held: bool = False) -> Subset | None:
@@ -334,4 +359,4 @@ def _search_rest(session: Session, case: Case, rest: Sequence[int], mode: Mode) 
         return None
     for step in minimum.steps:
         session.console.say(f"  {step}")
-    return Case(session.doubted(minimum), case.held)
+    return Case(_followed(session, session.doubted(minimum), held=case.held), case.held)

@@ -182,11 +182,13 @@ class Session:
         )
         everything = units.with_weights(units.everything if searched is None else searched)
         heard = Transcript(oracle)
+        minimum = unless_lost(algorithm, about_units(heard), everything)
+        return self.confirmed(heard, minimum, without=partial(self.without, searched=searched))
 
-        def without(taken: Subset) -> Subset:
-            return units.with_weights(units.independent(taken.intersection(units.searched) or taken, searched))
-
-        return self.confirmed(heard, unless_lost(algorithm, about_units(heard), everything), without=without)
+    def without(self, taken: Subset, searched: Sequence[int] | None = None) -> Subset:
+        """Return all units of the model, or of some of its units, that can be kept without the taken ones."""
+        units = self.subject.units
+        return units.with_weights(units.independent(taken.intersection(units.searched) or taken, searched))
 
     def confirmed(
         self,

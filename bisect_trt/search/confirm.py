@@ -21,7 +21,7 @@ from heapq import nsmallest
 
 from bisect_trt.search.oracle import Again, Completion, Minimum, Oracle, Subset, Transcript, Units, Verdict, about_units
 from bisect_trt.search.statistics import Flakiness, confirmations
-from bisect_trt.search.strategy import make_minimal, neighbours
+from bisect_trt.search.strategy import UNRESOLVED_WITHOUT, make_minimal, neighbours
 
 FLAKY = "the check is flaky: {}; --repeat 20 measures how often it fails, and searches accordingly"
 ORIGINAL_PASSED = "the original failed, and did not when asked again"
@@ -59,6 +59,7 @@ def confirm(
     Returns:
         The same answer; unproven, with the reason, where a second verdict differs.
     """
+    minimum = _resolve(minimum, oracle, without)
     if not minimum.proven or len(minimum.units) == 1:
         return minimum
     steady = flakiness is None or flakiness.is_steady
@@ -85,6 +86,24 @@ def confirm(
         # Any unit may look needed by chance; so many culprits are as likely as their number is small.
         allowed *= (len(minimum.units) - 1) / every
     return _ask_again(minimum, decisive, oracle, complete, confirmations(failures, passes, allowed))
+
+
+def _resolve(minimum: Minimum, oracle: Transcript, without: Callable[[Subset], Subset] | None) -> Minimum:
+    """Look for a larger model that passes without a unit, where the answer without it breaks in another way.
+
+    Returns:
+        The answer; proven if there is one for each of these units.
+    """
+    unresolved: list[Subset] = []
+    for part in minimum.refused:
+        passed = any(part <= units and not minimum.units <= units for units in oracle.heard(Verdict.PASS))
+        larger = Subset() if passed or without is None else without(minimum.units - part)
+        asks = part < larger and not minimum.units <= larger
+        if not passed and not (asks and oracle(Units(larger)) is Verdict.PASS):
+            unresolved.append(part)
+    if unresolved or not minimum.refused:
+        return minimum if not unresolved else replace(minimum, why=UNRESOLVED_WITHOUT.format(len(unresolved)))
+    return replace(minimum, proven=True, why=None)
 
 
 def read_back(minimum: Minimum, oracle: Oracle) -> Minimum:

@@ -20,6 +20,7 @@ from bisect_trt.search.density import MEMBERS, Density, cold
 from bisect_trt.search.groups import SKIPS, Kept, skipping
 from bisect_trt.search.oracle import Ask, Completion, Minimum, Mode, Subset, Tally, Verdict
 
+UNRESOLVED_WITHOUT = "without {} of its units the model breaks in another way, which does not show that they are needed"
 _SMALL = 8
 """So few units are left out one by one as cheaply as in windows."""
 _TRIED = 4
@@ -119,7 +120,7 @@ def make_minimal(units: Iterable[int], ask: Ask, complete: Completion = frozense
         complete: Adds to a set what cannot be left out while the rest is in it; such units are never tried alone.
 
     Returns:
-        The minimal set, proven; with a note where leaving out a unit breaks the model in another way.
+        The minimal set; unproven, with the reason, where leaving out a unit breaks the model in another way.
     """
     chosen = sorted(units)
     refused: dict[int, Subset] = {}
@@ -139,10 +140,12 @@ def make_minimal(units: Iterable[int], ask: Ask, complete: Completion = frozense
             if verdict is Verdict.UNRESOLVED:
                 refused[unit] = without
         place = (place - 1) % len(chosen)
-    note = (
-        f"without {len(refused)} of its units the model breaks in another way, so the failure is not seen without them"
+    return Minimum(
+        frozenset(chosen),
+        proven=not refused,
+        why=UNRESOLVED_WITHOUT.format(len(refused)) if refused else None,
+        refused=tuple(refused.values()),
     )
-    return Minimum(frozenset(chosen), proven=True, why=note if refused else None, refused=tuple(refused.values()))
 
 
 def neighbours(units: Subset, complete: Completion = frozenset) -> list[Subset]:

@@ -1,0 +1,61 @@
+"""Wrong values that a refusal further down comes of are named first, alone; the nodes in between are not."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from building import text_model
+from conftest import CommandLine
+
+pytestmark = pytest.mark.any_version
+WRONG_SHAPE = "node.op_type = 'Transpose'; node.attribute.append(onnx.helper.make_attribute('perm', [1, 0]))"
+WRONG_INDEX = "node.op_type = 'Mul'"
+
+
+def tool(change: str) -> str:
+    """A tool that changes the node that makes ``bad``."""
+    lines = (
+        "import sys, onnx",
+        "model = onnx.load(sys.argv[1])",
+        "for node in model.graph.node:",
+        f"    if node.output[0] == 'bad': {change}",
+        "del model.graph.value_info[:]",
+        "for value in model.graph.output: value.type.tensor_type.ClearField('shape')",
+        "onnx.save(model, sys.argv[2])",
+    )
+    Path("tool.py").write_text("\n".join(lines))
+    return f"{shlex.quote(sys.executable)} tool.py {{model}} {{out}}"
+
+
+def shapes() -> onnx.ModelProto:
+    text = "a = Abs(x) bad = Neg(a) b = Tanh(bad) c = Exp(b) d = Add(a, c) y = Relu(d)"
+    return text_model("(float[2, 3] x) => (float[2, 3] y)", text, opset=17)
+
+
+def indices() -> onnx.ModelProto:
+    text = "a = Abs(i) bad = Div(a, hundred) b = Abs(bad) c = Gather(x, b) y = Neg(c)"
+    weights = {"hundred": np.array(100, np.int64)}
+    return text_model("(float[4, 3] x, int64[2] i) => (float[2, 3] y)", text, weights, opset=17)
+
+
+@pytest.mark.parametrize("command", ["reduce", "diagnose"])
+@pytest.mark.parametrize(("make", "change"), [(shapes, WRONG_SHAPE), (indices, WRONG_INDEX)])
+def test_wrong_values_are_named_and_not_the_refusal_that_comes_of_them(
+    cli: CommandLine, here: Path, command: str, make: Callable[[], onnx.ModelProto], change: str
+) -> None:
+    model = make()
+    onnx.save(model, here / "m.onnx")
+    np.savez("in.npz", x=np.ones((4, 3) if make is indices else (2, 3), np.float32), i=np.array([1, 2]))
+    if make is shapes:
+        np.savez("in.npz", x=np.arange(6, dtype=np.float32).reshape(2, 3))
+    output = {"reduce": "r.onnx", "diagnose": "d"}[command]
+    words = [command, "m.onnx", "--load-inputs", "in.npz", "--through", tool(change), "-o", output, "--json", "r.json"]
+    result = cli(*words).ended(0).result
+    assert [each["outputs"] for each in result["culprits"]] == [["bad"]]
+    assert result["minimality"] == "1-minimal"
