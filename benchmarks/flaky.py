@@ -175,11 +175,18 @@ _SIZES = (24, 668, 143, 371, 176, 203, 66, 46, 22)
 """Units of the nine light models of ``benchmarks/cases.py``."""
 
 
-def steady_runs(required: int) -> int:
-    """Return the runs of a steady check over 18 searches: the original, the search, its proof, the read-back, the rest."""
-    ended = [simulate_in_memory(seed, units, 1.0, required) for units in _SIZES for seed in range(2)]
+_STEADY_SEEDS = 20
+
+
+def steady_runs(required: int) -> float:
+    """Return the runs of a steady check over 18 searches: the original, the search, its proof, the read-back, the rest.
+
+    It is the mean over 20 seeds: two searches of each size, whose culprits lie elsewhere with each seed.
+    """
+    ended = [simulate_in_memory(seed, units, 1.0, required) for units in _SIZES for seed in range(_STEADY_SEEDS)]
     assert all(search is not None and search.right and search.proven for search in ended)
-    return sum(search.runs for search in ended if search is not None) + (len(ended) if required == 1 else 0)
+    runs = sum(search.runs for search in ended if search is not None) + (len(ended) if required == 1 else 0)
+    return 2 * runs / _STEADY_SEEDS
 
 
 def _searches(
@@ -198,7 +205,9 @@ def _searches(
 def figures() -> Iterator[Figure]:
     """Yield the runs of steady checks, and for checks that fail only sometimes the searches that are wrong and called proven."""
     for required, aim in ((2, 380), (5, 770)):
-        yield Figure(f"runs of a steady check, {required} required, 18 searches", steady_runs(required), aim)
+        yield Figure(
+            f"runs of a steady check, {required} required, 18 searches, mean of 20 seeds", steady_runs(required), aim
+        )
     for repeat, number in ((None, _MORE_FIGURES), (20, _FIGURES)):
         for rate in (0.2, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99):
             done = [search for search in _searches(number, 371, rate, repeat, 1, 1) if search is not None]

@@ -27,11 +27,15 @@ FLAKY = "the check is flaky: {}; --repeat 20 measures how often it fails, and se
 ORIGINAL_PASSED = "the original failed, and did not when asked again"
 READ_BACK = "the result, read back"
 _ANSWERED_BOTH = "without one of these units the model passed, and failed when asked again"
+_NOT_NEEDED = "without one of these units a model failed"
 _LARGER_PASSED = "a model that holds the answer passed, and failed when asked again"
 _ANSWER_PASSED = "the answer failed, and did not when asked again"
 
 _CONTRADICTIONS = 3
 """Number of runs, in all, of passing models that hold the answer: if none fails, they do pass."""
+_EACH = 3
+"""Answers of up to so many units are looked at in large models too, without each unit: a failure that shows more rarely in
+smaller models makes units look needed there."""
 _ALLOWED = 0.016
 """The largest likelihood of a flaky check, without a measured rate, for one unit of the model. At any rate, wrong proofs of two
 units are at most half of this: a steady check has one transcript for each pair, and either unit may be the only culprit.
@@ -79,13 +83,16 @@ def confirm(
     if without is not None and not larger:
         every = len(without(frozenset()))
         minimum, contradicted = _ask_rest(minimum, decisive, oracle, without)
+    if not minimum.proven:
+        return minimum
     if contradicted:
         failures, passes, allowed = measured.runs, [0] * len(decisive), min(allowed, _CONTRADICTED)
     else:
         failures, passes = _evidence(minimum.units, decisive, oracle, measured)
         # Any unit may look needed by chance; so many culprits are as likely as their number is small.
         allowed *= (len(minimum.units) - 1) / every
-    return _ask_again(minimum, decisive, oracle, complete, confirmations(failures, passes, allowed))
+    more = confirmations(failures, passes, allowed)
+    return _ask_again(minimum, decisive, oracle, complete, more, without if minimum.rest_passes else None)
 
 
 def _resolve(minimum: Minimum, oracle: Transcript, without: Callable[[Subset], Subset] | None) -> Minimum:
@@ -118,7 +125,8 @@ def _ask_rest(
     """Ask about all units except the unit of the answer with the least evidence.
 
     Returns:
-        The answer, with ``rest_passes`` if that passes; and whether it fails although the rest of the model passes.
+        The answer, with ``rest_passes`` if that passes, unproven if a large model without another unit fails; and whether it
+        fails although the rest of the model passes.
     """
     _, passes = _evidence(minimum.units, decisive, oracle, Flakiness())
     weakest = decisive[passes.index(min(passes))]
@@ -127,9 +135,20 @@ def _ask_rest(
         return minimum, False
     verdict = oracle(Units(others))
     if verdict is Verdict.PASS:
+        for part in decisive if len(decisive) <= _EACH else ():
+            larger = without(minimum.units - part)
+            known = minimum.units <= larger or _passed_large(part, larger, minimum.units, oracle)
+            if part < larger and not known and oracle(Units(larger)) is Verdict.FAIL:
+                return _unproven(minimum, _NOT_NEEDED), False
         return replace(minimum, rest_passes=True), False
     # The rest may have a failure of its own, which says nothing of the answer.
     return minimum, verdict is Verdict.FAIL and not (rest and oracle(Units(rest)) is Verdict.FAIL)
+
+
+def _passed_large(part: Subset, larger: Subset, answer: Subset, oracle: Transcript) -> bool:
+    """Return whether a set without a unit passed that has the other units of the answer, and half of all units."""
+    passed = (units for units in oracle.heard(Verdict.PASS) if part <= units and not answer <= units)
+    return any(2 * len(units) >= len(larger) for units in passed)
 
 
 def _evidence(
@@ -148,19 +167,37 @@ def _evidence(
 
 
 def _ask_again(
-    minimum: Minimum, decisive: Sequence[Subset], oracle: Oracle, complete: Completion, more: tuple[int, list[int]]
+    minimum: Minimum,
+    decisive: Sequence[Subset],
+    oracle: Transcript,
+    complete: Completion,
+    more: tuple[int, list[int]],
+    without: Callable[[Subset], Subset] | None,
 ) -> Minimum:
-    """Run the answer, and what lacks one of its units, so often again."""
+    """Run the answer, and what lacks one of its units, so often again.
+
+    A failure may show more rarely in smaller models, so where the rest of the model passes, ``without`` a unit the largest model
+    is run, and not the smallest.
+    """
     failures, passes = more
     if failures and oracle(Again(Units(minimum.units), runs=failures, until=Verdict.PASS)) is not Verdict.FAIL:
         return _unproven(minimum, _ANSWER_PASSED)
     for part, runs in zip(decisive, passes, strict=True):
-        if runs and oracle(Again(Units(part), runs=runs)) is Verdict.FAIL:
+        larger = part if without is None else without(minimum.units - part)
+        usable = part < larger and not minimum.units <= larger
+        question, left = Units(larger if usable else part), runs
+        if runs and usable and question not in oracle:
+            left -= 1
+            if oracle(question) is Verdict.FAIL:
+                return _unproven(minimum, _NOT_NEEDED)
+        if left and oracle(Again(question, runs=left)) is Verdict.FAIL:
+            if usable:
+                return _unproven(minimum, _NOT_NEEDED)
             smaller = make_minimal(part, about_units(oracle), complete)
             return replace(_unproven(smaller, _ANSWERED_BOTH), proven=len(smaller.units) == 1, steps=minimum.steps)
     if not failures + sum(passes):
         return minimum
-    step = f"the answer was run {failures} times more, parts of it that passed {sum(passes)} times: the same verdicts"
+    step = f"the answer was run {failures} times more, models without one of its units {sum(passes)} times: the same verdicts"
     return replace(minimum, steps=(*minimum.steps, step))
 
 

@@ -138,6 +138,9 @@ class Transcript:
         """The sets of units with a verdict, in the order in which they were first asked about."""
         return (question.units for question, said in self._heard.items() if said is verdict)
 
+    def __contains__(self, question: Units) -> bool:
+        return question in self._heard
+
     def __call__(self, question: Question) -> Verdict:
         """Ask, and remember."""
         verdict = self.oracle(question)

@@ -21,8 +21,11 @@ from bisect_trt.search.groups import SKIPS, Kept, skipping
 from bisect_trt.search.oracle import Ask, Completion, Minimum, Mode, Subset, Tally, Verdict
 
 UNRESOLVED_WITHOUT = "without {} of its units the model breaks in another way, which does not show that they are needed"
+"""The reason for a missing proof, with the number of units."""
 _SMALL = 8
 """So few units are left out one by one as cheaply as in windows."""
+_FEW = 16
+"""Fewer lengths of a prefix are halved: it makes no difference which ones take a question less."""
 _TRIED = 4
 """Number of units that are left out alone to see whether windows are worth their questions."""
 
@@ -154,6 +157,18 @@ def neighbours(units: Subset, complete: Completion = frozenset) -> list[Subset]:
     return [without for without in dict.fromkeys(found) if without and without != units]
 
 
+def _late_half(count: int) -> int:
+    """Return how many of the last of so many lengths to split off, of 2 or more.
+
+    No length takes more than ceil(log2) questions. Of those that take one less, as many as possible are late: of several
+    culprits the last ends the prefix, so late lengths are likelier.
+    """
+    if count < _FEW:
+        return count - count // 2
+    half = 1 << ((count - 1).bit_length() - 1)
+    return max(half // 2, count - half)
+
+
 def shortest_failing_prefix(
     units: Sequence[int],
     kept: Subset,
@@ -182,7 +197,7 @@ def shortest_failing_prefix(
     longest, passed = len(units), passing
     guesses = [] if guess is None else [guess - 1, guess]
     while longest - passed > 1:
-        middle = guesses.pop() if guesses else (passed + longest) // 2
+        middle = guesses.pop() if guesses else longest - _late_half(longest - passed)
         if not passed < middle < longest:
             continue
         lengths = list(skipping(middle, range(passed + 1, longest)))
