@@ -50,8 +50,9 @@ test-slow: $(STAMP)  ## Corpora and whole stories: the pages followed, real netw
 truth: $(STAMP)  ## Known bugs of many releases, planted: is every answer exact? Installs the releases; takes many minutes.
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/truth/answers.py tests/truth/elsewhere.py tests/truth/workarounds.py tests/truth/causes.py tests/truth/builds.py
 
-fuzz: $(STAMP)  ## Twenty thousand broken models, values and command lines, and as many changed folders of runs, each of which must end with a sentence; properties on examples that no test had; fifty kills.
+fuzz: $(STAMP)  ## Twenty thousand broken models, values and command lines, and as many changed folders of runs, each of which must end with a sentence; properties on examples that no test had; four hundred flaky searches; fifty kills.
 	BISECT_TRT_FUZZ_RUNS=20000 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/fuzz
+	$(BIN)/python -m pytest -q tests/fuzz/flaky_searches.py
 	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m hypothesis
 	BISECT_TRT_CHAOS_KILLS=50 $(BIN)/python -m pytest -q tests/chaos/test_chaos.py -k kills
 

@@ -185,14 +185,17 @@ def _ask_again(
     for part, runs in zip(decisive, passes, strict=True):
         larger = part if without is None else without(minimum.units - part)
         usable = part < larger and not minimum.units <= larger
-        question, left = Units(larger if usable else part), runs
+        question = Units(larger if usable else part)
+        left = runs
+        fails = False
         if runs and usable and question not in oracle:
             left -= 1
-            if oracle(question) is Verdict.FAIL:
-                return _unproven(minimum, _NOT_NEEDED)
-        if left and oracle(Again(question, runs=left)) is Verdict.FAIL:
-            if usable:
-                return _unproven(minimum, _NOT_NEEDED)
+            fails = oracle(question) is Verdict.FAIL
+        if left and not fails:
+            fails = oracle(Again(question, runs=left)) is Verdict.FAIL
+        if fails and usable and oracle(Again(Units(part), runs=runs)) is not Verdict.FAIL:
+            return _unproven(minimum, _NOT_NEEDED)
+        if fails:
             smaller = make_minimal(part, about_units(oracle), complete)
             return replace(_unproven(smaller, _ANSWERED_BOTH), proven=len(smaller.units) == 1, steps=minimum.steps)
     if not failures + sum(passes):
