@@ -263,7 +263,7 @@ def _of_samples(comparisons: Iterable[TensorComparison]) -> dict[str, TensorComp
 def find_origins(network: Network, tensors: Mapping[str, TensorComparison], severity: float = 0.0) -> list[int]:
     """Return the nodes that compute a wrong tensor and have no wrong tensor among their ancestors, in topological order.
 
-    A tensor between two wrong ones may match although it is wrong: a mask of -1e4 makes its tolerance large.
+    A tensor between two wrong ones may match although it is wrong: few large elements make its tolerance large.
 
     Args:
         network: The model.

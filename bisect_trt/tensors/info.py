@@ -23,6 +23,12 @@ Vector = NDArray[np.float64]
 FP16_MAX = 65504.0
 _BLOCK = 1 << 20
 """Elements in a block: 8 MiB in float64."""
+_LEAST_EXPONENT, _BINADES = -1100, 2200
+"""The exponents of float64 are within these."""
+_LEAST_MASK, _MASK_BINADES = 10, 3
+"""The exponent of the smallest mask, 512, which is more than probabilities and normalized values have; the width of what is under
+masks, one or a sum of them, and of the gap below it, in binades."""
+_CERTAIN_BITS = 24
 
 
 def is_extension(dtype: np.dtype[Any]) -> bool:
@@ -202,27 +208,46 @@ def _plain(values: Array) -> Array:
 def finite_rms(values: Array) -> float:
     """Return the root mean square of the finite elements; 0 where there are none, or where it is beyond float64.
 
-    Elements under a mask (about -1e30) do not count. They are past fp16's range, and 2**24 times larger than all others: a
-    sum in fp32 keeps nothing of these beside them, so the rounding of the others does not depend on them.
+    Elements under a mask (about -1e4, -65504 or -1e30) do not count: the rounding of the others does not depend on them.
     """
-    largest, limit = max((float(block.max()) for block in _magnitudes(values)), default=0.0), math.inf
-    if largest > FP16_MAX:
-        half = largest / 2
-        rest = max(float(block.max(initial=0.0, where=block < half)) for block in _magnitudes(values))
-        limit = half if 0 < rest < largest * 2.0**-24 else limit
-    squares, count = 0.0, 0
-    for block in _magnitudes(values):
-        counted = block[block < limit]
-        with np.errstate(over="ignore"):
-            squares += float(np.dot(counted, counted))
-        count += counted.size
-    return math.sqrt(squares / count) if count and math.isfinite(squares) else 0.0
-
-
-def _magnitudes(values: Array) -> Iterator[Vector]:
-    """Yield the magnitudes of the finite elements, block by block; no empty blocks."""
+    counts = np.zeros((2, _BINADES), np.int64)
+    squares = np.zeros(_BINADES)
+    zeros = 0
     for block in blocks(values):
-        magnitudes = np.abs(block if block.dtype.kind == "c" else block.astype(np.float64)).astype(np.float64)
-        finite = magnitudes[np.isfinite(magnitudes)]
-        if finite.size:
-            yield finite
+        numbers = (np.abs(block) if block.dtype.kind == "c" else block).astype(np.float64)
+        finite = numbers[np.isfinite(numbers)]
+        nonzero = finite[finite != 0]
+        zeros += finite.size - nonzero.size
+        binades = np.frexp(nonzero)[1] - _LEAST_EXPONENT
+        for sign, chosen in enumerate((nonzero > 0, nonzero < 0)):
+            counts[sign] += np.bincount(binades[chosen], minlength=_BINADES)
+        with np.errstate(over="ignore"):
+            squares += np.bincount(binades, nonzero * nonzero, _BINADES)
+    end = _masked_from(counts)
+    count = zeros + int(counts[:, :end].sum())
+    total = float(squares[:end].sum())
+    return math.sqrt(total / count) if count and math.isfinite(total) else 0.0
+
+
+def _masked_from(counts: NDArray[np.int64]) -> int:
+    """Return the binade from which on elements are under a mask.
+
+    A mask adds one constant, so what is under it has one sign and a magnitude within some binades, with some empty ones below.
+    That k elements of a smooth density all lie below n empty binades has a chance of about 2**-(k n).
+
+    Args:
+        counts: The number of positive and of negative elements in each binade, from the smallest number on.
+    """
+    end = _BINADES
+    while True:
+        used = np.flatnonzero(counts[:, :end].any(axis=0))
+        if not used.size or used[-1] < _LEAST_MASK - _LEAST_EXPONENT:
+            return end
+        group = used[used > used[-1] - _MASK_BINADES]
+        lower = used[: used.size - group.size]
+        if not lower.size or counts[:, group].any(axis=1).all():
+            return end
+        gap = int(group[0] - lower[-1]) - 1
+        if gap < _MASK_BINADES or gap * int(counts[:, lower].sum()) < _CERTAIN_BITS:
+            return end
+        end = int(lower[-1]) + 1

@@ -124,6 +124,49 @@ def test_an_origin_has_no_wrong_ancestor(wrong: list[bool]) -> None:
     assert find_origins(network, seen) == ([wrong.index(True)] if any(wrong) else [])
 
 
+MASKED = {
+    "a mask is added": "masked = Add(scaled, mask)",
+    "a mask is made of ones and zeros": "inverted = Sub(one, ones) added = Mul(inverted, constant) masked = Add(scaled, added)",
+    "values are replaced": "masked = Where(padding, constant, scaled)",
+}
+
+
+def off_by(name: str, error: float) -> Target:
+    """A target whose first element of one tensor is off."""
+
+    def target(request: Compare, ask: Ask) -> Shown:
+        model = onnx.load(str(request.model))
+        (maker,) = (node for node in model.graph.node if name in node.output)
+        place = list(model.graph.node).index(maker)
+        maker.output[0] = f"{name}/right"
+        model.graph.node.insert(place + 1, helper.make_node("Add", [f"{name}/right", f"{name}/error"], [name]))
+        errors = np.zeros((1, 2, 4, 4), np.float32)
+        errors.flat[0] = error
+        model.graph.initializer.append(numpy_helper.from_array(errors, f"{name}/error"))
+        wrong = request.model.with_name("wrong.onnx")
+        onnx.save(model, str(wrong))
+        return ask(replace(request, model=wrong))
+
+    return target
+
+
+@pytest.mark.parametrize(
+    ("constant", "fp16"), [(-1e4, False), (-1e4, True), (-65504.0, False), (float(np.finfo(np.float32).min), False)]
+)
+@pytest.mark.parametrize("masking", MASKED)
+def test_a_mask_hides_no_wrong_tensor(masking: str, constant: float, fp16: bool, tmp_path: Path) -> None:
+    padding = np.triu(np.ones((4, 4), bool), 1)
+    mask = np.where(padding, np.float32(constant), np.float32(0))
+    weights = {"one": np.float32(1), "constant": np.float32(constant), "ones": (~padding).astype(np.float32),
+               "padding": padding, "mask": mask, "scale": np.float32(0.5)}  # fmt: skip
+    body = f"""turned = Transpose<perm = [0, 1, 3, 2]>(k) scores = MatMul(q, turned) scaled = Mul(scores, scale)
+        {MASKED[masking]} weights = Softmax<axis = -1>(masked) mixed = MatMul(weights, v) y = Tanh(mixed)"""
+    ends = f"({', '.join(f'float[1, 2, 4, 8] {name}' for name in 'qkv')}) => (float[1, 2, 4, 8] y)"
+    onnx.save(text_model(ends, body, weights), str(tmp_path / "model.onnx"))
+    with looking(tmp_path / "model.onnx", off_by("masked", 2.5), fp16=fp16) as look:
+        assert origins(compare_layers(look), tmp_path / "model.onnx") == ["masked"]
+
+
 def test_the_first_line_says_whether_the_outputs_match(cli: CommandLine, here: Path) -> None:
     ran = cli("layerwise", overflowing(here / "model.onnx"), "--onnxrt", "--fp16", "--json", "r.json")
     assert ran.result["own_outputs"]["match"] is False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -69,10 +70,12 @@ def test_unknown_outputs_are_named_with_the_known_ones(options: ToleranceOptions
         options.check_names(["x", "z"])
 
 
-def has_mask(values: NDArray[Any]) -> bool:
+def may_have_mask(values: NDArray[Any]) -> bool:
+    """Return whether the largest values are 8 times larger than others, and of one sign."""
     sizes = np.abs(values.astype(np.float64))
     largest = sizes.max(initial=0)
-    return bool(0 < sizes.max(initial=0, where=sizes < largest / 2) < largest * 2.0**-24)
+    smaller = sizes.max(initial=0, where=sizes < largest / 8)
+    return bool(smaller > 0 and np.unique(np.sign(values[sizes >= largest / 8])).size == 1)
 
 
 REFERENCES = hnp.arrays(np.float32, hnp.array_shapes(min_dims=0, min_side=0), elements=st.floats(-1e4, 1e4, width=32))
@@ -80,7 +83,7 @@ REFERENCES = hnp.arrays(np.float32, hnp.array_shapes(min_dims=0, min_side=0), el
 
 @given(REFERENCES, st.integers(-6, 20))
 def test_half_precision_scales_with_the_tensor(reference: NDArray[np.float32], exponent: int) -> None:
-    assume(not has_mask(reference))
+    assume(not may_have_mask(reference))
     once = automatic_tolerance(reference, Precision.FP16)
     scaled = automatic_tolerance(reference * np.float32(2.0**exponent), Precision.FP16)
     assert once.rtol == scaled.rtol == 1e-2
@@ -101,7 +104,7 @@ def test_noise_of_fp32_sums_passes_and_a_thousandth_in_one_element_does_not(
 ) -> None:
     """Whatever the scale, from where Polygraphy's 1e-5 is under a thousandth."""
     size = math.sqrt(np.mean(np.square(reference, dtype=np.float64)))
-    assume(size > 1e-3 and not has_mask(reference))
+    assume(size > 1e-3 and not may_have_mask(reference))
     reference = (reference * np.float32(scale / size)).astype(np.float32)
     rng = np.random.default_rng(seed)
     noisy = reference + (1e-4 * scale * rng.uniform(-1, 1, reference.size)).astype(np.float32)
@@ -120,7 +123,7 @@ def test_non_finite_values_do_not_count() -> None:
 
 @given(
     hnp.arrays(np.float32, (4, 9), elements=st.floats(0.125, 50, width=32)),
-    st.sampled_from([-1e9, -1e30, float(np.finfo(np.float32).min)]),
+    st.sampled_from([-1e4, -2e4, -65504.0, 1e4, -1e9, -1e30, float(np.finfo(np.float32).min)]),
     st.sampled_from(Precision),
     st.integers(0, 2**32 - 1),
 )
@@ -136,6 +139,23 @@ def test_a_mask_hides_no_error_of_the_elements_beside_it(
     wrong[0, 0] += np.float32(20)
     assert compare_tensor("y", masked, masked, ToleranceOptions(precision=precision)).passed
     assert not compare_tensor("y", masked, wrong, ToleranceOptions(precision=precision)).passed
+
+
+@given(
+    hnp.arrays(np.float32, (4, 9), elements=st.floats(-50, 50, width=32)),
+    st.integers(0, 35),
+    st.sampled_from([np.abs, np.negative, np.sign, lambda scores: np.exp(scores - scores.max())]),
+)
+def test_what_is_no_mask_counts(
+    scores: NDArray[np.float32], outlier: int, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+) -> None:
+    """Sparse and one-hot tensors, probabilities, activations, and one with outliers of both signs."""
+    values = change(scores)
+    doubled = np.stack([values, values])
+    doubled[:, outlier // 9, outlier % 9] = 1000, -1000
+    for tensor in (values, doubled):
+        rms = math.sqrt(np.mean(np.square(tensor, dtype=np.float64)))
+        assert automatic_tolerance(tensor, Precision.FP16).atol == pytest.approx(max(1e-2 * rms, 2.0**-24))
 
 
 def test_only_floating_point_in_low_precision_is_forgiven_more() -> None:
