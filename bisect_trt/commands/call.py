@@ -161,7 +161,10 @@ class Call:
         fixed_path = None if check is None else check.fixed_path
         if fixed_path is not None:
             self.paths.write(fixed_path, "--candidate")
-        self.places, self.fresh_process = open_places(self[Places], self.console), self[Target].fresh_process
+        self.places, self.fresh_process = (
+            open_places(self[Places], self.console, self.deadline),
+            self[Target].fresh_process,
+        )
         self.kept.enter_context(claimed_path(fixed_path))
         new = self.folder is None
         self.folder = self.folder or Workspace.new_folder(self.command, source.named)

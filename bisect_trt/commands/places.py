@@ -31,6 +31,7 @@ from bisect_trt.targets.messages import TINY_MODEL
 from bisect_trt.targets.options import selectable
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import replacing, save_npz, shapes_of
+from bisect_trt.worker.deadline import Deadline
 from bisect_trt.worker.guard import scratch
 from bisect_trt.worker.place import Place, make_place, parse, slots
 from bisect_trt.worker.pool import WorkerPool
@@ -45,10 +46,16 @@ TIMEOUT_SECONDS = 120.0
 """TensorRT alone takes 10 s to start; a driver may hang."""
 
 
-def open_places(options: Places, console: Console) -> tuple[Place, ...]:
+def open_places(options: Places, console: Console, deadline: Deadline) -> tuple[Place, ...]:
     """Return the places given by ``--on``; environments are created, which may take minutes.
 
+    Args:
+        options: The words of ``--on``.
+        console: Prints what is created.
+        deadline: The end of the time of the run.
+
     Raises:
+        BudgetSpent: The deadline has passed before the environments are created.
         UnavailableError: A place does not exist, or cannot be created.
         UsageError: A word is no place.
     """
@@ -61,7 +68,11 @@ def open_places(options: Places, console: Console) -> tuple[Place, ...]:
     def environment(packages: str) -> str:
         from bisect_trt.worker.environments import Environment, interpreter  # noqa: PLC0415 - of those alone
 
-        return str(interpreter(Environment.parse(packages), console.say))
+        try:
+            return str(interpreter(Environment.parse(packages), console.say, timeout=deadline.seconds_left()))
+        except PlaceError:
+            deadline.check()
+            raise
 
     places: list[Place] = []
     for word, kind, parts in wanted:
@@ -167,7 +178,7 @@ def require_reference(subject: Subject) -> None:
 
 def doctor(call: Call) -> Result:
     """Print versions and devices of this machine or of some places, and what each target lacks."""
-    places, console, result = open_places(call[Places], call.console), call.console, call.result
+    places, console, result = open_places(call[Places], call.console, call.deadline), call.console, call.result
     for problem in (*FAILED, conflicting_builds()):
         if problem is not None:
             console.warn(problem)

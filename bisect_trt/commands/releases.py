@@ -101,7 +101,8 @@ class ReleaseCheck:
             return Outcome(Ending.OTHER, signature, str(error))
 
     def _run(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
-        python = interpreter(Environment.parse(files.packages), cancel=cancel)
+        seconds = self.subject.workers.deadline.seconds_left()
+        python = interpreter(Environment.parse(files.packages), cancel=cancel, timeout=seconds)
         if isinstance(self.check, CommandCheck):
             return self.check.run(replace(files, python=python), cancel)
         place, subject = make_place(f"env={files.packages}", lambda _: str(python)), self.subject

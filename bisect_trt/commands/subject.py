@@ -145,7 +145,8 @@ class Subject:
             deadline=deadline,
         )
         self.models = Models(workspace, self.workers, target)
-        proto = load_model(settings.path, settings.data.external_data_dir)
+        self._sparse: list[onnx.SparseTensorProto] = []
+        proto = load_model(settings.path, settings.data.external_data_dir, sparse=self._sparse)
         self._lower_version(proto)
         feed_defaults(proto, settings.data)
         self.workspace.weights.refer(proto, settings.weights)
@@ -175,11 +176,16 @@ class Subject:
         )
 
     def as_in_file(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """Return a form of the model with the IR version of its file, for the first question about it."""
-        if self.ir_version is None or not self._probes_file:
+        """Return a form of the model with the IR version and the sparse weights of its file, for the first question about it."""
+        lowered = self._probes_file and self.ir_version is not None
+        if not lowered and not self._sparse:
             return model
         model = clone(model)
-        model.ir_version = self.ir_version["file"]
+        if lowered and self.ir_version is not None:
+            model.ir_version = self.ir_version["file"]
+        sparse = {weight.values.name for weight in self._sparse}
+        keep_only(model.graph.initializer, [tensor for tensor in model.graph.initializer if tensor.name not in sparse])
+        model.graph.sparse_initializer.extend(self._sparse)
         return model
 
     def say_sizes(self) -> None:

@@ -31,6 +31,8 @@ _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 """NumPy's own limit."""
 _TYPED = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 _REASON_LENGTH = 200
+_MOST_DENSE = 1 << 28
+"""The most elements of a sparse weight in dense form."""
 _BITS = {"FLOAT": 32, "DOUBLE": 64}
 _ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
 
@@ -134,13 +136,20 @@ def read_weight(tensor: TensorProto, folder: Path) -> NDArray[Any]:
     return np.asarray(numpy_helper.to_array(tensor))
 
 
-def load_model(path: Path, weights: Path | None = None, *, structure: bool = False) -> ModelProto:
-    """Return a model without reading its external weights into memory.
+def load_model(
+    path: Path,
+    weights: Path | None = None,
+    *,
+    structure: bool = False,
+    sparse: list[onnx.SparseTensorProto] | None = None,
+) -> ModelProto:
+    """Return a model without reading its external weights into memory; sparse weights become dense ones.
 
     Args:
         path: The ``.onnx`` file.
         weights: The folder with its external weights, if not its own.
         structure: Whether the files of its weights may be missing.
+        sparse: Receives the sparse weights of the file.
 
     Raises:
         UnavailableError: The file is missing, empty, not an ONNX model, cut short or not valid, or its weights are missing.
@@ -159,6 +168,9 @@ def load_model(path: Path, weights: Path | None = None, *, structure: bool = Fal
     if not model.graph.node:
         raise ModelFileError(f"{path} has no nodes, so there is nothing to search.")
     try:
+        if sparse is not None:
+            sparse.extend(map(clone, model.graph.sparse_initializer))
+        make_dense(model.graph)
         check_model(model)
         if not structure:
             _check_external_files(model, path, weights)
@@ -207,6 +219,37 @@ def _check_external_files(model: ModelProto, path: Path, weights: Path | None) -
             raise ModelFileError(f"{keeps}, which has {size} bytes where {needed} are needed; copy it again.")
 
 
+def make_dense(graph: onnx.GraphProto) -> None:
+    """Replace the sparse weights of a main graph by dense ones of the same values.
+
+    The indices are positions in the flattened tensor, or one row of coordinates for each value (ONNX's ``SparseTensorProto``).
+
+    Raises:
+        UnavailableError: The values and indices of one do not fit its shape, lie outside the file, or are too many in dense form.
+    """
+    for weight in graph.sparse_initializer:
+        name = weight.values.name
+        if uses_external_data(weight.values) or uses_external_data(weight.indices):
+            raise ModelFileError(f"the sparse weight '{name}' lies in another file; export it with dense weights.")
+        if min(weight.dims, default=1) < 0 or math.prod(weight.dims) > _MOST_DENSE:
+            raise ModelFileError(
+                f"the sparse weight '{name}' has the shape {list(weight.dims)}, which is too large in dense form."
+            )
+        try:
+            values = numpy_helper.to_array(weight.values)
+            places = numpy_helper.to_array(weight.indices)
+            if places.ndim == 2:
+                places = np.ravel_multi_index(tuple(places.T), tuple(weight.dims))
+            dense = np.zeros(math.prod(weight.dims), values.dtype)
+            dense[places] = values
+        except (IndexError, TypeError, ValueError) as error:
+            raise ModelFileError(
+                f"the sparse weight '{name}' is not valid ({error}); export the model again."
+            ) from error
+        graph.initializer.append(numpy_helper.from_array(dense.reshape(weight.dims), name))
+    del graph.sparse_initializer[:]
+
+
 def check_model(model: ModelProto) -> None:
     """Check that a model's names are text, its functions do not recurse, and its weights have the bytes of their shapes.
 
@@ -214,8 +257,6 @@ def check_model(model: ModelProto) -> None:
         UnavailableError: A check failed.
     """
     graph = model.graph
-    if graph.sparse_initializer:
-        raise ModelFileError("it has sparse weights, which few runtimes read; export it with dense ones.")
     for name in _names(model):
         _check_name(name)
     for what, field in (("graph input", graph.input), ("weight", graph.initializer), ("graph output", graph.output)):

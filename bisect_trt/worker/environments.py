@@ -18,7 +18,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -53,6 +55,10 @@ _SETTINGS = {
     "cert": "SSL_CERT_FILE",
 }
 """The settings of pip that name indexes, and the environment variable of uv for each."""
+
+
+_Tool: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], tuple[int, str]]
+"""Runs uv; see :func:`run_tool`."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +122,19 @@ class NoSuchRelease(PlaceError):  # noqa: N818 - an ending, not an error
     """The index has no such release for an interpreter."""
 
 
-def interpreter(wanted: Environment, say: Callable[[str], None] = lambda _: None, cancel: Cancel | None = None) -> Path:
+def interpreter(
+    wanted: Environment,
+    say: Callable[[str], None] = lambda _: None,
+    cancel: Cancel | None = None,
+    timeout: float | None = None,
+) -> Path:
     """The Python of an environment, which is made if it is not there yet; two processes make it once.
 
-    ``say`` is called with a sentence before it is made, which takes seconds to minutes.
+    Args:
+        wanted: The packages, and the version of Python.
+        say: Called with a sentence before it is made, which takes seconds to minutes.
+        cancel: Ends the making.
+        timeout: The seconds that each step of the making may take, if these are fewer than usual.
 
     Raises:
         UnavailableError: uv is not installed, no release is for an interpreter that is installed, or the index does not answer.
@@ -128,7 +143,7 @@ def interpreter(wanted: Environment, say: Callable[[str], None] = lambda _: None
     pinned = any("==" in each for each in wanted.requirements)  # else the version of Python is not the reason
     for python in [wanted.python] if wanted.python else [sys.executable, *(others() if pinned else ())]:
         try:
-            return _kept(wanted, find_python(python), say, cancel)
+            return _kept(wanted, find_python(python), say, partial(run_tool, cancel=cancel, timeout=timeout))
         except NoSuchRelease as error:
             first = first or error
         except PlaceError:  # another interpreter that is not here
@@ -137,7 +152,7 @@ def interpreter(wanted: Environment, say: Callable[[str], None] = lambda _: None
     raise first or AssertionError("an interpreter is tried")
 
 
-def _kept(wanted: Environment, python: str, say: Callable[[str], None], cancel: Cancel | None) -> Path:
+def _kept(wanted: Environment, python: str, say: Callable[[str], None], tool: _Tool) -> Path:
     """The Python of an environment of an interpreter; a file beside it says that it is complete."""
     files = [(each, Path(each).stat().st_mtime_ns) for each in wanted.requirements if each.endswith(".whl")]
     named = repr((sorted(wanted.requirements), wanted.alone, files, os.path.realpath(python)))
@@ -150,7 +165,7 @@ def _kept(wanted: Environment, python: str, say: Callable[[str], None], cancel: 
             if not (complete.exists() and made.exists()):  # the interpreter that it was made of may be gone
                 say(f"make an environment with {' '.join(wanted.requirements)}, once ({place}, of {python})")
                 complete.unlink(missing_ok=True)
-                _make(place, wanted, python, cancel)
+                _make(place, wanted, python, tool)
                 complete.touch()
     except OSError as error:
         raise ResourceError(
@@ -159,13 +174,14 @@ def _kept(wanted: Environment, python: str, say: Callable[[str], None], cancel: 
     return made
 
 
-def _make(place: Path, wanted: Environment, python: str, cancel: Cancel | None) -> None:
-    settings, alone = index_settings(), [_ALONE] if wanted.alone else []
+def _make(place: Path, wanted: Environment, python: str, tool: _Tool) -> None:
+    settings = index_settings()
+    alone = [_ALONE] if wanted.alone else []
     for words in (
         ["venv", "--quiet", "--clear", "--no-project", "--no-config", "--python", python, str(place)],
         ["pip", "install", "--quiet", "--python", str(place / "bin" / "python"), *wanted.requirements, *alone],
     ):
-        status, said = run_tool([uv(), *words], settings, cancel)
+        status, said = tool([uv(), *words], settings)
         if status:
             sentence = (
                 f"an environment with {' '.join(wanted.requirements)} cannot be made: uv says: {_last_lines(said)}"
@@ -278,9 +294,12 @@ def uv() -> str:
 
 
 def run_tool(
-    argv: Sequence[str], environment: Mapping[str, str] | None = None, cancel: Cancel | None = None
+    argv: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    cancel: Cancel | None = None,
+    timeout: float | None = None,
 ) -> tuple[int, str]:
-    """The exit status and the output of uv or pip, run to its end or until it is cancelled.
+    """The exit status and the output of uv or pip, run to its end, until it is cancelled or for ``timeout`` seconds.
 
     The settings of a project are not read: the folder one works in, which a stranger may have sent, names no index.
 
@@ -296,11 +315,12 @@ def run_tool(
         "PIP_NO_INPUT": "1",
         **(environment or {}),
     }
+    seconds = _SECONDS if timeout is None else min(timeout, _SECONDS)
     with scratch() as empty:
         log = Path(empty, "log")
         try:
             ended = run_to_end(
-                argv, log=log, environment={"UV_PROJECT": empty, **settings}, timeout=_SECONDS, cancel=cancel
+                argv, log=log, environment={"UV_PROJECT": empty, **settings}, timeout=seconds, cancel=cancel
             )
         except OSError as error:
             raise PlaceError(f"{argv[0]} cannot be started: {error.strerror}.") from error

@@ -378,3 +378,31 @@ def test_a_version_that_the_reference_may_refuse_is_lowered(tmp_path: Path) -> N
     older = ModelSettings(tmp_path / "model.onnx", older=True)
     with Subject(older, Workspace(tmp_path / "older"), QuietConsole()) as subject:
         assert subject.ir_version == {"file": onnx.IR_VERSION, "written": 7}
+
+
+def with_sparse(values: list[float], indices: list[int], dims: list[int]) -> onnx.ModelProto:
+    model = proto_of([node("Add", ["x", "w"], ["y"])], [X], [Y])
+    weight = onnx.helper.make_sparse_tensor(
+        numpy_helper.from_array(np.array(values, np.float32), "w"), numpy_helper.from_array(np.array(indices)), dims
+    )
+    model.graph.sparse_initializer.append(weight)
+    return model
+
+
+@pytest.mark.parametrize("indices", [[1, 3], [[0, 1], [1, 1]]])
+def test_sparse_weights_become_dense_ones(tmp_path: Path, indices: list[int]) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(with_sparse([5, 7], indices, [2, 2]), str(path))
+    (weight,) = load_model(path).graph.initializer
+    assert numpy_helper.to_array(weight).tolist() == [[0, 5], [0, 7]]
+
+
+@pytest.mark.parametrize(
+    ("indices", "dims"),
+    [([9, 1], [2, 2]), ([1], [2, 2]), ([1, 3], [-2, 2]), ([1, 3], [1 << 20, 1 << 20]), ([[0], [1]], [2, 2])],
+)
+def test_sparse_weights_that_are_invalid_are_refused(tmp_path: Path, indices: list[int], dims: list[int]) -> None:
+    path = tmp_path / "m.onnx"
+    onnx.save(with_sparse([5, 7], indices, dims), str(path))
+    with pytest.raises(UnavailableError, match="sparse weight 'w'"):
+        load_model(path)
