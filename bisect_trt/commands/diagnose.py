@@ -303,7 +303,7 @@ class Diagnosis:
 
 
 def folder_of(output: Path, number: int) -> Path:
-    """Return the folder of the reproducer of a failure, beside that of the first."""
+    """Return the folder of the reproducer of a further failure, beside the first reproducer."""
     return output if number == 1 else output.parent / f"{output.resolve().name}-{number}"
 
 

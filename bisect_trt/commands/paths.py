@@ -140,7 +140,7 @@ class Paths:
             self._outputs.add(Path(os.path.realpath(path)))
 
     def wrote(self, paths: Iterable[Path]) -> bool:
-        """Return whether those of some files that exist are as an earlier session of the run left them, and one is there."""
+        """Return whether at least one of some files exists, and each is as an earlier session of the run left it."""
         there = [path for path in map(os.path.realpath, paths) if os.path.isfile(path)]  # noqa: PTH113 - texts
         return bool(there) and all(path in self.recorded and _digest(path) == self.recorded[path] for path in there)
 

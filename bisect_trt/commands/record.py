@@ -62,7 +62,7 @@ def attempt(call: Call, work: Callable[[], object]) -> tuple[ExitStatus, BaseExc
 
 
 def keeps_earlier(call: Call) -> bool:
-    """Return whether a resumed run ended with less than an earlier session of it, so that its files stay as they are."""
+    """Return whether a resumed run ended with less than an earlier session did, so that its files stay as they are."""
     return call.resumed and call.folder is not None and says_less(call.result.status, call.folder)
 
 

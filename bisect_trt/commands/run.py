@@ -144,7 +144,7 @@ def build(session: Session, target: TargetSettings, tolerance: ToleranceOptions,
     Args:
         session: The model and the result.
         target: The target.
-        tolerance: The tolerances, which a worker is told.
+        tolerance: The tolerances for the worker.
         options: The tensors that are outputs, the file for that model, and the time that a build may take.
     """
     subject, console, result, timeout = session.subject, session.console, session.result, options.timeout

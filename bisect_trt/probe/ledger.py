@@ -90,7 +90,7 @@ class _Undone:
 
 
 _LINES = {"started": _Started, "moot": _Moot, "outcome": _Ended, "verdict": Record, "undo": _Undone}
-"""What the lines of the journal hold, by event."""
+"""The fields of the lines of the journal, by event."""
 
 
 class Watcher:

@@ -146,7 +146,7 @@ class Result:
 
 
 class _Saved(msgspec.Struct):
-    """The keys that every result has; those of commands are checked where they are used."""
+    """The keys that every result has; keys of single commands are checked where they are used."""
 
     command: str
     status: str

@@ -37,7 +37,7 @@ def is_extension(dtype: np.dtype[Any]) -> bool:
 
 
 def is_raw(dtype: np.dtype[Any]) -> bool:
-    """Return whether elements are bytes without a type, as plain NumPy saves those of ``ml_dtypes``."""
+    """Return whether elements are bytes without a type, as plain NumPy saves types of ``ml_dtypes``."""
     return dtype.kind == "V" and not is_extension(dtype)
 
 

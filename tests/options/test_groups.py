@@ -29,6 +29,7 @@ from bisect_trt.targets.onnxrt import level
 from bisect_trt.targets.openvino import openvino_property
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.through import command
+from bisect_trt.targets.trt.settings import tactic
 
 HEAVY = {"numpy", "onnx", "onnx_graphsurgeon", "matplotlib", "onnxruntime"}
 """What takes longer to import than all that a command line is read with."""
@@ -47,6 +48,7 @@ READ: dict[Any, st.SearchStrategy[Any]] = {
     values.absolute: TEXTS.map(Path),
     values.regex: TEXTS | st.sampled_from(["", "a|b", r"err\w+ \d*"]),
     values.existing_file: st.just(__file__),
+    tactic: st.builds("{}={}:{}".format, TEXTS, st.integers(-(1 << 31), 1 << 31), SIZES),
     openvino_property: st.tuples(TEXTS, TEXTS),
     command: st.sampled_from(["cp {model} {out}", "cp {model} 'a b' {out}"]),
     compare.drop: st.builds(compare.Drop, st.floats(0, 1e300), st.booleans()),

@@ -184,7 +184,12 @@ class World:
         timing = StandIn(self.version, "ITimingCache", {"serialize": lambda: b"timings"})
         config.values.update(
             get_flag=lambda flag: flag in flags and ("set_flag", flag) in config.calls,
-            get_tactic_sources=lambda: 1,
+            get_tactic_sources=lambda: next(
+                (call[1] for call in config.calls[::-1] if call[0] == "set_tactic_sources"), 1
+            ),
+            get_memory_pool_limit=lambda pool: next(
+                (call[2] for call in config.calls[::-1] if call[:2] == ("set_memory_pool_limit", pool)), 0
+            ),
             create_timing_cache=lambda _: timing,
             get_timing_cache=lambda: timing,
             int8_calibrator=None,
