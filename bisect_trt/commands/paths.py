@@ -189,7 +189,10 @@ def _identity(path: Path) -> _Identity | None:
     with suppress(OSError, ValueError):
         state = path.stat()
         return (state.st_dev, state.st_ino, "") if stat.S_ISREG(state.st_mode) else None
-    full = Path(os.path.realpath(path))
+    try:
+        full = Path(os.path.realpath(path))
+    except OSError:  # the working directory is gone, which is refused where the run is opened
+        return 0, 0, str(path)
     with suppress(OSError, ValueError):
         folder = full.parent.stat()
         return folder.st_dev, folder.st_ino, full.name

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bisect_trt.errors import OutputFileError
+from bisect_trt.errors import OutputFileError, ValueRefusedError
 from bisect_trt.options.spec import written
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.user_checks import CommandCheck, note_command
@@ -111,9 +111,15 @@ class BuiltinCheck:
             same=self.same,
         )
         places: list[Place] = []
-        reply = self.workers.ask(
-            request, self.timeout, cancel, log=files.log, confirm=self.confirm, on_place=places.append
-        )
+        try:
+            reply = self.workers.ask(
+                request, self.timeout, cancel, log=files.log, confirm=self.confirm, on_place=places.append
+            )
+        except ValueRefusedError as error:
+            if files.target is None:
+                raise
+            # A setting that a search turns, and that this runtime does not keep, says nothing about the model.
+            return Outcome(Ending.OTHER, "setting refused", str(error))
         outcome = replace(self._read(reply, strict=strict), place=places[-1].said if places else None)
         if self.engine_cache is not None and files.engine is None:
             self.engine_cache.offer(files, passed=outcome.ending is Ending.PASSED)

@@ -252,7 +252,7 @@ def test_the_newer_release_of_this_environment_is_the_fix(
     releases(here, "F").tell(monkeypatch)
     chain(here / "model.onnx", 1)
     words = ["model.onnx", "--onnxrt", "--on", "env=onnxruntime==1.0", "--json", "result.json", "-o", "out"]
-    result = cli("diagnose", *words).ended(0).result
+    result = cli("diagnose", *words).ended(3).result  # nothing passes in the release that fails
     assert result["upgrade"].startswith("upgrade to ONNX Runtime ")
     assert (here / "out" / "ISSUE.md").read_text().startswith("> **Fixed in a newer release**: upgrade to ONNX Runtime")
 
@@ -306,6 +306,6 @@ def test_a_function_cannot_be_a_check(here: Path) -> None:
 
 def test_the_interpreter_at_hand_stands_for_it_elsewhere(cli: CommandLine, here: Path) -> None:
     check = ["--check", "{python}", "-c", "exit(1)", "{model}"]
-    assert cli("reduce", chain(here / "model.onnx"), "-o", "out.onnx", *check).status == 0
+    assert cli("reduce", chain(here / "model.onnx"), "-o", "out.onnx", *check).status == 3  # nothing passes
     log = next((here / ".bisect-trt").glob("*/candidates/*/command.txt")).read_text()
     assert log.startswith(sys.executable)

@@ -204,7 +204,8 @@ def test_out_of_memory_is_a_failure_that_is_searched(here: Path) -> None:
     command = [sys.executable, "-m", "bisect_trt", "reduce", "m.onnx", "--onnxrt", "-o", "out.onnx", "--json", "r.json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit)
     result = read_json(here / "r.json")
-    assert done.returncode == 0, done.stderr
+    # One neighbour runs out of memory while it runs, not while it is loaded, so the answer is not proven.
+    assert done.returncode == 3, done.stderr
     assert "big" in [culprit["name"] for culprit in result["culprits"]]
     assert result["report"]["probes"][0]["reason"].endswith("std::bad_alloc")
 
