@@ -345,12 +345,13 @@ class Worker:
         runtime = self._runtime(request.target)
         feed = feed_of(request, request.samples[0])
         ranges = _ranges(request)
+        load = partial(runtime.load, ranges=ranges) if ranges else runtime.load
         if not request.same:
-            return runtime.load(request.model, feed, ranges)
+            return load(request.model, feed)
         known = request.target, request.model.read_bytes(), shapes_of(feed), ranges
         if self._last is None or self._last[0] != known:
             self._last = None  # it goes before the next one comes
-            self._last = known, runtime.load(request.model, feed, ranges)
+            self._last = known, load(request.model, feed)
         return self._last[1]
 
 

@@ -55,7 +55,7 @@ def search(tmp_path_factory: pytest.TempPathFactory) -> Path:
     chain(folder / "model.onnx", 20)
     check = script(folder / "check.sh", f"if {has(node_tag(3), node_tag(11))}; then exit 1; fi; exit 125")
     options = ["-o", "o.onnx", "--json", "r.json", "--check", check, "{model}"]
-    result = bisect_trt("reduce", "model.onnx", *options, cwd=folder).ended(0).result
+    result = bisect_trt("reduce", "model.onnx", *options, cwd=folder).ended(3).result
     probes = result["report"]["probes"]
     many = ({**probes[n % len(probes)], "number": n + 1, "reason": f"reason {n}"} for n in range(200))
     result["report"]["probes"] = [*many]
