@@ -22,7 +22,7 @@ def test_an_oracle_in_one_file(tmp_path: Path) -> None:
     overflowing(tmp_path / "model.onnx")
     words = ["reduce", "model.onnx", "--onnxrt", "--workers", "1", "-o", "slow.onnx", "--max-latency"]
     bisect_trt(tmp_path, *words, "1e6").ended(1)
-    bisect_trt(tmp_path, *words, "0").ended(0)
+    bisect_trt(tmp_path, *words, "0").ended(3)  # no model takes no time, so nothing passes and nothing is proven
     assert len(node_names(tmp_path / "slow.onnx")) == 1
     call = "bisect_trt.reduce('model.onnx', target='onnxrt', max_latency=1e6).status"
     assert python(tmp_path, "-c", f"import bisect_trt; print({call})").out.strip() == "not_reproduced"

@@ -181,7 +181,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine) ->
 
 
 def test_fresh_process_reaches_every_probe(target: Callable[..., Ran], tmp_path: Path) -> None:
-    target("reduce", "-o", "out.onnx", "--fresh-process", "--no-shrink", "--workers", "1").ended(3)  # nothing passes
+    target("reduce", "-o", "out.onnx", "--fresh-process", "--no-shrink", "--workers", "1").ended(0)
     processes = [line.split()[0] for line in (tmp_path / "standin" / "ran.txt").read_text().splitlines()]
     assert len(set(processes)) == len(processes) > 2
 
