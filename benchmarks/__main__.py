@@ -2,10 +2,12 @@
 
     python -m benchmarks [NAME...]
 
-Each NAME is a benchmark of ``benchmarks/figures.py``; all of them where none is given. A table of markdown is printed for
-each as soon as it is measured, and every figure is written to ``benchmarks/out/figures.json``, beside those of other
-benchmarks that are there from before. The exit status is 1 if an aim is missed or a benchmark cannot be run. Several are run in
-a process each, which is ended if it takes longer than its limit, so that none keeps the others from being run.
+Each NAME is a benchmark of ``benchmarks/figures.py``; all of them where none is given. A table of
+markdown is printed for each as soon as it is measured, and every figure is written to
+``benchmarks/out/figures.json``, beside those of other benchmarks that are there from before. The
+exit status is 1 if an aim is missed or a benchmark cannot be run. Several are run in a process
+each, which is ended if it takes longer than its limit, so that none keeps the others from being
+run.
 """
 
 from __future__ import annotations
@@ -22,8 +24,15 @@ from pathlib import Path
 
 from benchmarks.figures import BENCHMARKS, HEAD, Figure, benchmark, machine
 
-MOST_S = {"reduce": 1800.0, "reduce-two": 1800.0, "graphs": 1800.0, "zoo": 7200.0, "latency": 3600.0}
-"""Seconds on the clock that a benchmark may take; an idle machine of two cores takes a fifth of them, or less."""
+MOST_S = {
+    "reduce": 1800.0,
+    "reduce-two": 1800.0,
+    "graphs": 1800.0,
+    "zoo": 7200.0,
+    "latency": 3600.0,
+}
+"""Seconds on the clock that a benchmark may take; an idle machine of two cores takes a fifth of
+them, or less."""
 _MOST_ELSE_S = 900.0
 OUT = Path(__file__).with_name("out") / "figures.json"
 
@@ -33,7 +42,8 @@ def measure(name: str) -> list[Figure]:
     function = benchmark(name)
     about = (function.__doc__ or "").strip().splitlines()[0]
     print(f"### {name}: {about}\n\n{HEAD}", flush=True)
-    figures, began = [], time.monotonic()
+    figures = []
+    began = time.monotonic()
     for figure in function():
         print(figure.row(), flush=True)
         figures.append(figure)
@@ -45,7 +55,10 @@ def keep(name: str, figures: list[Figure]) -> None:
     """Write figures down, beside those of other benchmarks."""
     OUT.parent.mkdir(exist_ok=True)
     kept = json.loads(OUT.read_text()) if OUT.exists() else {}
-    kept[name] = {"machine": machine(), "figures": [{**asdict(each), "reached": each.reached} for each in figures]}
+    kept[name] = {
+        "machine": machine(),
+        "figures": [{**asdict(each), "reached": each.reached} for each in figures],
+    }
     OUT.write_text(json.dumps(kept, indent=1) + "\n")
 
 
@@ -66,7 +79,9 @@ def apart(name: str) -> list[str]:
     if kept.pop(name, None) is not None:
         OUT.write_text(json.dumps(kept, indent=1) + "\n")
     most = MOST_S.get(name, _MOST_ELSE_S)
-    with subprocess.Popen([sys.executable, "-m", "benchmarks", name], start_new_session=True) as run:
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks", name], start_new_session=True
+    ) as run:
         try:
             run.wait(most)
         except BaseException as error:
@@ -74,7 +89,9 @@ def apart(name: str) -> list[str]:
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             print(f"\n{name} was ended after {most:.0f} s.\n", file=sys.stderr)
-    figures = (json.loads(OUT.read_text()) if OUT.exists() else {}).get(name, {"figures": None})["figures"]
+    figures = (json.loads(OUT.read_text()) if OUT.exists() else {}).get(name, {"figures": None})[
+        "figures"
+    ]
     if figures is None:
         return [f"{name}: not run to its end"]
     return [f"{name}: {figure['what']}" for figure in figures if figure["reached"] is False]
@@ -83,9 +100,13 @@ def apart(name: str) -> list[str]:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of: {', '.join(BENCHMARKS)} (default: all)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"any of: {', '.join(BENCHMARKS)} (default: all)"
+    )
     names = parser.parse_args().names or list(BENCHMARKS)
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:

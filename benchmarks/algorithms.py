@@ -1,7 +1,8 @@
 """Other ways to look for the fewest units that are needed, to count their questions beside those of ours.
 
-Each takes the units, of which all together show what is looked for, and ``ask``, which says whether a set does; each gives
-back the set it ends with. None is used by bisect-trt: ``docs/search.md`` has what they cost.
+Each takes the units, of which all together show what is looked for, and ``ask``, which says whether
+a set does; each gives back the set it ends with. None is used by bisect-trt: ``docs/search.md`` has
+what they cost.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ Asks = Callable[[Subset], bool]
 
 def by_repeated_bisection(units: Sequence[int], ask: Asks) -> Subset:
     """The shortest prefix that does, again and again with what was found kept (Zeller's "dd" with a fixed order)."""
-    found, rest = frozenset[int](), list(units)
+    found = frozenset[int]()
+    rest = list(units)
     while not (found and ask(found)):
-        low, high = 0, len(rest)
+        low = 0
+        high = len(rest)
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if ask(found.union(rest[:middle])) else (middle, high)
-        found, rest = found | {rest[high - 1]}, rest[: high - 1]
+        found = found | {rest[high - 1]}
+        rest = rest[: high - 1]
     return found
 
 
@@ -34,7 +38,8 @@ def by_quickxplain(units: Sequence[int], ask: Asks) -> Subset:
             return frozenset()
         if len(rest) == 1:
             return frozenset(rest)
-        first, second = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+        first = rest[: len(rest) // 2]
+        second = rest[len(rest) // 2 :]
         right = explain(background.union(first), True, second)
         return right | explain(background | right, bool(right), first)
 
@@ -43,18 +48,22 @@ def by_quickxplain(units: Sequence[int], ask: Asks) -> Subset:
 
 def by_hwang(units: Sequence[int], ask: Asks, count: int) -> Subset:
     """Generalised binary splitting (Hwang, JASA 1972), which is told how many there are."""
-    kept, rest, found = frozenset(units), list(units), frozenset[int]()
+    kept = frozenset(units)
+    rest = list(units)
+    found = frozenset[int]()
     while count and rest:
         few = len(rest) <= 2 * count - 2
         size = 1 if few else 2 ** int(math.log2((len(rest) - count + 1) / count))
         group = rest[:size]
         if (without := kept.difference(group)) and ask(without):
-            kept, rest = without, rest[size:]
+            kept = without
+            rest = rest[size:]
             continue
         while len(group) > 1:
             half = group[: len(group) // 2]
             if (without := kept.difference(half)) and ask(without):
-                kept, group = without, group[len(half) :]
+                kept = without
+                group = group[len(half) :]
             else:
                 group = half
         found |= {group[0]}
@@ -68,12 +77,15 @@ def by_probabilities(units: Sequence[int], ask: Asks) -> Subset:
     chance = dict.fromkeys(units, 0.1)
     while any(0 < p < 1 for p in chance.values()):
         order = sorted((unit for unit, p in chance.items() if p < 1), key=lambda unit: chance[unit])
-        best, gain, none = 0, 0.0, 1.0
+        best = 0
+        gain = 0.0
+        none = 1.0
         for size, unit in enumerate(order, 1):
             none *= 1 - chance[unit]
             if size * none < gain:
                 break
-            best, gain = size, size * none
+            best = size
+            gain = size * none
         left_out = order[:best]
         if len(left_out) < len(chance) and ask(frozenset(chance).difference(left_out)):
             for unit in left_out:

@@ -15,6 +15,9 @@ if __name__ == "__main__":
     model, inputs, output, *low = sys.argv[1:]
     # All its rules at their defaults; the values it goes by are those that the model is fed.
     mixed = convert_to_mixed_precision(
-        onnx_path=model, low_precision_type=low[0] if low else "fp16", keep_io_types=True, calibration_data=inputs
+        onnx_path=model,
+        low_precision_type=low[0] if low else "fp16",
+        keep_io_types=True,
+        calibration_data=inputs,
     )
     onnx.save(mixed, output)

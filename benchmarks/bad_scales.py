@@ -1,9 +1,10 @@
 """Planted bad scales in models that ONNX Runtime quantized: are they found exactly, and in how many probes?
 
-``python -m benchmarks.bad_scales [--seeds N]``. Each seed is a ResNet or a BERT of random weights with one to five bad scales or
-zero points. Beside it: ONNX Runtime's own ``qdq_loss_debug`` with the float model in hand (the tensors with the least signal to
-noise of their own, as many as were planted), and the sensitivity that people measure by hand (each group alone in floats, then
-keep adding the one that helps most until all that is needed is among them).
+``python -m benchmarks.bad_scales [--seeds N]``. Each seed is a ResNet or a BERT of random weights
+with one to five bad scales or zero points. Beside it: ONNX Runtime's own ``qdq_loss_debug`` with
+the float model in hand (the tensors with the least signal to noise of their own, as many as were
+planted), and the sensitivity that people measure by hand (each group alone in floats, then keep
+adding the one that helps most until all that is needed is among them).
 """
 
 from __future__ import annotations
@@ -81,9 +82,12 @@ def measure(seed: int, folder: Path) -> Row:
     groups = extra["groups"]
     planted = {group["id"] for group in groups if done.keys() & set(group["scales"])}
     kept = {entry["group"] for entry in extra["keep_fp32"]}
-    held, needed = extra.get("validation") or {}, {entry["group"] for entry in extra["minimal"]}
+    held = extra.get("validation") or {}
+    needed = {entry["group"] for entry in extra["minimal"]}
     helped = sorted(groups, key=lambda group: group["error_alone_removed"] or 0.0)
-    by_hand = 1 + max((place for place, group in enumerate(helped) if group["id"] in needed), default=-1)
+    by_hand = 1 + max(
+        (place for place, group in enumerate(helped) if group["id"] in needed), default=-1
+    )
     tensors = loss_debug(folder / f"{source.name}-float.onnx", path, samples, len(done))
     return Row(
         source.name, ", ".join(done.values()), len(groups), len(kept), kept == planted, len(needed),
@@ -104,7 +108,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(arguments.first, arguments.first + arguments.seeds):
             rows.append(measure(seed, Path(folder)))
-            cells = [f"{value:.1f}" if isinstance(value, float) else str(value) for value in astuple(rows[-1])]
+            cells = [
+                f"{value:.1f}" if isinstance(value, float) else str(value)
+                for value in astuple(rows[-1])
+            ]
             print(f"| {' | '.join(cells)} |", flush=True)
     ratio = sum(row.probes for row in rows) / sum(row.bound for row in rows)
     worst = max(row.probes / row.bound for row in rows)

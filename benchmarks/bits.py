@@ -17,7 +17,9 @@ from _builder import GraphBuilder
 
 from benchmarks.outliers import WIDTH, Arrays, Draw, attention, conv, dense, layer_norm, linear
 
-TOKENS, VOCABULARY, IMAGE = 16, 200, 16
+TOKENS = 16
+VOCABULARY = 200
+IMAGE = 16
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,9 @@ class Float:
 
 def resnet(seed: int, blocks: int = 6) -> Float:
     """Bottlenecks without norms (folded), images N(0, 1)."""
-    g, wide, narrow = GraphBuilder(seed), 32, 16
+    g = GraphBuilder(seed)
+    wide = 32
+    narrow = 16
     x = g.op("Relu", conv(g, "image", "/stem", (wide, 3, 3), stride=2), scope="/stem")
     for block in range(blocks):
         scope = f"/layer{block}"
@@ -41,33 +45,50 @@ def resnet(seed: int, blocks: int = 6) -> Float:
         x = g.op("Relu", g.op("Add", x, y, scope=scope), scope=f"{scope}/act3")
     pooled = g.op("Flatten", g.op("GlobalAveragePool", x, scope="/pool"), scope="/pool")
     dense(g, pooled, "/fc", (wide, 50))
-    model = g.model("resnet", {"image": (int(TensorProto.FLOAT), (1, 3, IMAGE, IMAGE))}, "logits", (1, 50), 13)
+    model = g.model(
+        "resnet", {"image": (int(TensorProto.FLOAT), (1, 3, IMAGE, IMAGE))}, "logits", (1, 50), 13
+    )
     return Float(
-        f"resnet-{seed}", model, lambda rng: {"image": rng.standard_normal((1, 3, IMAGE, IMAGE)).astype(np.float32)}
+        f"resnet-{seed}",
+        model,
+        lambda rng: {"image": rng.standard_normal((1, 3, IMAGE, IMAGE)).astype(np.float32)},
     )
 
 
 def bert(seed: int, blocks: int = 3) -> Float:
     """Token ids, norms after each part."""
-    g, hidden = GraphBuilder(seed), 2 * WIDTH
-    x = g.op("Gather", g.normal("words", (VOCABULARY, WIDTH), 1.0), "input_ids", scope="/embeddings")
+    g = GraphBuilder(seed)
+    hidden = 2 * WIDTH
+    x = g.op(
+        "Gather", g.normal("words", (VOCABULARY, WIDTH), 1.0), "input_ids", scope="/embeddings"
+    )
     x = g.op("Add", x, g.normal("positions", (1, TOKENS, WIDTH), 0.3), scope="/embeddings")
     x = layer_norm(g, x, "/embeddings/norm")
     for block in range(blocks):
         scope = f"/encoder/layer.{block}"
-        x = g.op("Add", x, attention(g, x, f"{scope}/attention", None, TOKENS), scope=f"{scope}/attention")
+        x = g.op(
+            "Add",
+            x,
+            attention(g, x, f"{scope}/attention", None, TOKENS),
+            scope=f"{scope}/attention",
+        )
         x = layer_norm(g, x, f"{scope}/attention/norm")
-        first, second = g.draw((WIDTH, hidden), WIDTH**-0.5), g.draw((hidden, WIDTH), hidden**-0.5)
+        first = g.draw((WIDTH, hidden), WIDTH**-0.5)
+        second = g.draw((hidden, WIDTH), hidden**-0.5)
         y = linear(g, x, f"{scope}/fc1", first, g.draw((hidden,), 0.05))
         y = linear(g, g.op("Relu", y, scope=scope), f"{scope}/fc2", second, g.draw((WIDTH,), 0.05))
         x = layer_norm(g, g.op("Add", x, y, scope=scope), f"{scope}/output/norm")
     dense(g, x, "/head", (WIDTH, 20))
     kinds = {"input_ids": (int(TensorProto.INT64), (1, TOKENS))}
     model = g.model("bert", kinds, "logits", (1, TOKENS, 20), 13)
-    return Float(f"bert-{seed}", model, lambda rng: {"input_ids": rng.integers(0, VOCABULARY, (1, TOKENS))})
+    return Float(
+        f"bert-{seed}", model, lambda rng: {"input_ids": rng.integers(0, VOCABULARY, (1, TOKENS))}
+    )
 
 
-def quantize(source: Float, path: Path, *, per_channel: bool = True, signed: bool = False, samples: int = 16) -> None:
+def quantize(
+    source: Float, path: Path, *, per_channel: bool = True, signed: bool = False, samples: int = 16
+) -> None:
     """Write the model as ONNX Runtime's static quantizer makes it: QDQ, min-max calibration on drawn samples."""
     from onnxruntime.quantization import (  # noqa: PLC0415 - it takes a second
         CalibrationDataReader,
@@ -84,7 +105,9 @@ def quantize(source: Float, path: Path, *, per_channel: bool = True, signed: boo
         def get_next(self) -> Arrays | None:
             return next(self._samples, None)
 
-    logging.getLogger().setLevel(logging.ERROR)  # it asks for its own pre-processing, on the root logger
+    logging.getLogger().setLevel(
+        logging.ERROR
+    )  # it asks for its own pre-processing, on the root logger
     plain = path.with_name(f"{path.stem}-float.onnx")
     onnx.save(source.model, plain)
     quantize_static(
@@ -102,13 +125,22 @@ def quantize(source: Float, path: Path, *, per_channel: bool = True, signed: boo
 def activation_scales(model: onnx.ModelProto) -> dict[str, str]:
     """The scales of what is quantized as it runs, each with its zero point."""
     stored = {tensor.name for tensor in model.graph.initializer}
-    stored |= {name for node in model.graph.node if node.op_type == "Constant" for name in node.output}
-    # An embedding shares its scale with what is looked up: weights that were rounded with it are gone.
-    weights = {n.input[1] for n in model.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in stored}
+    stored |= {
+        name for node in model.graph.node if node.op_type == "Constant" for name in node.output
+    }
+    # An embedding shares its scale with what is looked up: weights that were rounded with it are
+    # gone.
+    weights = {
+        n.input[1]
+        for n in model.graph.node
+        if n.op_type == "DequantizeLinear" and n.input[0] in stored
+    }
     return {
         node.input[1]: node.input[2]
         for node in model.graph.node
-        if node.op_type == "QuantizeLinear" and node.input[0] not in stored and node.input[1] not in weights
+        if node.op_type == "QuantizeLinear"
+        and node.input[0] not in stored
+        and node.input[1] not in weights
     }
 
 
@@ -122,7 +154,8 @@ def spoil(model: onnx.ModelProto, count: int, rng: np.random.Generator) -> dict[
     scales = activation_scales(model)
     done: dict[str, str] = {}
     for name in rng.choice(sorted(scales), size=count, replace=False):
-        scale, zero = stored[str(name)], stored[scales[str(name)]]
+        scale = stored[str(name)]
+        zero = stored[scales[str(name)]]
         how = str(rng.choice(("large", "small", "zero point")))
         if how == "zero point":
             was = numpy_helper.to_array(zero)

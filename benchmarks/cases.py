@@ -1,10 +1,12 @@
 """What the benchmarks reduce: models, and the nodes that a check requires in them.
 
-The light models are real architectures that ship in the ``onnx`` wheel, their weights produced by ``ConstantOfShape``
-nodes. Those come along with whoever consumes them, so neither the choice of required nodes nor the count of what is
-left looks at them: both only know the **computing nodes**, which depend on what the user feeds.
+The light models are real architectures that ship in the ``onnx`` wheel, their weights produced by
+``ConstantOfShape`` nodes. Those come along with whoever consumes them, so neither the choice of
+required nodes nor the count of what is left looks at them: both only know the **computing nodes**,
+which depend on what the user feeds.
 
-A node is named by its first output tensor. None of these models has nested graphs (``If``, ``Loop``, ``Scan``).
+A node is named by its first output tensor. None of these models has nested graphs (``If``,
+``Loop``, ``Scan``).
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Case:
     @property
     def name(self) -> str:
         """For reports, for example ``densenet121/2-nodes/seed-0``."""
-        return f"{self.model.stem.removeprefix('light_')}/{len(self.required)}-nodes/seed-{self.seed}"
+        return (
+            f"{self.model.stem.removeprefix('light_')}/{len(self.required)}-nodes/seed-{self.seed}"
+        )
 
     @property
     def bound(self) -> float:
@@ -89,7 +93,8 @@ def first_output(node: onnx.NodeProto) -> str:
 def nodes_left(original: Path, reduced: Path) -> tuple[str, ...]:
     """Which computing nodes of the original model a reduced one still has.
 
-    A node is a computing node by what it was in the original, also where a reduction froze its inputs to constants.
+    A node is a computing node by what it was in the original, also where a reduction froze its
+    inputs to constants.
     """
     wanted = set(computing_nodes(original))
     graph = onnx.load(reduced, load_external_data=False).graph
@@ -128,20 +133,24 @@ def write_generated(folder: Path, nodes: int, seed: int = 0) -> Path:
 def generated(nodes: int, seed: int = 0) -> onnx.ModelProto:
     """A branching network of exactly ``nodes`` nodes: residual blocks of Mul, Add and Relu on float32 [1, 8, 8, 8].
 
-    Each block sends its input down two or three branches of one to four steps and adds them up; one block in four also
-    adds what an earlier block put out. Values stay bounded at any depth: the branches are scaled so that a block puts
-    out less than 0.9 times the largest value it is given, plus a small constant.
+    Each block sends its input down two or three branches of one to four steps and adds them up; one
+    block in four also adds what an earlier block put out. Values stay bounded at any depth: the
+    branches are scaled so that a block puts out less than 0.9 times the largest value it is given,
+    plus a small constant.
     """
     rng = random.Random(seed)
     shape = (1, 8, 8, 8)
     builder = _Builder()
     blocks = ["input"]
-    # A block has at most 3 branches of 5 nodes, 2 joins, a skip of 2 and a Relu: 20 nodes. What then misses is a chain.
+    # A block has at most 3 branches of 5 nodes, 2 joins, a skip of 2 and a Relu: 20 nodes. What
+    # then misses is a chain.
     while len(builder.nodes) + 20 <= nodes:
         ends = [builder.branch(blocks[-1], rng, 0.3) for _ in range(rng.randint(2, 3))]
         if rng.random() < 0.25:
             ends.append(builder.scaled(rng.choice(blocks), 0.05))
-        blocks.append(builder.step("Relu", functools.reduce(lambda a, b: builder.step("Add", a, b), ends)))
+        blocks.append(
+            builder.step("Relu", functools.reduce(lambda a, b: builder.step("Add", a, b), ends))
+        )
     last = blocks[-1]
     while len(builder.nodes) < nodes:
         last = builder.step("Relu", last)
@@ -159,23 +168,33 @@ def generated(nodes: int, seed: int = 0) -> onnx.ModelProto:
 def overflowing(nodes: int, culprits: int, seed: int = 0) -> onnx.ModelProto:
     """A generated network with so many places where values are multiplied by 9e8 and divided again: too much for fp16.
 
-    Each is four nodes more, ``much``, ``more``, ``less`` and ``little`` with its number; the second one overflows.
+    Each is four nodes more, ``much``, ``more``, ``less`` and ``little`` with its number; the second
+    one overflows.
     """
     model = generated(nodes, seed)
     graph = model.graph
     graph.initializer.extend(
-        numpy_helper.from_array(np.array(v, np.float32), n) for n, v in (("up", 3e4), ("down", 1 / 3e4))
+        numpy_helper.from_array(np.array(v, np.float32), n)
+        for n, v in (("up", 3e4), ("down", 1 / 3e4))
     )
     places = {round((place + 0.5) * nodes / culprits): place for place in range(culprits)}
     ordered: list[onnx.NodeProto] = []
     for index, node in enumerate(graph.node):
         ordered.append(node)
         if index in places:
-            after, last = node.output[0], f"before_{places[index]}"
+            after = node.output[0]
+            last = f"before_{places[index]}"
             node.output[0] = last
-            for name, factor in (("much", "up"), ("more", "up"), ("less", "down"), ("little", "down")):
+            for name, factor in (
+                ("much", "up"),
+                ("more", "up"),
+                ("less", "down"),
+                ("little", "down"),
+            ):
                 made = after if name == "little" else f"{name}_{places[index]}_out"
-                ordered.append(helper.make_node("Mul", [last, factor], [made], name=f"{name}_{places[index]}"))
+                ordered.append(
+                    helper.make_node("Mul", [last, factor], [made], name=f"{name}_{places[index]}")
+                )
                 last = made
     kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in ordered]
     del graph.node[:]
@@ -211,5 +230,9 @@ class _Builder:
         """Adds a Mul and then up to four steps; returns the last one's output."""
         end = self.scaled(tensor, factor * rng.uniform(0.5, 0.9))
         for _ in range(rng.randint(1, 4)):
-            end = self.step("Relu", end) if rng.random() < 0.5 else self.step("Add", end, self.weight(0.01))
+            end = (
+                self.step("Relu", end)
+                if rng.random() < 0.5
+                else self.step("Add", end, self.weight(0.01))
+            )
         return end

@@ -16,7 +16,8 @@ if __name__ == "__main__":
     model, inputs, output = sys.argv[1:]
     with np.load(inputs) as file:
         feeds = dict(file)
-    # Its own tolerances, as its documentation has them; it runs the model on ONNX Runtime's CPU provider.
+    # Its own tolerances, as its documentation has them; it runs the model on ONNX Runtime's CPU
+    # provider.
     mixed = auto_mixed_precision.auto_convert_mixed_precision(
         onnx.load(model), feeds, rtol=0.01, atol=0.001, keep_io_types=True
     )

@@ -1,9 +1,10 @@
 """Decoders with weights of any size: fp16, in several files beside the model, real numbers or a sparse file.
 
-A layer is that of LLaMA: RMSNorm computed in fp32, as exporters write it, attention, a gated feed-forward part, and two
-additions to the residual stream. The embedding is tied: its weight is looked up in at the start and, transposed, multiplied
-with at the end. One of the last layers writes a large entry to the residual stream, so that the squares of the norms behind
-it overflow in fp16: `--fp16` fails on it.
+A layer is that of LLaMA: RMSNorm computed in fp32, as exporters write it, attention, a gated
+feed-forward part, and two additions to the residual stream. The embedding is tied: its weight is
+looked up in at the start and, transposed, multiplied with at the end. One of the last layers writes
+a large entry to the residual stream, so that the squares of the norms behind it overflow in fp16:
+`--fp16` fails on it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-WIDTH, INNER, HEADS, WORDS, TOKENS = 4096, 11008, 32, 32000, 8
+WIDTH = 4096
+INNER = 11008
+HEADS = 32
+WORDS = 32000
+TOKENS = 8
 OUTLIER = 400.0
 """Its square is 160,000; the largest number in fp16 is 65,504."""
 _BLOCK = 1 << 22
@@ -27,9 +32,16 @@ _BLOCK = 1 << 22
 class _Files:
     """The weights' files, each taking so many bytes; the numbers written, or left out for holes."""
 
-    def __init__(self, folder: Path, name: str, most: int, kind: int, *, sparse: bool, stack: ExitStack) -> None:
-        self.kind, self.dtype = kind, helper.tensor_dtype_to_np_dtype(kind)
-        self._folder, self._name, self._most, self._sparse, self._stack = folder, name, most, sparse, stack
+    def __init__(
+        self, folder: Path, name: str, most: int, kind: int, *, sparse: bool, stack: ExitStack
+    ) -> None:
+        self.kind = kind
+        self.dtype = helper.tensor_dtype_to_np_dtype(kind)
+        self._folder = folder
+        self._name = name
+        self._most = most
+        self._sparse = sparse
+        self._stack = stack
         self._numbers = np.random.default_rng(0).standard_normal(_BLOCK, np.float32)
         self._files: list[BinaryIO] = []
 
@@ -57,7 +69,13 @@ class _Files:
 
 
 def write_decoder(
-    folder: Path, layers: int, *, width: int = WIDTH, per_file: int = 5 << 30, sparse: bool = False, wide: bool = False
+    folder: Path,
+    layers: int,
+    *,
+    width: int = WIDTH,
+    per_file: int = 5 << 30,
+    sparse: bool = False,
+    wide: bool = False,
 ) -> Path:
     """Write a decoder, as ``decoder.onnx`` and its weights; about 405 MB a layer of width 4096, and 262 MB the embedding.
 
@@ -79,7 +97,8 @@ def write_decoder(
 
 
 def _decoder(files: _Files, layers: int, width: int) -> onnx.ModelProto:
-    inner, words = INNER * width // WIDTH, max(WORDS * width // WIDTH, 64)
+    inner = INNER * width // WIDTH
+    words = max(WORDS * width // WIDTH, 64)
     small = {
         "two": np.float32(2),
         "tiny": np.float32(1e-6),
@@ -92,7 +111,9 @@ def _decoder(files: _Files, layers: int, width: int) -> onnx.ModelProto:
     nodes = [helper.make_node("Gather", ["embedding", "ids"], ["h"], name="lookup")]
     last = "h"
     for layer in range(layers):
-        for part in _layer(f"l{layer}.", last, width, inner, files, outlier=layer == max(layers - 2, 0)):
+        for part in _layer(
+            f"l{layer}.", last, width, inner, files, outlier=layer == max(layers - 2, 0)
+        ):
             (nodes if isinstance(part, onnx.NodeProto) else weights).append(part)
         last = f"l{layer}.out"
     nodes += _norm("last.", last, "normed", files.kind)
@@ -117,7 +138,10 @@ def _norm(at: str, read: str, made: str, kind: int) -> list[onnx.NodeProto]:
         ("Sqrt", [f"{at}positive"], "root", {}),
         ("Div", [f"{at}wide", f"{at}root"], "unit", {}),
     ]
-    nodes = [helper.make_node(op, reads, [at + name], name=at + name, **more) for op, reads, name, more in steps]
+    nodes = [
+        helper.make_node(op, reads, [at + name], name=at + name, **more)
+        for op, reads, name, more in steps
+    ]
     return [*nodes, helper.make_node("Cast", [f"{at}unit"], [made], name=made, to=kind)]
 
 
@@ -140,7 +164,9 @@ def _layer(
     for name in "qkv":
         yield node("MatMul", ["x", f"{name}.weight"], f"{name}.flat")
         yield node("Reshape", [f"{name}.flat", "heads"], f"{name}.heads")
-        yield node("Transpose", [f"{name}.heads"], name, perm=[0, 2, 3, 1] if name == "k" else [0, 2, 1, 3])
+        yield node(
+            "Transpose", [f"{name}.heads"], name, perm=[0, 2, 3, 1] if name == "k" else [0, 2, 1, 3]
+        )
     yield node("MatMul", ["q", "k"], "dots")
     yield node("Mul", ["dots", "scale"], "scores")
     yield node("Softmax", ["scores"], "shares", axis=-1)

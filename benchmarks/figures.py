@@ -1,7 +1,7 @@
 """Every figure beside its aim, in one run: a table of benchmarks, and how one of them says what it measured.
 
-A benchmark is a function without arguments that yields :class:`Figure`; its module is imported when it is run. To add one,
-write the function and name it in :data:`BENCHMARKS`.
+A benchmark is a function without arguments that yields :class:`Figure`; its module is imported when
+it is run. To add one, write the function and name it in :data:`BENCHMARKS`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ BENCHMARKS = {
     "latency": "benchmarks.latency:figures",
     "gpu": "benchmarks.tensorrt:figures",
 }
-"""By name, in the order in which they are run: the function, as ``MODULE:FUNCTION``. Its docstring says what it measures."""
+"""By name, in the order in which they are run: the function, as ``MODULE:FUNCTION``. Its docstring
+says what it measures."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,15 @@ def benchmark(name: str) -> Measure:
 @cache
 def machine() -> dict[str, object]:
     """What the figures depend on: the versions and cores, and the load when this was first asked."""
-    packages = ("onnx", "onnxruntime", "onnxruntime-gpu", "onnx-graphsurgeon", "numpy", "polygraphy", "bisect-trt")
+    packages = (
+        "onnx",
+        "onnxruntime",
+        "onnxruntime-gpu",
+        "onnx-graphsurgeon",
+        "numpy",
+        "polygraphy",
+        "bisect-trt",
+    )
     return {
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),

@@ -1,11 +1,13 @@
 """Simulates checks that fail only sometimes.
 
-    python -m benchmarks.flaky [--searches N] [--rates P,...] [--units N] [--required N] [--repeats N,...] [--workers N]
+    python -m benchmarks.flaky [--searches N] [--rates P,...] [--units N] [--required N] [--repeats
+    N,...] [--workers N]
 
-Some required nodes among many; the check sees them in a share of its runs. The search is that of ``bisect-trt reduce
---repeat N`` with its probes and journal; only the check is a coin. A repeat of 0, without ``--repeat``, is simulated without
-journal and models: the same search, verdicts and runs. Prints a markdown table: how many searches end at exactly the required
-nodes, how many are wrong and called proven, and their cost.
+Some required nodes among many; the check sees them in a share of its runs. The search is that of
+``bisect-trt reduce --repeat N`` with its probes and journal; only the check is a coin. A repeat of
+0, without ``--repeat``, is simulated without journal and models: the same search, verdicts and
+runs. Prints a markdown table: how many searches end at exactly the required nodes, how many are
+wrong and called proven, and their cost.
 """
 
 from __future__ import annotations
@@ -30,7 +32,15 @@ from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import DoesNotReproduce, Prober
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.confirm import confirm, read_back
-from bisect_trt.search.oracle import Again, Oracle, Question, Transcript, Units, Verdict, about_units
+from bisect_trt.search.oracle import (
+    Again,
+    Oracle,
+    Question,
+    Transcript,
+    Units,
+    Verdict,
+    about_units,
+)
 from bisect_trt.search.strategy import minimise
 
 if TYPE_CHECKING:
@@ -70,7 +80,8 @@ class CoinCheck:
         self.runs = 0
         self._required = required
         self._rate = rate
-        # Not the generator that chose the required units: those are its first bits, which the first toss would repeat.
+        # Not the generator that chose the required units: those are its first bits, which the first
+        # toss would repeat.
         self._coin = random.Random(f"coin {seed}")
         self._lock = threading.Lock()
 
@@ -118,11 +129,17 @@ def simulate_in_memory(seed: int, units: int, rate: float, required: int = 1) ->
 
     def oracle(question: Question) -> Verdict:
         if question not in memory:
-            again, about = (question, question.question) if isinstance(question, Again) else (None, question)
+            again, about = (
+                (question, question.question) if isinstance(question, Again) else (None, question)
+            )
             assert isinstance(about, Units)
             runs, until = (again.runs or 1, again.until) if again else (1, Verdict.FAIL)
-            tosses = (Verdict.FAIL if check.fails(about.units) else Verdict.PASS for _ in range(runs))
-            memory[question] = next((verdict for verdict in tosses if verdict is until), until.opposite)
+            tosses = (
+                Verdict.FAIL if check.fails(about.units) else Verdict.PASS for _ in range(runs)
+            )
+            memory[question] = next(
+                (verdict for verdict in tosses if verdict is until), until.opposite
+            )
         return memory[question]
 
     if not check.fails(range(units)):
@@ -132,7 +149,13 @@ def simulate_in_memory(seed: int, units: int, rate: float, required: int = 1) ->
 
 
 def simulate(
-    folder: Path, seed: int, units: int, rate: float, repeat: int | None, workers: int = 1, required: int = 1
+    folder: Path,
+    seed: int,
+    units: int,
+    rate: float,
+    repeat: int | None,
+    workers: int = 1,
+    required: int = 1,
 ) -> Ended | None:
     """Return how one search ends; ``None`` if the failure did not reproduce.
 
@@ -168,7 +191,8 @@ def simulate(
 
 
 _FIGURES = 150
-"""Searches for each figure with ``--repeat``: if none is wrong and called proven, fewer than 2% are, with 95% confidence."""
+"""Searches for each figure with ``--repeat``: if none is wrong and called proven, fewer than 2%
+are, with 95% confidence."""
 _MORE_FIGURES = 2000
 """Searches for each figure without ``--repeat``, which are simulated in memory."""
 _SIZES = (24, 668, 143, 371, 176, 203, 66, 46, 22)
@@ -181,11 +205,18 @@ _STEADY_SEEDS = 20
 def steady_runs(required: int) -> float:
     """Return the runs of a steady check over 18 searches: the original, the search, its proof, the read-back, the rest.
 
-    It is the mean over 20 seeds: two searches of each size, whose culprits lie elsewhere with each seed.
+    It is the mean over 20 seeds: two searches of each size, whose culprits lie elsewhere with each
+    seed.
     """
-    ended = [simulate_in_memory(seed, units, 1.0, required) for units in _SIZES for seed in range(_STEADY_SEEDS)]
+    ended = [
+        simulate_in_memory(seed, units, 1.0, required)
+        for units in _SIZES
+        for seed in range(_STEADY_SEEDS)
+    ]
     assert all(search is not None and search.right and search.proven for search in ended)
-    runs = sum(search.runs for search in ended if search is not None) + (len(ended) if required == 1 else 0)
+    runs = sum(search.runs for search in ended if search is not None) + (
+        len(ended) if required == 1 else 0
+    )
     return 2 * runs / _STEADY_SEEDS
 
 
@@ -197,7 +228,9 @@ def _searches(
         return [simulate_in_memory(seed, units, rate, required) for seed in range(number)]
     ended = []
     for seed in range(number):
-        with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        with tempfile.TemporaryDirectory(
+            dir="/dev/shm" if Path("/dev/shm").is_dir() else None
+        ) as folder:
             ended.append(simulate(Path(folder), seed, units, rate, repeat, workers, required))
     return ended
 
@@ -206,24 +239,40 @@ def figures() -> Iterator[Figure]:
     """Yield the runs of steady checks, and for checks that fail only sometimes the searches that are wrong and called proven."""
     for required, aim in ((2, 380), (5, 770)):
         yield Figure(
-            f"runs of a steady check, {required} required, 18 searches, mean of 20 seeds", steady_runs(required), aim
+            f"runs of a steady check, {required} required, 18 searches, mean of 20 seeds",
+            steady_runs(required),
+            aim,
         )
     for repeat, number in ((None, _MORE_FIGURES), (20, _FIGURES)):
         for rate in (0.2, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99):
-            done = [search for search in _searches(number, 371, rate, repeat, 1, 1) if search is not None]
+            done = [
+                search
+                for search in _searches(number, 371, rate, repeat, 1, 1)
+                if search is not None
+            ]
             wrong = 100 * sum(search.proven and not search.right for search in done) / number
             option = "" if repeat is None else f", --repeat {repeat}"
             runs = statistics.mean(search.runs for search in done)
             right = sum(search.right for search in done)
-            note = f"{len(done)} of {number} reproduced, {right} right, {runs:.0f} runs of the check"
-            yield Figure(f"failing in {rate:.0%} of runs{option}: wrong and called proven, %", wrong, 1, note=note)
+            note = (
+                f"{len(done)} of {number} reproduced, {right} right, {runs:.0f} runs of the check"
+            )
+            yield Figure(
+                f"failing in {rate:.0%} of runs{option}: wrong and called proven, %",
+                wrong,
+                1,
+                note=note,
+            )
 
 
 def row(arguments: argparse.Namespace, rate: float, repeat: int | None) -> str:
     """Return the results for one rate and one number of repeats as a row of markdown."""
-    ended = _searches(arguments.searches, arguments.units, rate, repeat, arguments.workers, arguments.required)
+    ended = _searches(
+        arguments.searches, arguments.units, rate, repeat, arguments.workers, arguments.required
+    )
     done = [search for search in ended if search is not None]
-    right, proven = sum(search.right for search in done), sum(search.proven for search in done)
+    right = sum(search.right for search in done)
+    proven = sum(search.proven for search in done)
     wrong = sum(search.proven and not search.right for search in done)
     probes = statistics.mean(search.probes for search in done) if done else 0
     runs = [search.runs for search in done] or [0]
@@ -237,13 +286,25 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="Simulate checks that fail only sometimes.")
     parser.add_argument("--searches", type=int, default=200, help="of each row")
-    parser.add_argument("--rates", default="0.2,0.5,0.7,0.8,0.9,0.95,0.99", help="how often the check sees the failure")
+    parser.add_argument(
+        "--rates",
+        default="0.2,0.5,0.7,0.8,0.9,0.95,0.99",
+        help="how often the check sees the failure",
+    )
     parser.add_argument("--units", type=int, default=371)
-    parser.add_argument("--required", type=int, default=1, help="how many of the units are required")
-    parser.add_argument("--repeats", default="0,1,5,20", help="how often the original is run first; 0 without --repeat")
+    parser.add_argument(
+        "--required", type=int, default=1, help="how many of the units are required"
+    )
+    parser.add_argument(
+        "--repeats",
+        default="0,1,5,20",
+        help="how often the original is run first; 0 without --repeat",
+    )
     parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
-    print(f"{arguments.required} required of {arguments.units} units, {arguments.searches} searches a row:\n")
+    print(
+        f"{arguments.required} required of {arguments.units} units, {arguments.searches} searches a row:\n"
+    )
     columns = (
         "failure rate",
         "--repeat",

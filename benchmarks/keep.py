@@ -2,10 +2,10 @@
 
     python -m benchmarks.keep [--searches N]
 
-No model is run: the check passes if every culprit is kept in fp32. Prints a markdown table of the mean over seeds, all
-questions counted, those that prove 1-minimality too. The information bound is log2 of the number of ways in which the
-culprits can lie, given the ranking; the proof takes a question for each culprit
-more, if there are several.
+No model is run: the check passes if every culprit is kept in fp32. Prints a markdown table of the
+mean over seeds, all questions counted, those that prove 1-minimality too. The information bound is
+log2 of the number of ways in which the culprits can lie, given the ranking; the proof takes a
+question for each culprit more, if there are several.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def _ranked(rng: random.Random, inside: int, outside: int) -> Planted:
 
 def pairs(rng: random.Random) -> Planted:
     """13 groups of two neighbours among 800 units."""
-    return Planted(800, frozenset(2 * pair + place for pair in rng.sample(range(400), 13) for place in (0, 1)))
+    return Planted(
+        800, frozenset(2 * pair + place for pair in rng.sample(range(400), 13) for place in (0, 1))
+    )
 
 
 def norms(*, suspected: bool) -> Plant:
@@ -93,12 +95,19 @@ def bound(inside: int, outside: int) -> float:
 
 def bound_by_chance(count: int) -> float:
     """Bits in where the culprits lie, each with a chance of 90% in the top 5%."""
-    chances = [math.comb(count, inside) * 0.9**inside * 0.1 ** (count - inside) for inside in range(count + 1)]
-    return sum(p * (bound(inside, count - inside) - math.log2(p)) for inside, p in enumerate(chances))
+    chances = [
+        math.comb(count, inside) * 0.9**inside * 0.1 ** (count - inside)
+        for inside in range(count + 1)
+    ]
+    return sum(
+        p * (bound(inside, count - inside) - math.log2(p)) for inside, p in enumerate(chances)
+    )
 
 
 CASES: dict[str, tuple[Plant, int, float | None]] = {
-    **{f"{k} of 1000": (scattered(k), k, math.log2(math.comb(UNITS, k))) for k in (1, 2, 5, 20, 50)},
+    **{
+        f"{k} of 1000": (scattered(k), k, math.log2(math.comb(UNITS, k))) for k in (1, 2, 5, 20, 50)
+    },
     "5 of 1000, all in the top 5% of a ranking": (all_but(0, 5), 5, bound(5, 0)),
     "5 of 1000, 4 in the top 5%": (all_but(1, 5), 5, bound(4, 1)),
     "5 of 1000, each with a chance of 90% in the top 5%": (by_chance(5), 5, bound_by_chance(5)),
@@ -137,7 +146,9 @@ def by_minimise(planted: Planted, counter: Counter) -> Subset:
     return minimise(range(planted.units), counter.inverted).units
 
 
-def cost(plant: Plant, search: Callable[[Planted, Counter], Subset], searches: int) -> tuple[float, int]:
+def cost(
+    plant: Plant, search: Callable[[Planted, Counter], Subset], searches: int
+) -> tuple[float, int]:
     """Mean and most questions over seeds."""
     costs = []
     for seed in range(searches):
@@ -159,7 +170,8 @@ def table(searches: int) -> str:
         proof = culprits if culprits > 1 else 0  # that lowering all fails is known
         least = "" if bits is None else f"{bits:.1f} + {proof}"
         figures = [
-            f"{mean:.1f} | {most}" for mean, most in (cost(plant, s, searches) for s in (by_find_keep, by_minimise))
+            f"{mean:.1f} | {most}"
+            for mean, most in (cost(plant, s, searches) for s in (by_find_keep, by_minimise))
         ]
         lines.append(f"| {name} | {least} | {' | '.join(figures)} |")
     return "\n".join(lines)
@@ -167,7 +179,9 @@ def table(searches: int) -> str:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description="Count the questions of the search for what must stay in fp32.")
+    parser = argparse.ArgumentParser(
+        description="Count the questions of the search for what must stay in fp32."
+    )
     parser.add_argument("--searches", type=int, default=200)
     print(table(parser.parse_args().searches))
 

@@ -3,10 +3,11 @@
     python -m benchmarks graphs weights      # as two of all benchmarks
     python -m benchmarks.large FOLDER [--layers 20] [--sparse] [--fp32]
 
-The first is ``bisect_trt.reduce`` on generated networks, one worker, with a check that looks for five names in the bytes of the
-file: CPU time of the driver alone, so that a loaded machine measures the same. The second writes a decoder of fp16 weights in
-several files (405 MB a layer) into FOLDER and runs commands on it: wall and CPU time, peak resident memory of all processes
-together (weights that are mapped count), and what each leaves on the disk.
+The first is ``bisect_trt.reduce`` on generated networks, one worker, with a check that looks for
+five names in the bytes of the file: CPU time of the driver alone, so that a loaded machine measures
+the same. The second writes a decoder of fp16 weights in several files (405 MB a layer) into FOLDER
+and runs commands on it: wall and CPU time, peak resident memory of all processes together (weights
+that are mapped count), and what each leaves on the disk.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from benchmarks.memory import resident
 SIZES = (5_000, 20_000, 50_000, 200_000)
 CULPRITS = 5
 _GROWTH = 1.3
-"""How much more a megabyte of candidate may take in the largest network than in the smallest of 20,000 nodes and more."""
+"""How much more a megabyte of candidate may take in the largest network than in the smallest of
+20,000 nodes and more."""
 _MOST_S = 1200.0
 _ANSWERS = ("still fails", "nodes still fail", "ismatch", "MISMATCH", "fails alone")
 
@@ -43,17 +45,22 @@ def figures() -> Iterator[Figure]:
     for size in SIZES:
         seen = measure_graph(size)
         what = f"{size:,} nodes, {seen['file'] / 1e6:.1f} MB"
-        yield Figure(f"{what}: CPU time in all, s", seen["cpu"], note=f"{seen['checks']:.0f} checks")
+        yield Figure(
+            f"{what}: CPU time in all, s", seen["cpu"], note=f"{seen['checks']:.0f} checks"
+        )
         yield Figure(f"{what}: between checks, median, s", seen["median"])
         per_mb = seen["per_mb"] * 1000
         aim = None if first is None else first * _GROWTH
         yield Figure(f"{what}: a MB of candidate, ms", per_mb, aim=aim)
         if size >= 20_000 and first is None:
             first = per_mb
-        graph, mapped = seen["parsed"] / 1e6, seen["mapped"] / 1e6
+        graph = seen["parsed"] / 1e6
+        mapped = seen["mapped"] / 1e6
         peak = (seen["peak"] - seen["base"]) / 1e6
         note = f"{peak / graph:.1f} times the parsed model ({graph:.0f} MB); {mapped:.0f} MB are pages of files, mostly code"
-        yield Figure(f"{what}: peak memory less that of an idle one, MB", peak, aim=3 * graph, note=note)
+        yield Figure(
+            f"{what}: peak memory less that of an idle one, MB", peak, aim=3 * graph, note=note
+        )
 
 
 _MACHINE_GB = 24.0
@@ -71,9 +78,7 @@ def weights() -> Iterator[Figure]:
         yield from _watched(20, "8 GB", sparse=False)
     for what in commands(Path("decoder.onnx"), 20):
         if what in _MINUTES or not room:
-            note = (
-                f"`python -m benchmarks.large FOLDER`, with {_ROOM_GB:.0f} GB of disk free; kept in docs/benchmarks.md"
-            )
+            note = f"`python -m benchmarks.large FOLDER`, with {_ROOM_GB:.0f} GB of disk free; kept in docs/benchmarks.md"
             yield Figure(f"{what}, 8 GB: peak memory, GB", None, aim=_MACHINE_GB, note=note)
 
 
@@ -87,7 +92,9 @@ def _watched(layers: int, size: str, *, sparse: bool) -> Iterator[Figure]:
                 continue
             seen = watch(folder, *words)
             note = f"{seen.cpu:.0f} s of CPU; {seen.said}"
-            yield Figure(f"{what}, {size}: peak memory, GB", seen.peak / 1e9, aim=_MACHINE_GB, note=note)
+            yield Figure(
+                f"{what}, {size}: peak memory, GB", seen.peak / 1e9, aim=_MACHINE_GB, note=note
+            )
             yield Figure(f"{what}, {size}: left on the disk, GB", seen.left / 1e9)
 
 
@@ -96,7 +103,9 @@ def measure_graph(nodes: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         command = [sys.executable, "-m", "benchmarks.large", folder, "--graph", str(nodes)]
         root = Path(__file__).parents[1]
-        done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, check=True, text=True, timeout=_MOST_S)
+        done = subprocess.run(
+            command, cwd=root, stdout=subprocess.PIPE, check=True, text=True, timeout=_MOST_S
+        )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -106,18 +115,24 @@ def reduce_graph(folder: Path, nodes: int) -> dict[str, float]:
     # By another process: memory that this one had used before would not show in what it takes.
     subprocess.run([sys.executable, "-c", _WRITE, str(folder), str(nodes)], check=True)
     (model,) = folder.glob("*.onnx")
-    names = [name.removesuffix("_out").encode() for name in (folder / "required").read_text().split()]
-    wanted = [b"\x1a" + bytes([len(name)]) + name for name in names]  # onnx.proto: field 3 of a node
+    names = [
+        name.removesuffix("_out").encode() for name in (folder / "required").read_text().split()
+    ]
+    wanted = [
+        b"\x1a" + bytes([len(name)]) + name for name in names
+    ]  # onnx.proto: field 3 of a node
     import bisect_trt  # noqa: PLC0415 - what the benchmark itself imports is no part of it
 
-    base, unmapped = _resident("VmRSS"), _resident("RssFile")
+    base = _resident("VmRSS")
+    unmapped = _resident("RssFile")
     mapped: list[int] = []
     parsed = _parsed(model)
     gaps: list[tuple[int, float]] = []
     last: list[float] = []
 
     def check(path: str) -> bool:
-        now, content = time.process_time(), Path(path).read_bytes()
+        now = time.process_time()
+        content = Path(path).read_bytes()
         gaps.extend((len(content), now - before) for before in last)
         fails = all(name in content for name in wanted)
         mapped.append(_resident("RssFile"))
@@ -126,7 +141,9 @@ def reduce_graph(folder: Path, nodes: int) -> dict[str, float]:
 
     os.chdir(folder)
     began = time.process_time()
-    result = bisect_trt.reduce(str(model), check, output=folder / "reduced.onnx", workers=1, shrink=False)
+    result = bisect_trt.reduce(
+        str(model), check, output=folder / "reduced.onnx", workers=1, shrink=False
+    )
     cpu = time.process_time() - began
     assert (result.status, len(result.culprits)) == ("found", CULPRITS)
     large = [(size, seconds) for size, seconds in gaps[1:] if size > model.stat().st_size / 4]
@@ -160,7 +177,11 @@ def _parsed(model: Path) -> float:
         "read=lambda: int(open('/proc/self/statm').read().split()[1])*page\n"
         "before=read(); model=onnx.load(sys.argv[1]); print(read()-before)"
     )
-    return float(subprocess.run([sys.executable, "-c", script, str(model)], check=True, stdout=subprocess.PIPE).stdout)
+    return float(
+        subprocess.run(
+            [sys.executable, "-c", script, str(model)], check=True, stdout=subprocess.PIPE
+        ).stdout
+    )
 
 
 def _resident(kind: str) -> int:
@@ -191,10 +212,13 @@ class Seen:
 def watch(folder: Path, *words: str) -> Seen:
     """Run a command of bisect-trt in a folder, whose runs are taken away afterwards."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    began, peak = time.monotonic(), 0
+    began = time.monotonic()
+    peak = 0
     command = [sys.executable, "-m", "bisect_trt", *words]
     with (folder / "said.txt").open("w+") as said:
-        with subprocess.Popen(command, cwd=folder, stdout=said, stderr=subprocess.STDOUT) as process:
+        with subprocess.Popen(
+            command, cwd=folder, stdout=said, stderr=subprocess.STDOUT
+        ) as process:
             while process.poll() is None:
                 peak = max(peak, resident(process.pid))
                 time.sleep(0.2)
@@ -212,12 +236,22 @@ def watch(folder: Path, *words: str) -> Seen:
 def commands(model: Path, layers: int) -> dict[str, list[str]]:
     """What is run on a decoder, by what it is called in the table."""
     fails = f"grep -q l{layers - 2}.gate {{model}} && exit 1; exit 0"
-    target, output = ["--onnxrt", "--fp16"], ["--overwrite", "-o"]
+    target = ["--onnxrt", "--fp16"]
+    output = ["--overwrite", "-o"]
     layer = ["--inputs", f"l{layers - 2}.out", "--outputs", f"l{layers - 1}.out"]
     return {
         "inspect": ["inspect", "model", str(model)],
         "extract a layer": ["extract", str(model), *layer, *output, "layer.onnx"],
-        "reduce, a check command": ["reduce", str(model), *output, "reduced.onnx", "--check", "sh", "-c", fails],
+        "reduce, a check command": [
+            "reduce",
+            str(model),
+            *output,
+            "reduced.onnx",
+            "--check",
+            "sh",
+            "-c",
+            fails,
+        ],
         "layerwise": ["layerwise", str(model), *target],
         "run": ["run", str(model), *target],
         "precision": ["precision", str(model), *target, *output, "mixed.onnx"],
@@ -229,10 +263,16 @@ def commands(model: Path, layers: int) -> dict[str, list[str]]:
 def main() -> None:
     """Print a row for each command."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="Where the model and the runs go; takes two times its size.")
-    parser.add_argument("--layers", type=int, default=20, help="405 MB each (default: 20, which is 8.4 GB)")
     parser.add_argument(
-        "--sparse", action="store_true", help="all weights are holes: no room, and no commands but with a check"
+        "folder", type=Path, help="Where the model and the runs go; takes two times its size."
+    )
+    parser.add_argument(
+        "--layers", type=int, default=20, help="405 MB each (default: 20, which is 8.4 GB)"
+    )
+    parser.add_argument(
+        "--sparse",
+        action="store_true",
+        help="all weights are holes: no room, and no commands but with a check",
     )
     parser.add_argument(
         "--fp32",
@@ -240,7 +280,11 @@ def main() -> None:
         help="weights of fp32, twice as many bytes; of fp16, `precision` refuses the model",
     )
     parser.add_argument(
-        "--only", nargs="*", default=[], metavar="NAME", help="some of the commands, as the table calls them"
+        "--only",
+        nargs="*",
+        default=[],
+        metavar="NAME",
+        help="some of the commands, as the table calls them",
     )
     parser.add_argument("--graph", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -249,12 +293,18 @@ def main() -> None:
         print(json.dumps(reduce_graph(folder, given.graph)))
         return
     model = write_decoder(folder, given.layers, sparse=given.sparse, wide=given.fp32)
-    print("| command | wall, s | CPU, s | peak memory, GB | left on disk, GB | it says |\n" + "| --- " * 6 + "|")
+    print(
+        "| command | wall, s | CPU, s | peak memory, GB | left on disk, GB | it says |\n"
+        + "| --- " * 6
+        + "|"
+    )
     for name, words in commands(model, given.layers).items():
         if (given.sparse and "--onnxrt" in words) or (given.only and name not in given.only):
             continue
         seen = watch(folder, *words)
-        numbers = f"{seen.wall:.0f} | {seen.cpu:.0f} | {seen.peak / 1e9:.1f} | {seen.left / 1e9:.2f}"
+        numbers = (
+            f"{seen.wall:.0f} | {seen.cpu:.0f} | {seen.peak / 1e9:.1f} | {seen.left / 1e9:.2f}"
+        )
         print(f"| {name} | {numbers} | {seen.said} |", flush=True)
 
 

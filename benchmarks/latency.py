@@ -2,11 +2,13 @@
 
     python -m benchmarks.latency [--cases N] [--equal N] [--releases] [--only NAME]
 
-Each region is a pattern that one side runs fast and the other does not: a fusion or constant folding that is disabled, a layout
-or prepacking that is not used, Q/DQ that is not fused, a Loop in another runtime. ``reduce --slower-than 1.3`` is to find nodes
-of the region only. Equal models are compared at ratio 1.3 while a process runs on every core: each "slower" is a false alarm.
+Each region is a pattern that one side runs fast and the other does not: a fusion or constant
+folding that is disabled, a layout or prepacking that is not used, Q/DQ that is not fused, a Loop in
+another runtime. ``reduce --slower-than 1.3`` is to find nodes of the region only. Equal models are
+compared at ratio 1.3 while a process runs on every core: each "slower" is a false alarm.
 
-``--releases``: regions that are slower since a release; ``releases`` is to find the release, and ``reduce`` the nodes.
+``--releases``: regions that are slower since a release; ``releases`` is to find the release, and
+``reduce`` the nodes.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from benchmarks.figures import Figure
 
 REGION = "slow"
 """Begins the names of the planted nodes."""
-_ROWS, _WIDTH = 32, 64
+_ROWS = 32
+_WIDTH = 64
 _TILE = 16
 
 
@@ -57,7 +60,9 @@ class Builder:
 
     def floats(self, *shape: int) -> str:
         """Add an initializer of random floats."""
-        return self.weight((self.random.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32))
+        return self.weight(
+            (self.random.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
+        )
 
     def scalar(self, value: float) -> str:
         """Add a scalar."""
@@ -70,12 +75,19 @@ class Builder:
     def add(self, op: str, *inputs: str, **attributes: Any) -> str:  # noqa: ANN401 - of many types
         """Add a node."""
         name = f"{self.prefix}_{len(self.nodes)}_{op}"
-        self.nodes.append(helper.make_node(op, list(inputs), [f"{name}_out"], name=name, **attributes))
+        self.nodes.append(
+            helper.make_node(op, list(inputs), [f"{name}_out"], name=name, **attributes)
+        )
         return f"{name}_out"
 
     def block(self, x: str) -> str:
         """Five cheap nodes."""
-        h = self.add("Relu", self.add("Add", self.add("MatMul", x, self.floats(_WIDTH, _WIDTH)), self.floats(_WIDTH)))
+        h = self.add(
+            "Relu",
+            self.add(
+                "Add", self.add("MatMul", x, self.floats(_WIDTH, _WIDTH)), self.floats(_WIDTH)
+            ),
+        )
         return self.add("Add", x, self.add("Mul", h, self.scalar(0.1)))
 
     def wide(self, x: str, pattern: Callable[[str], str]) -> str:
@@ -100,7 +112,9 @@ def gelu(make: Builder, x: str) -> str:
 
     def pattern(wide: str) -> str:
         erf = make.add("Erf", make.add("Div", wide, make.scalar(1.4142135)))
-        return make.add("Mul", make.add("Mul", wide, make.add("Add", erf, make.scalar(1))), make.scalar(0.5))
+        return make.add(
+            "Mul", make.add("Mul", wide, make.add("Add", erf, make.scalar(1))), make.scalar(0.5)
+        )
 
     return make.wide(x, lambda wide: pattern(pattern(wide)))
 
@@ -128,16 +142,22 @@ def weight_norm(make: Builder, x: str) -> str:
 
 def convolution(make: Builder, x: str) -> str:
     """Convolutions of single channels, which are fast in the blocked layout."""
-    image = make.add("Reshape", make.add("Tile", x, make.ints(_TILE, _TILE)), make.ints(1, 32, 128, 128))
+    image = make.add(
+        "Reshape", make.add("Tile", x, make.ints(_TILE, _TILE)), make.ints(1, 32, 128, 128)
+    )
     for _ in range(3):
-        image = make.add("Relu", make.add("Conv", image, make.floats(32, 1, 5, 5), pads=[2] * 4, group=32))
+        image = make.add(
+            "Relu", make.add("Conv", image, make.floats(32, 1, 5, 5), pads=[2] * 4, group=32)
+        )
     flat = make.add("Reshape", image, make.ints(_ROWS * _TILE, _WIDTH * _TILE))
     return make.add("Slice", flat, make.ints(0, 0), make.ints(_ROWS, _WIDTH), make.ints(0, 1))
 
 
 def packed(make: Builder, x: str) -> str:
     """A MatMul of few rows, for which packing the weights costs more than the product."""
-    tall = make.add("Slice", make.add("Tile", x, make.ints(1, _TILE)), make.ints(0), make.ints(4), make.ints(0))
+    tall = make.add(
+        "Slice", make.add("Tile", x, make.ints(1, _TILE)), make.ints(0), make.ints(4), make.ints(0)
+    )
     made = make.add("MatMul", tall, make.floats(_WIDTH * _TILE, 4096))
     part = make.add("Slice", made, make.ints(0, 0), make.ints(4, _WIDTH), make.ints(0, 1))
     return make.add("Tile", part, make.ints(_ROWS // 4, 1))
@@ -147,12 +167,20 @@ def loop(make: Builder, x: str) -> str:
     """A Loop of many cheap steps."""
     info = helper.make_tensor_value_info
     body = helper.make_graph(
-        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Tanh", ["state"], ["next"])],
+        [
+            helper.make_node("Identity", ["go"], ["on"]),
+            helper.make_node("Tanh", ["state"], ["next"]),
+        ],
         "body",
-        [info("step", TensorProto.INT64, []), info("go", TensorProto.BOOL, []), info("state", TensorProto.FLOAT, None)],
+        [
+            info("step", TensorProto.INT64, []),
+            info("go", TensorProto.BOOL, []),
+            info("state", TensorProto.FLOAT, None),
+        ],
         [info("on", TensorProto.BOOL, []), info("next", TensorProto.FLOAT, None)],
     )
-    count, go = make.weight(np.int64(400)), make.weight(np.bool_(True))
+    count = make.weight(np.int64(400))
+    go = make.weight(np.bool_(True))
     return make.add("Loop", count, go, x, body=body)
 
 
@@ -170,7 +198,9 @@ def unsigned(make: Builder, x: str) -> str:
     """A product of unsigned 8-bit integers."""
 
     def pattern(wide: str) -> str:
-        small = make.add("Clip", make.add("Mul", wide, make.scalar(10)), make.scalar(0), make.scalar(255))
+        small = make.add(
+            "Clip", make.add("Mul", wide, make.scalar(10)), make.scalar(0), make.scalar(255)
+        )
         weights = make.weight(make.random.integers(0, 255, (1024, 1024)).astype(np.uint8))
         made = make.add("MatMulInteger", make.add("Cast", small, to=TensorProto.UINT8), weights)
         return make.add("Mul", make.add("Cast", made, to=TensorProto.FLOAT), make.scalar(1e-5))
@@ -216,11 +246,15 @@ PLANTS = {
     "rms_norm": Plant(rms_norm, _without("SimplifiedLayerNormFusion"), "onnxrt"),
     "gelu": Plant(gelu, _without("GeluFusion", "GeluFusionL2"), "onnxrt"),
     "transposes": Plant(
-        transposes, _without("TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider"), "onnxrt"
+        transposes,
+        _without("TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider"),
+        "onnxrt",
     ),
     "weight_norm": Plant(weight_norm, _without("ConstantFolding"), "onnxrt"),
     "convolution": Plant(convolution, _without("NchwcTransformer"), "onnxrt"),
-    "packed": Plant(packed, ("--onnxrt", "--session-option", "session.disable_prepacking:1"), "onnxrt"),
+    "packed": Plant(
+        packed, ("--onnxrt", "--session-option", "session.disable_prepacking:1"), "onnxrt"
+    ),
     "loop": Plant(loop, ("--openvino",), "onnxrt"),
 }
 
@@ -244,19 +278,24 @@ class Regression:
     thread: str
 
 
-_ORT, _OPENVINO = "https://github.com/microsoft/onnxruntime/", "https://github.com/openvinotoolkit/openvino/"
+_ORT = "https://github.com/microsoft/onnxruntime/"
+_OPENVINO = "https://github.com/openvinotoolkit/openvino/"
 REGRESSIONS = {
     "lrn": Regression(lrn, "onnxruntime", "1.20.1", "1.21.0", _ORT + "issues/26293"),
     "unsigned": Regression(unsigned, "onnxruntime", "1.24.4", "1.25.0", _ORT + "pull/27671"),
     "arg_max": Regression(arg_max, "openvino", "2025.3.0", "2025.4.0", _OPENVINO + "pull/32217"),
-    "unit_rows": Regression(unit_rows, "openvino", "2026.1.0", "2026.2.0", _OPENVINO + "pull/35093"),
+    "unit_rows": Regression(
+        unit_rows, "openvino", "2026.1.0", "2026.2.0", _OPENVINO + "pull/35093"
+    ),
 }
 _OLDEST = {"onnxruntime": ("--onnxrt", "1.18"), "openvino": ("--openvino", "2024.2")}
 
 
 def make_model(path: Path, plant: Plant | Regression | None, seed: int) -> None:
     """Write a network of 200 to 600 nodes with a region at a random place."""
-    chance, make, current = random.Random(seed), Builder(seed), "x"
+    chance = random.Random(seed)
+    make = Builder(seed)
+    current = "x"
     blocks = chance.randint(40, 110)
     place = chance.randint(5, blocks - 5)
     for number in range(blocks):
@@ -266,7 +305,10 @@ def make_model(path: Path, plant: Plant | Regression | None, seed: int) -> None:
             current = plant.build(make, current)
             make.prefix = "net"
     make.nodes.append(helper.make_node("Identity", [current], ["y"], name="last"))
-    first, last = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [_ROWS, _WIDTH]) for name in ("x", "y"))
+    first, last = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [_ROWS, _WIDTH])
+        for name in ("x", "y")
+    )
     graph = helper.make_graph(make.nodes, "net", [first], [last], make.weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
     onnx.save(model, str(path))
@@ -324,7 +366,9 @@ def search(name: str, seed: int) -> Found:
         inside = bool(named) and all(each.startswith(REGION) for each in named)
         probes = found["probes"]
         assert isinstance(probes, dict)
-        return Found(name, inside, nodes, named, int(probes["run"]), seconds, str(found["why"] or ""))
+        return Found(
+            name, inside, nodes, named, int(probes["run"]), seconds, str(found["why"] or "")
+        )
 
 
 @dataclass(frozen=True)
@@ -352,7 +396,14 @@ def date(name: str, seed: int = 5) -> Dated:
     """Ask since which release a network is slower, and which nodes are."""
     case = REGRESSIONS[name]
     flag, oldest = _OLDEST[case.package]
-    words = ["model.onnx", flag, "--slower-than", "1.3", "--baseline", f"{case.package}=={case.before}"]
+    words = [
+        "model.onnx",
+        flag,
+        "--slower-than",
+        "1.3",
+        "--baseline",
+        f"{case.package}=={case.before}",
+    ]
     with tempfile.TemporaryDirectory() as at:
         folder = Path(at)
         make_model(folder / "model.onnx", case, seed)
@@ -395,7 +446,16 @@ def equal(runs: int) -> tuple[int, int]:
         folder = Path(at)
         for seed in range(runs):
             make_model(folder / "model.onnx", None, seed)
-            found = call(folder, "run", "model.onnx", "--onnxrt", "--slower-than", "1.3", "--baseline", "onnxrt")
+            found = call(
+                folder,
+                "run",
+                "model.onnx",
+                "--onnxrt",
+                "--slower-than",
+                "1.3",
+                "--baseline",
+                "onnxrt",
+            )
             slower += found["status"] == "not_reproduced"
             unknown += found["status"] == "inconclusive"
     return slower, unknown
@@ -411,13 +471,23 @@ def searched(cases: int, only: str | None = None) -> Iterator[Found]:
 def figures() -> Iterable[Figure]:
     """Slow regions named by ``reduce --slower-than 1.3``, and false alarms of equal models under load."""
     found = list(searched(20))
-    missed = "; ".join(f"{each.name}: {', '.join(each.named) or each.why}" for each in found if not each.inside)
-    yield Figure("planted regions named, of 20", sum(each.inside for each in found), 18, least=True, note=missed)
+    missed = "; ".join(
+        f"{each.name}: {', '.join(each.named) or each.why}" for each in found if not each.inside
+    )
+    yield Figure(
+        "planted regions named, of 20",
+        sum(each.inside for each in found),
+        18,
+        least=True,
+        note=missed,
+    )
     yield Figure("longest search, s", max(each.seconds for each in found))
     yield Figure("probes, mean", sum(each.probes for each in found) / len(found))
     began = time.monotonic()
     slower, unknown = equal(40)
-    yield Figure("false alarms of 40 equal models under load", slower, 0, note=f"{unknown} undecided")
+    yield Figure(
+        "false alarms of 40 equal models under load", slower, 0, note=f"{unknown} undecided"
+    )
     yield Figure("one comparison under load, s", (time.monotonic() - began) / 40)
 
 
@@ -427,7 +497,9 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=20)
     parser.add_argument("--equal", type=int, default=40)
     parser.add_argument("--only", choices=[*PLANTS, *REGRESSIONS])
-    parser.add_argument("--releases", action="store_true", help="regressions between releases instead")
+    parser.add_argument(
+        "--releases", action="store_true", help="regressions between releases instead"
+    )
     options = parser.parse_args()
     if options.releases or options.only in REGRESSIONS:
         for name in [options.only] if options.only in REGRESSIONS else REGRESSIONS:
@@ -436,7 +508,9 @@ def main() -> None:
     for each in searched(options.cases, options.only):
         print(each, flush=True)
     if options.equal:
-        print("slower, undecided of", options.equal, "equal models under load:", equal(options.equal))
+        print(
+            "slower, undecided of", options.equal, "equal models under load:", equal(options.equal)
+        )
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
     python -m benchmarks.precision [EXAMPLE...] [--autocast PYTHON]
 
-Prints a markdown table over the examples (all of them where none is named) and writes every measurement to
-``benchmarks/out/precision.json``. PYTHON is the interpreter of an environment with ``nvidia-modelopt[onnx]``, which is
-large and wants other versions of ONNX; without it AutoCast is left out. What either writes is judged in the same way:
-its low-precision nodes are emulated by fp32 ones with every value rounded between them, and the outputs compared with the
-fp32 model's at the tolerance that ``--fp16`` has by default.
+Prints a markdown table over the examples (all of them where none is named) and writes every
+measurement to ``benchmarks/out/precision.json``. PYTHON is the interpreter of an environment with
+``nvidia-modelopt[onnx]``, which is large and wants other versions of ONNX; without it AutoCast is
+left out. What either writes is judged in the same way: its low-precision nodes are emulated by fp32
+ones with every value rounded between them, and the outputs compared with the fp32 model's at the
+tolerance that ``--fp16`` has by default.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Measured:
         kept: How many of them are in fp32 in the mixed model.
         probes: How many candidates were run; AutoCast runs none.
         wall_s: From the start of the command to its end.
-        error: The largest error over the tolerance of its element; passes up to 1, NaN where the outputs have new ones.
+        error: The largest error over the tolerance of its element; passes up to 1, NaN where the
+            outputs have new ones.
         minimality: What the search says of its answer.
     """
 
@@ -92,14 +94,18 @@ def run(model: ModelProto, feeds: Arrays) -> Arrays:
     """On ONNX Runtime's CPU provider, optimisations off."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, ["CPUExecutionProvider"]
+    )
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, feeds), strict=True))
 
 
 def error_of(mixed: Path, feeds: Arrays, golden: Arrays) -> float:
     """The largest error of an element over what it may be off by."""
-    typed = onnx.shape_inference.infer_shapes(onnx.load(str(mixed)))  # emulation goes by declared types
+    typed = onnx.shape_inference.infer_shapes(
+        onnx.load(str(mixed))
+    )  # emulation goes by declared types
     worst = 0.0
     for name, value in run(emulate(typed), feeds).items():
         tolerance = automatic_tolerance(golden[name], Precision.FP16)
@@ -110,11 +116,20 @@ def error_of(mixed: Path, feeds: Arrays, golden: Arrays) -> float:
 
 def measure(name: str, folder: Path, autocast: str | None) -> list[Measured]:
     """Both tools on one example."""
-    subprocess.run([sys.executable, EXAMPLES / name / "make_model.py", "-o", folder], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, EXAMPLES / name / "make_model.py", "-o", folder],
+        check=True,
+        capture_output=True,
+    )
     program = [sys.executable, "-m", "bisect_trt"]
     inputs = folder / "inputs.npz"
     given = ["--load-inputs", str(inputs)] if inputs.exists() else ["--save-inputs", str(inputs)]
-    subprocess.run([*program, "run", "model.onnx", "--onnxrt", *given], cwd=folder, check=True, capture_output=True)
+    subprocess.run(
+        [*program, "run", "model.onnx", "--onnxrt", *given],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    )
     with np.load(inputs) as file:
         feeds = dict(file)
     source = onnx.load(str(folder / "model.onnx"))
@@ -122,7 +137,15 @@ def measure(name: str, folder: Path, autocast: str | None) -> list[Measured]:
     computing = float_nodes(source)
 
     commands = {
-        "bisect-trt": [*program, "precision", "model.onnx", "--onnxrt", "--fp16", "--load-inputs", "inputs.npz"]
+        "bisect-trt": [
+            *program,
+            "precision",
+            "model.onnx",
+            "--onnxrt",
+            "--fp16",
+            "--load-inputs",
+            "inputs.npz",
+        ]
     }
     commands["bisect-trt"] += ["-o", "bisect-trt.onnx", "--json", "result.json"]
     if autocast is not None:
@@ -139,15 +162,23 @@ def measure(name: str, folder: Path, autocast: str | None) -> list[Measured]:
         said = json.loads((folder / "result.json").read_text()) if tool == "bisect-trt" else {}
         probes = said["probes"]["run"] if said else 0
         error = error_of(mixed, feeds, golden)
-        rows.append(Measured(name, tool, len(computing), kept, probes, wall, error, said.get("minimality", "")))
+        rows.append(
+            Measured(
+                name, tool, len(computing), kept, probes, wall, error, said.get("minimality", "")
+            )
+        )
     return rows
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.precision", description=__doc__)
-    parser.add_argument("examples", nargs="*", metavar="EXAMPLE", help=f"any of: {', '.join(NAMES)} (default: all)")
-    parser.add_argument("--autocast", metavar="PYTHON", help="interpreter that has nvidia-modelopt[onnx]")
+    parser.add_argument(
+        "examples", nargs="*", metavar="EXAMPLE", help=f"any of: {', '.join(NAMES)} (default: all)"
+    )
+    parser.add_argument(
+        "--autocast", metavar="PYTHON", help="interpreter that has nvidia-modelopt[onnx]"
+    )
     options = parser.parse_args()
     unknown = [name for name in options.examples if name not in NAMES]
     if unknown:

@@ -2,9 +2,10 @@
 
     python -m benchmarks questions rankings algorithms
 
-No model is run: a candidate shows what is looked for if it has every culprit. The bound is log2 of the number of ways in
-which the culprits may lie, a bit a question; where one answer in five says nothing, a question tells 0.8 bits at most. On top
-of it comes the proof that no single one can be left out, a question each where they are several.
+No model is run: a candidate shows what is looked for if it has every culprit. The bound is log2 of
+the number of ways in which the culprits may lie, a bit a question; where one answer in five says
+nothing, a question tells 0.8 bits at most. On top of it comes the proof that no single one can be
+left out, a question each where they are several.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Problem:
         proof: How many questions the proof takes.
         aim: How many questions at most for each of bound and proof; ``None`` if that is not an aim.
         untold: The share of the answers that say nothing.
-        blind: The information in how many there are, and whether they come in pairs or triples, for who is not told.
+        blind: The information in how many there are, and whether they come in pairs or triples, for
+            who is not told.
     """
 
     name: str
@@ -131,10 +133,20 @@ def cost(problem: Problem, search: Search, goal: Verdict, searches: int = SEARCH
 
 def scattered(units: int, count: int, aim: float | None = None, untold: float = 0.0) -> Problem:
     """Culprits anywhere."""
-    bits, proof = math.log2(math.comb(units, count)), count if count > 1 else 0
+    bits = math.log2(math.comb(units, count))
+    proof = count if count > 1 else 0
     name = f"{count} of {units}{', 20% UNRESOLVED' if untold else ''}"
     blind = so_many(count, units)
-    return Problem(name, units, lambda rng: frozenset(rng.sample(range(units), count)), bits, proof, aim, untold, blind)
+    return Problem(
+        name,
+        units,
+        lambda rng: frozenset(rng.sample(range(units), count)),
+        bits,
+        proof,
+        aim,
+        untold,
+        blind,
+    )
 
 
 def fused(units: int, count: int, width: int, aim: float | None = None) -> Problem:
@@ -142,12 +154,18 @@ def fused(units: int, count: int, width: int, aim: float | None = None) -> Probl
     free = units - count * (width - 1)
 
     def plant(rng: random.Random) -> Subset:
-        starts = (start + run * (width - 1) for run, start in enumerate(sorted(rng.sample(range(free), count))))
+        starts = (
+            start + run * (width - 1)
+            for run, start in enumerate(sorted(rng.sample(range(free), count)))
+        )
         return frozenset(start + place for start in starts for place in range(width))
 
     kind = {2: "pairs", 3: "triples"}[width]
-    bits, blind = math.log2(math.comb(free, count)), so_many(count, units) + math.log2(3)
-    return Problem(f"{count} {kind} in {units}", units, plant, bits, count * width, aim, blind=blind)
+    bits = math.log2(math.comb(free, count))
+    blind = so_many(count, units) + math.log2(3)
+    return Problem(
+        f"{count} {kind} in {units}", units, plant, bits, count * width, aim, blind=blind
+    )
 
 
 def problems() -> Iterator[Problem]:
@@ -173,7 +191,12 @@ def figures() -> Iterator[Figure]:
             note = f"{mean:.1f} questions; bound {bits:.1f} + {problem.proof}"
             if problem.aim:
                 note += f", not told how many or of what kind {problem.blind_bound:.1f}: {mean / problem.blind_bound:.2f} of that"
-            yield Figure(f"{name}: {problem.name}, of the bound", mean / problem.bound, problem.aim, note=note)
+            yield Figure(
+                f"{name}: {problem.name}, of the bound",
+                mean / problem.bound,
+                problem.aim,
+                note=note,
+            )
 
 
 Ranker = Callable[[Subset, list[int]], list[int]]
@@ -203,7 +226,9 @@ def rankings() -> Iterator[Figure]:
         for name, rank in RANKINGS.items():
             mean = cost(problem, partial(by_ranking, rank=rank), Verdict.PASS)
             note = f"{mean:.1f} questions, {plain:.1f} without"
-            yield Figure(f"{problem.name}, ranking {name}, of those without", mean / plain, 1.1, note=note)
+            yield Figure(
+                f"{problem.name}, ranking {name}, of those without", mean / plain, 1.1, note=note
+            )
 
 
 def disjoint() -> Iterator[Figure]:
@@ -217,11 +242,20 @@ def disjoint() -> Iterator[Figure]:
             rest = list(range(units))
             while left and asked.setdefault(frozenset(rest), bool(left.intersection(rest))):
 
-                def ask(some: Subset, left: Subset = left, asked: dict[Subset, bool] = asked) -> Verdict:
-                    return Verdict.FAIL if asked.setdefault(some, not left.isdisjoint(some)) else Verdict.PASS
+                def ask(
+                    some: Subset, left: Subset = left, asked: dict[Subset, bool] = asked
+                ) -> Verdict:
+                    return (
+                        Verdict.FAIL
+                        if asked.setdefault(some, not left.isdisjoint(some))
+                        else Verdict.PASS
+                    )
 
                 passed = [some for some, failed in asked.items() if not failed]
-                passing = max((next(p for p, u in enumerate(rest) if u not in some) for some in passed), default=0)
+                passing = max(
+                    (next(p for p, u in enumerate(rest) if u not in some) for some in passed),
+                    default=0,
+                )
                 found = minimise(rest, ask, passing=passing).units
                 left -= found
                 rest = [unit for unit in rest if unit not in found]
@@ -229,7 +263,9 @@ def disjoint() -> Iterator[Figure]:
         plain = count * (math.ceil(math.log2(units)) + 1) + count + 1
         mean = statistics.mean(costs)
         note = f"{mean:.1f} questions; {count} searches and as many looks at the rest, and one: {plain}"
-        yield Figure(f"{count} failures in {units}, of so many searches", mean / plain, 1, note=note)
+        yield Figure(
+            f"{count} failures in {units}, of so many searches", mean / plain, 1, note=note
+        )
 
 
 def algorithms() -> Iterator[Figure]:
@@ -242,9 +278,15 @@ def algorithms() -> Iterator[Figure]:
         "bisection, repeated": lambda problem, check: proven(
             by_repeated_bisection(range(problem.units), check.shows), check
         ),
-        "QuickXplain": lambda problem, check: proven(by_quickxplain(range(problem.units), check.shows), check),
-        "ProbDD": lambda problem, check: proven(by_probabilities(range(problem.units), check.shows), check),
-        "CDD": lambda problem, check: proven(reduce_by_counters(range(problem.units), check), check),
+        "QuickXplain": lambda problem, check: proven(
+            by_quickxplain(range(problem.units), check.shows), check
+        ),
+        "ProbDD": lambda problem, check: proven(
+            by_probabilities(range(problem.units), check.shows), check
+        ),
+        "CDD": lambda problem, check: proven(
+            reduce_by_counters(range(problem.units), check), check
+        ),
         "binary splitting, told how many": lambda problem, check: proven(
             by_hwang(range(problem.units), check.shows, problem.proof or 1), check
         ),
@@ -254,4 +296,8 @@ def algorithms() -> Iterator[Figure]:
         problem = scattered(units, count)
         for name, search in others.items():
             mean = cost(problem, search, Verdict.FAIL, searches=20)
-            yield Figure(f"{problem.name}: {name}, of the bound", mean / problem.bound, note=f"{mean:.1f} questions")
+            yield Figure(
+                f"{problem.name}: {name}, of the bound",
+                mean / problem.bound,
+                note=f"{mean:.1f} questions",
+            )

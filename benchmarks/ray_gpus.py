@@ -2,9 +2,9 @@
 
     python -m benchmarks.ray_gpus MODEL [--gpus 1,2,4] [--resource gpus|cpus] [-- OPTION ...]
 
-Starts a cluster of so many GPUs after the other, runs ``precision`` and ``layerwise --isolate`` in each, and prints a markdown
-table of wall seconds, probes, and whether the answer is that of one worker. What follows ``--`` is about the target
-(``--trt --fp16`` if nothing does).
+Starts a cluster of so many GPUs after the other, runs ``precision`` and ``layerwise --isolate`` in
+each, and prints a markdown table of wall seconds, probes, and whether the answer is that of one
+worker. What follows ``--`` is about the target (``--trt --fp16`` if nothing does).
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-COMMANDS = {"precision": ("precision", "-o", "mixed.onnx"), "layerwise --isolate": ("layerwise", "--isolate")}
+COMMANDS = {
+    "precision": ("precision", "-o", "mixed.onnx"),
+    "layerwise --isolate": ("layerwise", "--isolate"),
+}
 
 
 @contextmanager
@@ -31,9 +34,19 @@ def cluster(number: int, resource: str) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    sizes = [f"--num-gpus={number}", "--num-cpus=8"] if resource == "gpus" else [f"--num-cpus={number}"]
+    sizes = (
+        [f"--num-gpus={number}", "--num-cpus=8"] if resource == "gpus" else [f"--num-cpus={number}"]
+    )
     more = ["--include-dashboard=false", "--disable-usage-stats", *sizes]
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", f"--port={port}", *more]
+    command = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--head",
+        f"--port={port}",
+        *more,
+    ]
     environment = dict(os.environ)
     if resource == "gpus":
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(number)))
@@ -43,7 +56,10 @@ def cluster(number: int, resource: str) -> Iterator[str]:
     address = f"127.0.0.1:{port}"
     look = [sys.executable, "-m", "bisect_trt.worker.place", address, "CPU"]
     try:
-        while subprocess.run(look, capture_output=True, check=False).returncode != 0 and started.poll() is None:
+        while (
+            subprocess.run(look, capture_output=True, check=False).returncode != 0
+            and started.poll() is None
+        ):
             time.sleep(1)
         yield address + (",cpus" if resource == "cpus" else "")
     finally:
@@ -75,7 +91,10 @@ def run(model: Path, words: Sequence[str], more: Sequence[str]) -> tuple[float, 
 
 def answer(result: dict[str, Any]) -> str:
     """What must not depend on the number of workers."""
-    kept = {name: result.get(name) for name in ("culprits", "kept", "minimality", "first_mismatch", "status")}
+    kept = {
+        name: result.get(name)
+        for name in ("culprits", "kept", "minimality", "first_mismatch", "status")
+    }
     return json.dumps(kept, sort_keys=True)
 
 
@@ -93,7 +112,10 @@ def main() -> None:
         one = ["--workers", "1"] if words[0] == "precision" else []  # layerwise has a worker a GPU
         alone, first = run(arguments.model, words, [*target, *one])
         beside = f"{'one' if one else 'as many as here'}, no Ray"
-        print(f"| `{name}` | {beside} | {alone:.1f} | {first.get('probes', {}).get('run', '')} | |", flush=True)
+        print(
+            f"| `{name}` | {beside} | {alone:.1f} | {first.get('probes', {}).get('run', '')} | |",
+            flush=True,
+        )
         for number in map(int, arguments.gpus.split(",")):
             with cluster(number, arguments.resource) as address:
                 seconds, result = run(arguments.model, words, [*target, "--on", f"ray={address}"])

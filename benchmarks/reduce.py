@@ -2,8 +2,9 @@
 
     python -m benchmarks.reduce [TABLE...] [--only polygraphy|bisect-trt] [-- OPTION...]
 
-Prints one markdown table for each TABLE (``one``, ``two``, ``many``, ``overhead``, ``workers``; all of them where none
-is named) and writes every measurement to ``benchmarks/out/TABLE.json``. OPTIONs after ``--`` go to bisect-trt.
+Prints one markdown table for each TABLE (``one``, ``two``, ``many``, ``overhead``, ``workers``; all
+of them where none is named) and writes every measurement to ``benchmarks/out/TABLE.json``. OPTIONs
+after ``--`` go to bisect-trt.
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ OUT = Path(__file__).with_name("out")
 Row = dict[str, str]
 
 
-def measure(tools: Sequence[Tool], todo: Iterable[Case], check_seconds: float = 0.0) -> list[Outcome]:
+def measure(
+    tools: Sequence[Tool], todo: Iterable[Case], check_seconds: float = 0.0
+) -> list[Outcome]:
     """Runs every tool on every case, the tools in turn on each case, so that all see the same state of the machine."""
     outcomes = []
     for case in todo:
         for tool in tools:
             outcome = run(tool, case, check_seconds)
             outcomes.append(outcome)
-            note = f"  status {outcome.status}: {outcome.log.strip()[-300:]}" if outcome.status else ""
+            note = (
+                f"  status {outcome.status}: {outcome.log.strip()[-300:]}" if outcome.status else ""
+            )
             print(
                 f"{tool.label:32} {case.name:36} {outcome.checks:4} checks {len(outcome.left):5} left "
                 f"{outcome.wall_s:7.2f} s{note}",
@@ -49,7 +54,8 @@ def measure(tools: Sequence[Tool], todo: Iterable[Case], check_seconds: float = 
 def summary(tool: Tool, outcomes: Iterable[Outcome]) -> Row:
     """One tool's row of a table, over all its outcomes."""
     mine = [outcome for outcome in outcomes if outcome.tool == tool.label]
-    wall, checks = sum(o.wall_s for o in mine), sum(o.checks_s for o in mine)
+    wall = sum(o.wall_s for o in mine)
+    checks = sum(o.checks_s for o in mine)
     return {
         "tool": tool.label,
         "checks": str(sum(o.checks for o in mine)),
@@ -65,7 +71,11 @@ def summary(tool: Tool, outcomes: Iterable[Outcome]) -> Row:
 def markdown(rows: Sequence[Row]) -> str:
     """A markdown table; the columns are those of the first row."""
     columns = list(rows[0])
-    lines = [columns, ["---"] * len(columns), *([row[column] for column in columns] for row in rows)]
+    lines = [
+        columns,
+        ["---"] * len(columns),
+        *([row[column] for column in columns] for row in rows),
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -93,7 +103,8 @@ def _plain(tools: list[Tool], todo: list[Case]) -> tuple[str, list[Outcome]]:
 
 def many(tools: list[Tool]) -> tuple[str, list[Outcome]]:
     """Five and ten required nodes scattered over DenseNet-121, five cases each."""
-    rows, everything = [], []
+    rows = []
+    everything = []
     tools = [tool for tool in tools if tool.workers == 1]
     for count in (5, 10):
         todo = cases.scattered_cases(count)
@@ -104,14 +115,20 @@ def many(tools: list[Tool]) -> tuple[str, list[Outcome]]:
             ratio = statistics.mean(o.checks / bound for o in outcomes if o.tool == tool.label)
             row = summary(tool, outcomes)
             rows.append(
-                {"required": str(count), **row, "bound a case": f"{bound:.1f}", "checks / bound": f"{ratio:.2f}"}
+                {
+                    "required": str(count),
+                    **row,
+                    "bound a case": f"{bound:.1f}",
+                    "checks / bound": f"{ratio:.2f}",
+                }
             )
     return markdown(rows), everything
 
 
 def overhead(tools: list[Tool]) -> tuple[str, list[Outcome]]:
     """The tool's own time for each check, on DenseNet-121 (three cases) and on generated models (one each)."""
-    rows, everything = [], []
+    rows = []
+    everything = []
     dense = cases.light_model("densenet121")
     subjects = [("DenseNet-121", 1_746, [cases.choose(dense, 1, seed) for seed in range(3)])]
     subjects += [
@@ -127,7 +144,10 @@ def overhead(tools: list[Tool]) -> tuple[str, list[Outcome]]:
             mean = sum(o.own_s for o in mine) / max(1, sum(o.checks for o in mine))
             gaps = [gap for o in mine for gap in o.gaps_s]
             median = f"{1e3 * statistics.median(gaps):.0f}" if gaps else "-"
-            own = {"own a check, mean, ms": f"{1e3 * mean:.0f}", "between checks, median, ms": median}
+            own = {
+                "own a check, mean, ms": f"{1e3 * mean:.0f}",
+                "between checks, median, ms": median,
+            }
             rows.append({"model": model, "nodes": f"{nodes:,}", **summary(tool, outcomes), **own})
     return markdown(rows) if rows else "", everything
 
@@ -138,32 +158,67 @@ def workers(tools: list[Tool]) -> tuple[str, list[Outcome]]:
     if extra is None:
         return "", []
     able = [Tool(f"bisect-trt, {n} workers", "bisect-trt", n, extra) for n in (1, 2, 4, 8)]
-    outcomes = measure(able, [cases.choose(cases.light_model("densenet121"), 1, 0)], check_seconds=1.0)
+    outcomes = measure(
+        able, [cases.choose(cases.light_model("densenet121"), 1, 0)], check_seconds=1.0
+    )
     alone = outcomes[0]
     rows = []
     for tool, outcome in zip(able, outcomes, strict=True):
         same = _answer(outcome) == _answer(alone)
         part = f"{outcome.wall_s / alone.wall_s:.2f}"
-        rows.append({**summary(tool, outcomes), "wall / one worker's": part, "same answer": "yes" if same else "NO"})
+        rows.append(
+            {
+                **summary(tool, outcomes),
+                "wall / one worker's": part,
+                "same answer": "yes" if same else "NO",
+            }
+        )
     return markdown(rows), outcomes
 
 
 def _answer(outcome: Outcome) -> tuple[object, ...]:
     """All that must not depend on the number of workers: the reduced model to the byte, and what the result says."""
-    return outcome.reduced_sha256, outcome.left, outcome.result.get("culprits"), outcome.result.get("minimality")
+    return (
+        outcome.reduced_sha256,
+        outcome.left,
+        outcome.result.get("culprits"),
+        outcome.result.get("minimality"),
+    )
 
 
 def figures() -> Iterator[Figure]:
     """One required node in 27 models: checks, the tool's own time, and the wall beside Polygraphy."""
-    tools = [POLYGRAPHY, Tool("1 worker", "bisect-trt", 1, _PLAIN), Tool("2 workers", "bisect-trt", 2, _PLAIN)]
+    tools = [
+        POLYGRAPHY,
+        Tool("1 worker", "bisect-trt", 1, _PLAIN),
+        Tool("2 workers", "bisect-trt", 2, _PLAIN),
+    ]
     outcomes = measure(tools, cases.one_node_cases())
-    theirs, one_worker, two_workers = ([o for o in outcomes if o.tool == tool.label] for tool in tools)
+    theirs, one_worker, two_workers = (
+        [o for o in outcomes if o.tool == tool.label] for tool in tools
+    )
     polygraphy_s = sum(o.wall_s for o in theirs)
-    yield Figure("checks", sum(o.checks for o in one_worker), 266, polygraphy=sum(o.checks for o in theirs))
-    yield Figure("exact", sum(o.exact for o in one_worker), 27, least=True, polygraphy=sum(o.exact for o in theirs))
-    yield Figure("own time, s", sum(o.own_s for o in one_worker), 10, polygraphy=sum(o.own_s for o in theirs))
-    yield Figure("own CPU time, s", sum(o.own_cpu_s for o in one_worker), polygraphy=sum(o.own_cpu_s for o in theirs))
-    yield Figure("wall / Polygraphy's, two workers", sum(o.wall_s for o in two_workers) / polygraphy_s, 0.45)
+    yield Figure(
+        "checks", sum(o.checks for o in one_worker), 266, polygraphy=sum(o.checks for o in theirs)
+    )
+    yield Figure(
+        "exact",
+        sum(o.exact for o in one_worker),
+        27,
+        least=True,
+        polygraphy=sum(o.exact for o in theirs),
+    )
+    yield Figure(
+        "own time, s", sum(o.own_s for o in one_worker), 10, polygraphy=sum(o.own_s for o in theirs)
+    )
+    yield Figure(
+        "own CPU time, s",
+        sum(o.own_cpu_s for o in one_worker),
+        polygraphy=sum(o.own_cpu_s for o in theirs),
+    )
+    yield Figure(
+        "wall / Polygraphy's, two workers", sum(o.wall_s for o in two_workers) / polygraphy_s, 0.45
+    )
 
 
 def two_figures() -> Iterator[Figure]:
@@ -172,12 +227,26 @@ def two_figures() -> Iterator[Figure]:
     outcomes = measure(tools, cases.two_node_cases())
     theirs, ours = ([o for o in outcomes if o.tool == tool.label] for tool in tools)
     note = "the proof asked again, and the rest of the model looked at, among them"
-    yield Figure("checks", sum(o.checks for o in ours), 380, polygraphy=sum(o.checks for o in theirs), note=note)
-    yield Figure("exact", sum(o.exact for o in ours), 18, least=True, polygraphy=sum(o.exact for o in theirs))
-    yield Figure("own CPU time, s", sum(o.own_cpu_s for o in ours), polygraphy=sum(o.own_cpu_s for o in theirs))
+    yield Figure(
+        "checks",
+        sum(o.checks for o in ours),
+        380,
+        polygraphy=sum(o.checks for o in theirs),
+        note=note,
+    )
+    yield Figure(
+        "exact", sum(o.exact for o in ours), 18, least=True, polygraphy=sum(o.exact for o in theirs)
+    )
+    yield Figure(
+        "own CPU time, s",
+        sum(o.own_cpu_s for o in ours),
+        polygraphy=sum(o.own_cpu_s for o in theirs),
+    )
 
 
-_PLAIN = ("--no-shrink",)  # the check looks at nodes only, and shrinking tensors is work that Polygraphy does not do
+_PLAIN = (
+    "--no-shrink",
+)  # the check looks at nodes only, and shrinking tensors is work that Polygraphy does not do
 
 TABLES: dict[str, Callable[[list[Tool]], tuple[str, list[Outcome]]]] = {
     "one": one,
@@ -190,13 +259,18 @@ TABLES: dict[str, Callable[[list[Tool]], tuple[str, list[Outcome]]]] = {
 
 def main(arguments: Sequence[str]) -> None:
     """The command line."""
-    ours, extra = list(arguments), []
+    ours = list(arguments)
+    extra = []
     if "--" in ours:
         split = ours.index("--")
         ours, extra = ours[:split], ours[split + 1 :]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reduce", description=__doc__)
-    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"any of: {', '.join(TABLES)} (default: all)")
-    parser.add_argument("--only", choices=("polygraphy", "bisect-trt"), help="leave the other tool out")
+    parser.add_argument(
+        "tables", nargs="*", metavar="TABLE", help=f"any of: {', '.join(TABLES)} (default: all)"
+    )
+    parser.add_argument(
+        "--only", choices=("polygraphy", "bisect-trt"), help="leave the other tool out"
+    )
     options = parser.parse_args(ours)
     unknown = [table for table in options.tables if table not in TABLES]
     if unknown:
@@ -211,7 +285,10 @@ def main(arguments: Sequence[str]) -> None:
     for name in options.tables or TABLES:
         before = machine()
         text, outcomes = TABLES[name](tools)
-        record = {"machine": before, "outcomes": [{**asdict(o), "own_s": o.own_s} for o in outcomes]}
+        record = {
+            "machine": before,
+            "outcomes": [{**asdict(o), "own_s": o.own_s} for o in outcomes],
+        }
         (OUT / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
         print(f"### {TABLES[name].__doc__}\n\n{text or 'Nothing to measure.'}\n", flush=True)
 

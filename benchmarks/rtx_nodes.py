@@ -2,9 +2,10 @@
 
     python -m benchmarks.rtx_nodes [--most N] [--release VERSION ...] [--bare]
 
-Each model is parsed and built in an environment of each release, without a GPU. The page counts the verdicts and lists the models
-whose verdict differs between releases. With ``--bare`` the same models are built by the ten lines of ``BARE`` in the interpreter
-of each release too, and the exit status is 1 if a verdict differs from those.
+Each model is parsed and built in an environment of each release, without a GPU. The page counts the
+verdicts and lists the models whose verdict differs between releases. With ``--bare`` the same
+models are built by the ten lines of ``BARE`` in the interpreter of each release too, and the exit
+status is 1 if a verdict differs from those.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ def write_models(folder: Path, most: int) -> list[Path]:
         path = folder / f"{case.name}.onnx"
         try:
             names = [value.name for value in model.graph.input]
-            save_npz(path.with_suffix(".npz"), dict(zip(names, (case.data_sets or [])[0][0], strict=True)))
+            save_npz(
+                path.with_suffix(".npz"),
+                dict(zip(names, (case.data_sets or [])[0][0], strict=True)),
+            )
         except Exception:  # sequences and optionals are no tensors
             continue
         onnx.save(model, path)
@@ -82,10 +86,14 @@ def verdicts(release: str, models: list[Path], folder: Path) -> dict[str, str]:
     wanted = environment(release)
     python = str(interpreter(wanted))
     found: dict[str, str] = {}
-    with WorkerPool(folder, timeout=120, places=(make_place(f"env={wanted}", lambda _: python),)) as pool:
+    with WorkerPool(
+        folder, timeout=120, places=(make_place(f"env={wanted}", lambda _: python),)
+    ) as pool:
         for model in models:
             inputs = model.with_suffix(".npz")
-            reply = pool.ask(Compare(TARGET, model, (Sample(inputs, inputs),), ToleranceOptions()), 120)
+            reply = pool.ask(
+                Compare(TARGET, model, (Sample(inputs, inputs),), ToleranceOptions()), 120
+            )
             verdict = "builds"
             if isinstance(reply, Failed):
                 verdict = "parser" if "the ONNX parser" in reply.message else "builder"
@@ -114,7 +122,11 @@ def page(seen: dict[str, dict[str, str]], models: list[Path]) -> str:
     for release, found in seen.items():
         counts = Counter(found.values())
         lines.append(f"| {release} | {' | '.join(str(counts[kind]) for kind in kinds)} |")
-    lines += ["", f"| model whose verdict differs | {' | '.join(seen)} |", f"| --- {'| --- ' * len(seen)}|"]
+    lines += [
+        "",
+        f"| model whose verdict differs | {' | '.join(seen)} |",
+        f"| --- {'| --- ' * len(seen)}|",
+    ]
     for model in models:
         row = [found[model.stem] for found in seen.values()]
         lines += [f"| `{model.stem}` | {' | '.join(row)} |"] if len(set(row)) > 1 else []
@@ -140,7 +152,11 @@ def main() -> int:
         for release in releases if own.bare else ():
             for name, verdict in bare(release, models).items():
                 ours = seen[release][name]
-                differ += [f"{release} {name}: {ours}, bare {verdict}"] if verdict not in (ours, "needs values") else []
+                differ += (
+                    [f"{release} {name}: {ours}, bare {verdict}"]
+                    if verdict not in (ours, "needs values")
+                    else []
+                )
     print(*differ, sep="\n", file=sys.stderr)
     return bool(differ)
 

@@ -1,10 +1,12 @@
 """Do the fixes of ``bisect-trt precision`` hold? Measures minimal and safe sets on models with planted outliers.
 
-    python -m benchmarks.safe_sets [others | KIND...] [--seeds N] [--samples N] [--autocast PYTHON] [--converter PYTHON]
+    python -m benchmarks.safe_sets [others | KIND...] [--seeds N] [--samples N] [--autocast PYTHON]
+    [--converter PYTHON]
 
-Each tool gets one sample on which fp16 fails, and what it writes is run on 200 others of the same law, which neither it nor
-``bisect-trt`` has seen. Everything is judged in the same way, as in ``benchmarks.precision``. PYTHON is an interpreter with
-``nvidia-modelopt[onnx]`` or ``onnxconverter-common``; without it that tool is left out. Prints a markdown table and writes every
+Each tool gets one sample on which fp16 fails, and what it writes is run on 200 others of the same
+law, which neither it nor ``bisect-trt`` has seen. Everything is judged in the same way, as in
+``benchmarks.precision``. PYTHON is an interpreter with ``nvidia-modelopt[onnx]`` or
+``onnxconverter-common``; without it that tool is left out. Prints a markdown table and writes every
 measurement to ``benchmarks/out/safe_sets.json``.
 """
 
@@ -87,7 +89,9 @@ class Session:
         """Load it."""
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        self._session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+        self._session = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, ["CPUExecutionProvider"]
+        )
 
     def run(self, feeds: Arrays) -> Arrays:
         """Its outputs."""
@@ -109,13 +113,16 @@ def error(made: Arrays, golden: Arrays) -> float:
 def errors(model: ModelProto, samples: list[Arrays], golden: list[Arrays]) -> list[float]:
     """Return the error of each sample."""
     session = Session(emulate(onnx.shape_inference.infer_shapes(model)))
-    return [error(session.run(sample), wanted) for sample, wanted in zip(samples, golden, strict=True)]
+    return [
+        error(session.run(sample), wanted) for sample, wanted in zip(samples, golden, strict=True)
+    ]
 
 
 def failing_sample(planted: Planted) -> Arrays | None:
     """The first sample on which the model fails in fp16."""
     lowered = emulate(onnx.shape_inference.infer_shapes(lower_fp16(planted.model)))
-    low, full = Session(lowered), Session(planted.model)
+    low = Session(lowered)
+    full = Session(planted.model)
     for number in range(20):
         sample = planted.draw(np.random.default_rng([5, number]))
         if error(low.run(sample), full.run(sample)) > SEVERE:
@@ -136,14 +143,19 @@ class Ran:
 
 def timed(command: list[str], folder: Path, file: str) -> Ran:
     """Run a command; ``first_s`` is the CPU time of it and its workers when ``file`` exists."""
-    before, began, first = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter(), 0.0
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.perf_counter()
+    first = 0.0
     with (folder / "output.txt").open("w+") as log:
         with subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT) as run:
             while run.poll() is None:
                 if not first and (folder / file).exists():
                     with suppress(psutil.Error):
                         process = psutil.Process(run.pid)
-                        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+                        times = [
+                            each.cpu_times()
+                            for each in (process, *process.children(recursive=True))
+                        ]
                         first = sum(each.user + each.system for each in times)
                 time.sleep(0.05)
         log.seek(0)
@@ -181,7 +193,17 @@ def measure(
     moved = {"": planted, **elsewhere}
     draws = {name: fresh(each, count) for name, each in moved.items()}
     computing = float_nodes(planted.model)
-    command = [sys.executable, "-m", "bisect_trt", "precision", "model.onnx", "-o", "safe.onnx", "--onnxrt", "--fp16"]
+    command = [
+        sys.executable,
+        "-m",
+        "bisect_trt",
+        "precision",
+        "model.onnx",
+        "-o",
+        "safe.onnx",
+        "--onnxrt",
+        "--fp16",
+    ]
     command += ["--load-inputs", "inputs.npz", "--json", "result.json"]
     runs = {"safe": timed(command, folder, "safe.onnx")}
     if runs["safe"].status not in (0, 3):
@@ -204,14 +226,19 @@ def measure(
     for tool, file in files.items():
         mixed = onnx.load(str(folder / file))
         typed = float_nodes(onnx.shape_inference.infer_shapes(mixed))
-        kept = {node for node in computing if TensorProto.FLOAT in typed.get(node, {TensorProto.FLOAT})}
-        probes, run = {"minimal": search, "safe": result["probes"]["run"]}.get(tool, 0), runs.get(tool, runs["safe"])
+        kept = {
+            node for node in computing if TensorProto.FLOAT in typed.get(node, {TensorProto.FLOAT})
+        }
+        probes = {"minimal": search, "safe": result["probes"]["run"]}.get(tool, 0)
+        run = runs.get(tool, runs["safe"])
         for name, (samples, golden) in draws.items():
             model = moved[name].model
             if model is planted.model:
                 model = mixed
             else:
-                model = lower_fp16(model, {node.output[0] for node in model.graph.node if node.name in kept})
+                model = lower_fp16(
+                    model, {node.output[0] for node in model.graph.node if node.name in kept}
+                )
             seen = errors(model, samples, golden)
             failed, severe = (sum(each > limit for each in seen) for limit in (1, SEVERE))
             rows.append(
@@ -251,11 +278,19 @@ def main() -> None:
     known = f"any of: {', '.join(KINDS)} (default: all of these); {', '.join(OTHERS)} (others: all of these)"
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=known)
     parser.add_argument("--seeds", type=int, default=4, help="models of each kind (default: 4)")
-    parser.add_argument("--samples", type=int, default=200, help="fresh samples for each model (default: 200)")
-    parser.add_argument("--autocast", metavar="PYTHON", help="interpreter that has nvidia-modelopt[onnx]")
-    parser.add_argument("--converter", metavar="PYTHON", help="interpreter that has onnxconverter-common")
+    parser.add_argument(
+        "--samples", type=int, default=200, help="fresh samples for each model (default: 200)"
+    )
+    parser.add_argument(
+        "--autocast", metavar="PYTHON", help="interpreter that has nvidia-modelopt[onnx]"
+    )
+    parser.add_argument(
+        "--converter", metavar="PYTHON", help="interpreter that has onnxconverter-common"
+    )
     options = parser.parse_args()
-    others = {tool: getattr(options, tool) for tool in ("autocast", "converter") if getattr(options, tool)}
+    others = {
+        tool: getattr(options, tool) for tool in ("autocast", "converter") if getattr(options, tool)
+    }
     before = machine()
     rows: list[Measured] = []
     kinds = [*OTHERS] if options.kinds == ["others"] else options.kinds or [*KINDS]

@@ -1,9 +1,11 @@
 """bisect-trt beside Polygraphy on a real TensorRT: what docs/benchmarks.md says of a GPU.
 
-    python -m benchmarks.tensorrt VIT.onnx [--only reduce precision layerwise cost memory polygraphy] [--limit SECONDS]
+    python -m benchmarks.tensorrt VIT.onnx [--only reduce precision layerwise cost memory
+    polygraphy] [--limit SECONDS]
 
-VIT.onnx is a vision transformer whose residual stream overflows fp16 (examples/vit_overflow makes one). Each part prints a
-line of JSON. Polygraphy's `debug reduce` runs for at most ``--limit`` seconds, and what it reached by then is reported.
+VIT.onnx is a vision transformer whose residual stream overflows fp16 (examples/vit_overflow makes
+one). Each part prints a line of JSON. Polygraphy's `debug reduce` runs for at most ``--limit``
+seconds, and what it reached by then is reported.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def timed(command: list[str], folder: Path, limit: float) -> tuple[float, int, s
     """Run a command: seconds, exit status (negative if it was ended at the limit), and what it printed."""
     began = time.monotonic()
     with (folder / "output.txt").open("w+") as output:
-        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             status = process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -59,11 +63,24 @@ def timed(command: list[str], folder: Path, limit: float) -> tuple[float, int, s
 def ours(name: str, model: Path, *words: str, limit: float) -> dict[str, Any]:
     """One of our commands on the model under ``--trt --fp16``."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "bisect_trt", name, str(model), "--trt", "--fp16", "--json", "r.json", *words]
+        command = [
+            sys.executable,
+            "-m",
+            "bisect_trt",
+            name,
+            str(model),
+            "--trt",
+            "--fp16",
+            "--json",
+            "r.json",
+            *words,
+        ]
         seconds, status, text = timed(command, Path(folder), limit)
         found = Path(folder, "r.json")
         result = json.loads(found.read_text()) if found.exists() else {}
-        seen = {key: result.get(key) for key in ("probes", "minimality", "why", "latency_ms", "trtexec")}
+        seen = {
+            key: result.get(key) for key in ("probes", "minimality", "why", "latency_ms", "trtexec")
+        }
         kept = [node["name"] for node in result.get("keep_fp32", [])]
         culprits = [f"{node['op']} {node['name']}" for node in result.get("culprits", [])]
         first = (result.get("first_mismatch") or {}).get("tensor")
@@ -84,7 +101,8 @@ def figures() -> Iterator[Figure]:
     """On a GPU: seconds of whole commands, each in fp16 on TensorRT."""
     here = find_spec("tensorrt") is not None and shutil.which("nvidia-smi") is not None
     with tempfile.TemporaryDirectory() as folder:
-        vit, resnet = Path(folder, "model.onnx"), light_model("resnet50")
+        vit = Path(folder, "model.onnx")
+        resnet = light_model("resnet50")
         if here:
             maker = Path(__file__).parents[1] / "examples" / "vit_overflow" / "make_model.py"
             subprocess.run([sys.executable, str(maker), "-o", folder], check=True)
@@ -100,13 +118,23 @@ def figures() -> Iterator[Figure]:
                 continue
             seen = ours(name, model, limit=_LIMIT)
             theirs = polygraphy(model, _LIMIT)["seconds"] if name == "reduce" else None
-            yield Figure(f"{what}, s", seen["seconds"], aim, polygraphy=theirs, note=f"exit status {seen['status']}")
+            yield Figure(
+                f"{what}, s",
+                seen["seconds"],
+                aim,
+                polygraphy=theirs,
+                note=f"exit status {seen['status']}",
+            )
 
 
 def polygraphy(model: Path, limit: float) -> dict[str, Any]:
     """``polygraphy debug reduce`` with the check its users write."""
     with tempfile.TemporaryDirectory() as folder:
-        program = [sys.executable, "-c", "import sys; from polygraphy.tools import main; sys.exit(main())"]
+        program = [
+            sys.executable,
+            "-c",
+            "import sys; from polygraphy.tools import main; sys.exit(main())",
+        ]
         check = [
             *program,
             "run",
@@ -119,12 +147,31 @@ def polygraphy(model: Path, limit: float) -> dict[str, Any]:
             "--rtol",
             "0.01",
         ]
-        command = [*program, "debug", "reduce", str(model), "-o", "reduced.onnx", "--mode", "bisect", "--check", *check]
+        command = [
+            *program,
+            "debug",
+            "reduce",
+            str(model),
+            "-o",
+            "reduced.onnx",
+            "--mode",
+            "bisect",
+            "--check",
+            *check,
+        ]
         seconds, status, text = timed(command, Path(folder), limit)
         reduced = Path(folder, "reduced.onnx")
-        nodes = len(onnx.load(str(reduced), load_external_data=False).graph.node) if reduced.exists() else None
+        nodes = (
+            len(onnx.load(str(reduced), load_external_data=False).graph.node)
+            if reduced.exists()
+            else None
+        )
         candidate = Path(folder, "polygraphy_debug.onnx")
-        left = len(onnx.load(str(candidate), load_external_data=False).graph.node) if candidate.exists() else None
+        left = (
+            len(onnx.load(str(candidate), load_external_data=False).graph.node)
+            if candidate.exists()
+            else None
+        )
         print(text[-3000:], file=sys.stderr)
         return {
             "part": "polygraphy",
@@ -144,7 +191,8 @@ def cost() -> dict[str, Any]:
 def memory() -> dict[str, Any]:
     """Forty probes of different models in one worker: what the process and its GPU hold after each."""
     seen = probes([attention(width) for width in range(64, 64 + 40 * 8, 8)], 40)
-    host, gpu = seen["host"], seen["gpu"]
+    host = seen["host"]
+    gpu = seen["gpu"]
     return {
         "part": "memory",
         **seen,
@@ -155,8 +203,11 @@ def memory() -> dict[str, Any]:
 
 def probes(models: list[onnx.ModelProto], count: int) -> dict[str, Any]:
     """Have one worker compare models, and ask it each time what it holds."""
-    worker, target = Worker(), TargetSettings(runtime="trt", fp16=True)
-    seconds, host, gpu = [], [], []
+    worker = Worker()
+    target = TargetSettings(runtime="trt", fp16=True)
+    seconds = []
+    host = []
+    gpu = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         output = os.dup(1)
@@ -164,9 +215,14 @@ def probes(models: list[onnx.ModelProto], count: int) -> dict[str, Any]:
             proto = models[number % len(models)]
             onnx.save(proto, folder / "m.onnx")
             rng = np.random.default_rng(number)
-            shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in proto.graph.input}
+            shapes = {
+                v.name: [d.dim_value for d in v.type.tensor_type.shape.dim]
+                for v in proto.graph.input
+            }
             save_npz(folder / "in.npz", {k: rng.random(s, np.float32) for k, s in shapes.items()})
-            save_npz(folder / "out.npz", {v.name: np.zeros(1, np.float32) for v in proto.graph.output})
+            save_npz(
+                folder / "out.npz", {v.name: np.zeros(1, np.float32) for v in proto.graph.output}
+            )
             samples = (Sample(folder / "in.npz", folder / "out.npz"),)
             request = Compare(target, folder / "m.onnx", samples, ToleranceOptions())
             began = time.monotonic()
@@ -204,17 +260,22 @@ def _model(nodes: list[onnx.NodeProto], shape: list[int]) -> onnx.ModelProto:
 
 def main() -> None:
     """Run the parts that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--limit", type=float, default=500)
     options = parser.parse_args()
-    model, limit = options.model.resolve(), options.limit
+    model = options.model.resolve()
+    limit = options.limit
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "cost": cost,
         "memory": memory,
         "layerwise": lambda: ours("layerwise", model, limit=limit),
-        "precision": lambda: ours("precision", model, "-o", "mixed.engine", "--max-time", str(limit - 30), limit=limit),
+        "precision": lambda: ours(
+            "precision", model, "-o", "mixed.engine", "--max-time", str(limit - 30), limit=limit
+        ),
         "reduce": lambda: ours("reduce", model, "-o", "reduced.onnx", limit=limit),
         "polygraphy": lambda: polygraphy(model, limit),
     }

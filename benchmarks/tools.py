@@ -1,7 +1,7 @@
 """Runs a reduction with either tool, and measures it the same way.
 
-Everything is measured from outside: the wall time of the tool's command, and the checks by what ``check_nodes.py``
-writes of itself. Neither tool's own figures are believed.
+Everything is measured from outside: the wall time of the tool's command, and the checks by what
+``check_nodes.py`` writes of itself. Neither tool's own figures are believed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Tool:
     Attributes:
         label: Its name in the tables.
         kind: ``polygraphy`` or ``bisect-trt``.
-        workers: How many probes may run at once; ``None`` leaves it to the tool. Polygraphy knows only 1.
+        workers: How many probes may run at once; ``None`` leaves it to the tool. Polygraphy knows
+            only 1.
         extra: More options for ``bisect-trt reduce``.
     """
 
@@ -47,10 +48,23 @@ class Tool:
         """What to run for one model, up to the check command."""
         program = shutil.which(self.kind, path=str(Path(sys.executable).parent))
         if program is None:
-            sys.exit(f"{self.kind} is not installed beside {sys.executable}: install the dependency group 'bench'.")
+            sys.exit(
+                f"{self.kind} is not installed beside {sys.executable}: install the dependency group 'bench'."
+            )
         if self.kind == "polygraphy":
-            # Its defaults, which are also what its help recommends for a model of static shapes; bisect is one.
-            return [program, "debug", "reduce", str(model), "-o", "reduced.onnx", "--mode", "bisect", "--check"]
+            # Its defaults, which are also what its help recommends for a model of static shapes;
+            # bisect is one.
+            return [
+                program,
+                "debug",
+                "reduce",
+                str(model),
+                "-o",
+                "reduced.onnx",
+                "--mode",
+                "bisect",
+                "--check",
+            ]
         workers = [] if self.workers is None else ["--workers", str(self.workers)]
         output = ["-o", "reduced.onnx", "--overwrite", "--json", "result.json"]
         return [program, "reduce", str(model), *output, *workers, *self.extra, "--check"]
@@ -75,9 +89,10 @@ class Outcome:
         checks: How many checks ran to their end.
         checks_s: The checks' own time, summed.
         wall_s: The tool's time from start to exit.
-        own_cpu_s: The CPU time of all processes but the checks, in seconds: what hardly depends on a busy machine.
-        gaps_s: For each two checks in a row, the time from the end of one to the start of the next. Where checks run
-            one at a time this is what the tool itself takes for a probe.
+        own_cpu_s: The CPU time of all processes but the checks, in seconds: what hardly depends on
+            a busy machine.
+        gaps_s: For each two checks in a row, the time from the end of one to the start of the next.
+            Where checks run one at a time this is what the tool itself takes for a probe.
         left: Computing nodes in the reduced model; all of the original's where none was written.
         exact: Whether those are the required ones and no more.
         reduced_sha256: Of the reduced model's file.
@@ -124,15 +139,23 @@ def run(tool: Tool, case: Case, check_seconds: float = 0.0) -> Outcome:
         check_seconds: Shortest time a check takes, in seconds.
 
     Returns:
-        What was measured. A tool that fails is an outcome too, with its status and the end of its output.
+        What was measured. A tool that fails is an outcome too, with its status and the end of its
+        output.
     """
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
         count = folder / "count.txt"
         environment = {**os.environ, "BENCH_COUNT": str(count), "BENCH_SECONDS": str(check_seconds)}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # as pip installs it
-        command = [*tool.command(case.model), sys.executable, str(CHECK), tool.candidate, *case.required]
-        start, before = time.perf_counter(), _cpu_of_children()
+        command = [
+            *tool.command(case.model),
+            sys.executable,
+            str(CHECK),
+            tool.candidate,
+            *case.required,
+        ]
+        start = time.perf_counter()
+        before = _cpu_of_children()
         done = subprocess.run(
             command,
             cwd=folder,
@@ -155,12 +178,21 @@ def _cpu_of_children() -> float:
 
 
 def _measure(
-    tool: Tool, case: Case, folder: Path, done: subprocess.CompletedProcess[str], wall_s: float, cpu_s: float
+    tool: Tool,
+    case: Case,
+    folder: Path,
+    done: subprocess.CompletedProcess[str],
+    wall_s: float,
+    cpu_s: float,
 ) -> Outcome:
-    count, reduced, result = folder / "count.txt", folder / "reduced.onnx", folder / "result.json"
+    count = folder / "count.txt"
+    reduced = folder / "reduced.onnx"
+    result = folder / "result.json"
     lines = [line.split() for line in count.read_text().splitlines()] if count.exists() else []
     if any(status == "2" for status, *_ in lines):
-        sys.exit(f"{tool.label}, {case.name}: the check could not read its model. Output:\n{done.stdout[-2000:]}")
+        sys.exit(
+            f"{tool.label}, {case.name}: the check could not read its model. Output:\n{done.stdout[-2000:]}"
+        )
     spans = sorted((float(start), float(end)) for _, start, end, _ in lines)
     left = nodes_left(case.model, reduced) if reduced.exists() else computing_nodes(case.model)
     return Outcome(
@@ -174,7 +206,9 @@ def _measure(
         gaps_s=[later[0] - earlier[1] for earlier, later in itertools.pairwise(spans)],
         left=left,
         exact=sorted(left) == sorted(case.required),
-        reduced_sha256=hashlib.sha256(reduced.read_bytes()).hexdigest() if reduced.exists() else None,
+        reduced_sha256=hashlib.sha256(reduced.read_bytes()).hexdigest()
+        if reduced.exists()
+        else None,
         result=json.loads(result.read_text()) if result.exists() else {},
         log="" if done.returncode == 0 else done.stdout[-2000:],
     )

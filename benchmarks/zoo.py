@@ -2,10 +2,11 @@
 
     [AUTOCAST=PYTHON] [ZOO='llama yolox'] [ZOO_SEED=202] python -m benchmarks zoo
 
-Each model gets one sample on which fp16 fails; what is written runs on 40 others of the same distribution, and on 40 shifted
-ones: twice as large, or offset by half a deviation. Five architectures also run on 40 inputs
-that are four times as long. PYTHON is an interpreter with ``nvidia-modelopt[onnx]``: AutoCast then
-runs on the same models. Everything is judged as in ``benchmarks.safe_sets``.
+Each model gets one sample on which fp16 fails; what is written runs on 40 others of the same
+distribution, and on 40 shifted ones: twice as large, or offset by half a deviation. Five
+architectures also run on 40 inputs that are four times as long. PYTHON is an interpreter with
+``nvidia-modelopt[onnx]``: AutoCast then runs on the same models. Everything is judged as in
+``benchmarks.safe_sets``.
 """
 
 from __future__ import annotations
@@ -46,31 +47,48 @@ from benchmarks.sequences import (
 
 from _builder import GraphBuilder  # isort: skip - an import before makes it known
 
-SEED, SAMPLES = int(os.environ.get("ZOO_SEED", "202")), 40
+SEED = int(os.environ.get("ZOO_SEED", "202"))
+SAMPLES = 40
 _SEEDS = 10
 
 
 def llama(seed: int, times: int = 1) -> Planted:
     """RMSNorms, rotary positions, and gated feed-forward parts."""
-    g, plant, tokens = GraphBuilder(seed), Plant(seed, 6), 16 * times
+    g = GraphBuilder(seed)
+    plant = Plant(seed, 6)
+    tokens = 16 * times
     x = drawn(g, "embedded", "/embed", 24, W)
     angle = np.outer(np.arange(tokens), 1e4 ** -np.linspace(0, 1, W // 8)).astype(np.float32)
-    cos, sin = (g.weight(f"rotary.{f.__name__}", np.tile(f(angle), 2)[None, None]) for f in (np.cos, np.sin))
+    cos, sin = (
+        g.weight(f"rotary.{f.__name__}", np.tile(f(angle), 2)[None, None]) for f in (np.cos, np.sin)
+    )
     ends = [g.constant([at], np.int64) for at in (0, W // 8, W // 4, 3)]
     for block in range(6):
         s = f"/model/layers.{block}"
-        y, parts = rms(g, x, f"{s}/ln1"), []
+        y = rms(g, x, f"{s}/ln1")
+        parts = []
         for part in "qkv":
             made_ = heads(g, drawn(g, y, f"{s}/{part}", W, W), f"{s}/{part}", tokens, [0, 2, 1, 3])
             if part != "v":
-                low, high = (g.op("Slice", made_, ends[at], ends[at + 1], ends[3], scope=s) for at in (0, 1))
+                low, high = (
+                    g.op("Slice", made_, ends[at], ends[at + 1], ends[3], scope=s) for at in (0, 1)
+                )
                 turned = g.op("Concat", g.op("Neg", high, scope=s), low, scope=s, axis=-1)
-                made_ = g.op("Add", g.op("Mul", made_, cos, scope=s), g.op("Mul", turned, sin, scope=s), scope=s)
+                made_ = g.op(
+                    "Add",
+                    g.op("Mul", made_, cos, scope=s),
+                    g.op("Mul", turned, sin, scope=s),
+                    scope=s,
+                )
             parts.append(made_)
-        scores = g.op("MatMul", parts[0], g.op("Transpose", parts[1], scope=s, perm=[0, 1, 3, 2]), scope=s)
+        scores = g.op(
+            "MatMul", parts[0], g.op("Transpose", parts[1], scope=s, perm=[0, 1, 3, 2]), scope=s
+        )
         mixed = g.op("MatMul", g.op("Softmax", scores, scope=s, axis=-1), parts[2], scope=s)
         mixed = g.op(
-            "Reshape", g.op("Transpose", mixed, scope=s, perm=[0, 2, 1, 3]), g.constant([1, tokens, W], np.int64)
+            "Reshape",
+            g.op("Transpose", mixed, scope=s, perm=[0, 2, 1, 3]),
+            g.constant([1, tokens, W], np.int64),
         )
         x = g.op("Add", x, drawn(g, mixed, f"{s}/o", W, W), scope=s)
         x = g.op("Add", x, ffn(g, rms(g, x, f"{s}/ln2"), f"{s}/mlp", plant, block, swish), scope=s)
@@ -80,7 +98,9 @@ def llama(seed: int, times: int = 1) -> Planted:
 
 def mamba(seed: int) -> Planted:
     """Gated convolutions and a selective scan, written out step by step."""
-    g, plant, tokens = GraphBuilder(seed), Plant(seed, 3), 8
+    g = GraphBuilder(seed)
+    plant = Plant(seed, 3)
+    tokens = 8
     x = drawn(g, "embedded", "/embed", 24, W)
     for block in range(3):
         s = f"/layers.{block}"
@@ -88,31 +108,55 @@ def mamba(seed: int) -> Planted:
         rate = g.op("Softplus", drawn(g, y, f"{s}/dt", W, W), scope=s)
         decay = g.op("Exp", g.op("Neg", rate, scope=s), scope=s)
         read, gate = (drawn(g, y, f"{s}/{part}", W, W) for part in ("in", "gate"))
-        state, states = g.weight(f"state.{block}", np.zeros((1, W), np.float32)), []
+        state = g.weight(f"state.{block}", np.zeros((1, W), np.float32))
+        states = []
         for step in range(tokens):
             now = g.constant(step, np.int64, s)
             kept = g.op("Mul", state, g.op("Gather", decay, now, scope=s, axis=1), scope=s)
-            state = g.op("Add", kept, g.op("Gather", g.op("Mul", rate, read, scope=s), now, scope=s, axis=1), scope=s)
+            state = g.op(
+                "Add",
+                kept,
+                g.op("Gather", g.op("Mul", rate, read, scope=s), now, scope=s, axis=1),
+                scope=s,
+            )
             states.append(g.op("Unsqueeze", state, g.constant([1], np.int64, s), scope=s))
         y = g.op("Mul", g.op("Concat", *states, scope=s, axis=1), swish(g, gate, s), scope=s)
-        x = g.op("Add", x, ffn(g, layer_norm(g, y, f"{s}/ln", W), f"{s}/out", plant, block, swish), scope=s)
+        x = g.op(
+            "Add",
+            x,
+            ffn(g, layer_norm(g, y, f"{s}/ln", W), f"{s}/out", plant, block, swish),
+            scope=s,
+        )
     drawn(g, rms(g, x, "/norm"), "/head", W, 20)
     return made("mamba", seed, g, {"embedded": (FLOAT, (1, tokens, 24))}, (1, tokens, 20))
 
 
 def yolox(seed: int) -> Planted:
     """Residual stages that get smaller, pooled at several sizes, with three heads of boxes, objects and classes."""
-    g, plant, ends = GraphBuilder(seed), Plant(seed, 4), []
+    g = GraphBuilder(seed)
+    plant = Plant(seed, 4)
+    ends = []
     x = swish(g, convolve(g, "image", "/stem", kernel(g, W, 3, 3, 3), strides=[2, 2]), "/stem")
     for block in range(4):
         s = f"/dark{block}"
         first, second, bias = planted(g, plant, block, (W, W, W))
         y = swish(g, convolve(g, x, f"{s}/conv1", pointwise(first, 2)), s)
         x = g.op("Add", x, convolve(g, y, f"{s}/conv2", pointwise(second, 2), bias), scope=s)
-        pools = [g.op("MaxPool", x, scope=s, kernel_shape=[n, n], pads=[n // 2] * 4) for n in (3, 5)]
-        x = swish(g, convolve(g, g.op("Concat", x, *pools, scope=s, axis=1), f"{s}/spp", kernel(g, W, 3 * W, 1, 1)), s)
+        pools = [
+            g.op("MaxPool", x, scope=s, kernel_shape=[n, n], pads=[n // 2] * 4) for n in (3, 5)
+        ]
+        x = swish(
+            g,
+            convolve(
+                g, g.op("Concat", x, *pools, scope=s, axis=1), f"{s}/spp", kernel(g, W, 3 * W, 1, 1)
+            ),
+            s,
+        )
         if block:
-            box, seen = (convolve(g, x, f"{s}/{part}", kernel(g, n, W, 1, 1)) for part, n in (("box", 4), ("cls", 6)))
+            box, seen = (
+                convolve(g, x, f"{s}/{part}", kernel(g, n, W, 1, 1))
+                for part, n in (("box", 4), ("cls", 6))
+            )
             size = g.op("Exp", g.op("Tanh", box, scope=s), scope=s)
             head = g.op("Concat", size, g.op("Sigmoid", seen, scope=s), scope=s, axis=1)
             ends.append(g.op("Reshape", head, g.constant([1, 10, -1], np.int64, s), scope=s))
@@ -133,11 +177,16 @@ def shifted(plain: Planted) -> Planted:
     """Return the model with inputs twice as large or offset by half a deviation in turns."""
 
     def draw(rng: np.random.Generator) -> Arrays:
-        sample, twice = plain.draw(rng), bool(rng.integers(2))
+        sample = plain.draw(rng)
+        twice = bool(rng.integers(2))
         floats = {
-            name: value for name, value in sample.items() if value.dtype.kind == "f" and len(np.unique(value)) > 2
+            name: value
+            for name, value in sample.items()
+            if value.dtype.kind == "f" and len(np.unique(value)) > 2
         }
-        moved = {name: value * 2 if twice else value + value.std() / 2 for name, value in floats.items()}
+        moved = {
+            name: value * 2 if twice else value + value.std() / 2 for name, value in floats.items()
+        }
         return sample | {name: value.astype(np.float32) for name, value in moved.items()}
 
     return replace(plain, draw=draw)
@@ -148,7 +197,9 @@ def judged(kind: str, others: dict[str, str]) -> list[Measured]:
     with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
         for seed in range(SEED, SEED + _SEEDS):
             plain = ZOO[kind](seed)
-            moved = {" shifted": shifted(plain)} | ({" longer": LONGER[kind](seed, 4)} if kind in LONGER else {})
+            moved = {" shifted": shifted(plain)} | (
+                {" longer": LONGER[kind](seed, 4)} if kind in LONGER else {}
+            )
             if found := measure(plain, Path(folder), SAMPLES, others, moved):
                 return found
     return []
@@ -161,7 +212,9 @@ def table(rows: list[Measured]) -> str:
         of = {row.tool: row for row in rows if row.model == name}
         line: dict[str, str] = {"model": name.rpartition("-")[0], "nodes": str(of["safe"].nodes)}
         for tool, title in {"safe": "", "autocast": "AutoCast: "}.items():
-            row, moved, longer = (of.get(f"{tool}{suffix}") for suffix in ("", " shifted", " longer"))
+            row, moved, longer = (
+                of.get(f"{tool}{suffix}") for suffix in ("", " shifted", " longer")
+            )
             line[f"{title}fp32"] = str(row.kept) if row else ""
             line[f"{title}fail (severe)"] = f"{row.failed} ({row.severe})" if row else ""
             line[f"{title}shifted"] = f"{moved.failed} ({moved.severe})" if moved else ""
@@ -198,14 +251,32 @@ def figures() -> Iterator[Figure]:
     for tool, (most, failing, severe) in aims.items():
         seen = [row for row in rows if row.tool == tool]
         if seen:
-            nodes, samples = sum(row.nodes for row in seen), sum(row.samples for row in seen)
+            nodes = sum(row.nodes for row in seen)
+            samples = sum(row.samples for row in seen)
             note = f"{len(seen)} models, {sum(row.kept for row in seen)} of {nodes} nodes"
-            yield Figure(f"{tool}: nodes in fp32, %", 100 * sum(row.kept for row in seen) / nodes, most, note=note)
-            yield Figure(f"{tool}: samples that fail, %", 100 * sum(row.failed for row in seen) / samples, failing)
-            yield Figure(f"{tool}: samples that fail severely", sum(row.severe for row in seen), severe)
+            yield Figure(
+                f"{tool}: nodes in fp32, %",
+                100 * sum(row.kept for row in seen) / nodes,
+                most,
+                note=note,
+            )
+            yield Figure(
+                f"{tool}: samples that fail, %",
+                100 * sum(row.failed for row in seen) / samples,
+                failing,
+            )
+            yield Figure(
+                f"{tool}: samples that fail severely", sum(row.severe for row in seen), severe
+            )
     cpu = {tool: [row.cpu_s for row in rows if row.tool == tool] for tool in ("safe", "autocast")}
     theirs = sum(cpu["autocast"]) / max(len(cpu["autocast"]), 1)
     firsts = [row.first_s for row in rows if row.tool == "safe"]
-    yield Figure("CPU time a model, s", sum(cpu["safe"]) / max(len(cpu["safe"]), 1), 10 * theirs or None)
-    yield Figure("CPU time a model until the first file, s", sum(firsts) / max(len(firsts), 1), 3 * theirs or None)
+    yield Figure(
+        "CPU time a model, s", sum(cpu["safe"]) / max(len(cpu["safe"]), 1), 10 * theirs or None
+    )
+    yield Figure(
+        "CPU time a model until the first file, s",
+        sum(firsts) / max(len(firsts), 1),
+        3 * theirs or None,
+    )
     yield Figure("autocast: CPU time a model, s", theirs or None)

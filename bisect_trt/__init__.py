@@ -1,7 +1,7 @@
 """Find why an ONNX model that runs right in ONNX Runtime runs wrong in TensorRT.
 
-The functions of :mod:`bisect_trt.api`, and what they take, return and raise, are found here too; they are imported when
-first used, so that importing this package costs nothing.
+The functions of :mod:`bisect_trt.api`, and what they take, return and raise, are found here too;
+they are imported when first used, so that importing this package costs nothing.
 """
 
 from __future__ import annotations
@@ -61,12 +61,16 @@ def __getattr__(name: str) -> object:
     if name not in {*__all__, "__version__"}:
         from bisect_trt.plugins import COMMANDS, installed  # noqa: PLC0415 - see above
 
-        command = next((each for each in installed(COMMANDS) if each.replace("-", "_") == name), None)
+        command = next(
+            (each for each in installed(COMMANDS) if each.replace("-", "_") == name), None
+        )
         if command is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return import_module(f"{__name__}.api").function_of(command)
     value: object = (
-        _version() if name == "__version__" else getattr(import_module(f"{__name__}.{_HOMES.get(name, 'api')}"), name)
+        _version()
+        if name == "__version__"
+        else getattr(import_module(f"{__name__}.{_HOMES.get(name, 'api')}"), name)
     )
     globals()[name] = value
     return value

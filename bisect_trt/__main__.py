@@ -27,7 +27,9 @@ _GONE = (errno.EPIPE, errno.EIO, errno.EBADF)
 
 
 class Output(io.FileIO):
-    """Standard output or error. When it cannot be written any more, the rest is dropped, and the command goes on.
+    """Standard output or error.
+
+    When it cannot be written any more, the rest is dropped, and the command goes on.
 
     Attributes:
         lost: The error, once there was one.
@@ -45,7 +47,9 @@ class Output(io.FileIO):
 
     def _drop(self, error: OSError) -> None:
         self.lost = error
-        with contextlib.suppress(OSError):  # what other libraries and child processes write is dropped too
+        with contextlib.suppress(
+            OSError
+        ):  # what other libraries and child processes write is dropped too
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)
@@ -65,7 +69,9 @@ def main() -> NoReturn:
 
         argv = tuple(sys.argv[1:])
         name, values = parse(argv)
-        os.putenv(_BLAS_THREADS, os.environ.get(_BLAS_THREADS, "1"))  # more spin for a while, and hinder a fork
+        os.putenv(
+            _BLAS_THREADS, os.environ.get(_BLAS_THREADS, "1")
+        )  # more spin for a while, and hinder a fork
         from bisect_trt.cli.app import perform  # noqa: PLC0415 - it imports NumPy and ONNX; --help does without
 
         if _BLAS_THREADS not in os.environ:
@@ -79,7 +85,8 @@ def main() -> NoReturn:
                 worker.fork_spare()
         perform(name, values, argv)
     except SystemExit as ending:
-        # Everything is written and closed by now; taking NumPy and ONNX apart would only make the user wait.
+        # Everything is written and closed by now; taking NumPy and ONNX apart would only make the
+        # user wait.
         _end(ending.code if isinstance(ending.code, int) else 1, output)
     raise AssertionError("the command line ends the process")
 
@@ -87,14 +94,17 @@ def main() -> NoReturn:
 def _open_streams() -> Output:
     """Open the standard streams, and return the output; streams that are closed are opened on the null device.
 
-    Names of files and tensors are written with escapes where the terminal's encoding does not have them.
+    Names of files and tensors are written with escapes where the terminal's encoding does not have
+    them.
     """
     closed = []
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number: a file of the run must not get it
+            os.open(
+                os.devnull, os.O_RDWR
+            )  # the lowest free number: a file of the run must not get it
             closed.append(number)
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - a descriptor, for the whole process
     encoding = sys.stdout.encoding if sys.stdout else "utf-8"
@@ -102,7 +112,10 @@ def _open_streams() -> Output:
     for name, raw in (("stdout", output), ("stderr", error)):
         buffered = io.BufferedWriter(raw)
         text = io.TextIOWrapper(
-            buffered, encoding, errors="backslashreplace", line_buffering=name == "stderr" or raw.isatty()
+            buffered,
+            encoding,
+            errors="backslashreplace",
+            line_buffering=name == "stderr" or raw.isatty(),
         )
         setattr(sys, name, text)
     if 1 in closed:

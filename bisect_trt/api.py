@@ -1,8 +1,9 @@
 """Python functions: each runs the command of its name; :mod:`bisect_trt` has these names too (docs/api.md).
 
-A function takes the options of its command by keyword (``input_shapes=`` for ``--input-shapes``) and returns the result that
-``--json`` writes. It prints nothing unless ``verbose`` is set, never ends the process, and raises
-:class:`~bisect_trt.errors.UsageError` or :class:`~bisect_trt.errors.UnavailableError`. The first call imports NumPy and ONNX.
+A function takes the options of its command by keyword (``input_shapes=`` for ``--input-shapes``)
+and returns the result that ``--json`` writes. It prints nothing unless ``verbose`` is set, never
+ends the process, and raises :class:`~bisect_trt.errors.UsageError` or
+:class:`~bisect_trt.errors.UnavailableError`. The first call imports NumPy and ONNX.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bisect_trt.commands.commands import COMMANDS
-from bisect_trt.errors import BisectError, ExitStatus, OutputFileError, UnknownNameError, ValueRefusedError
+from bisect_trt.errors import (
+    BisectError,
+    ExitStatus,
+    OutputFileError,
+    UnknownNameError,
+    ValueRefusedError,
+)
 from bisect_trt.options.searches import Run
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import Params, entries
@@ -51,7 +58,12 @@ _CHECK = """check: A function (given the candidate's path, ``True`` or an ``Asse
 def _compares(name: str, known: str | None = "onnxrt", command: str = "") -> Callable[..., Result]:
     """Return the function of a command about a target, ``known`` if none is given."""
 
-    def function(model: Model, inputs: Inputs | None = None, target: str | None = known, **options: Any) -> Result:  # noqa: ANN401 - of many types
+    def function(
+        model: Model,
+        inputs: Inputs | None = None,
+        target: str | None = known,
+        **options: Any,  # noqa: ANN401 - of many types
+    ) -> Result:
         return _run(command or name, model, inputs, target, **options)
 
     function.__name__ = function.__qualname__ = name
@@ -118,7 +130,9 @@ def assert_matches(
     from bisect_trt.tensors.comparison import TensorComparison  # noqa: PLC0415 - as above
 
     result = compare(model, inputs, target, **options)
-    failed = [c for c in map(TensorComparison.from_json, result.extra["comparisons"]) if not c.passed]
+    failed = [
+        c for c in map(TensorComparison.from_json, result.extra["comparisons"]) if not c.passed
+    ]
     if not failed:
         return
     failed.sort(key=lambda comparison: -comparison.severity)
@@ -127,7 +141,9 @@ def assert_matches(
     try:
         found = diagnose(model, inputs, target, output=reproducer, overwrite=True, **options)
         folder = found.artifacts.get("reproducer")
-        lines.append(f"Reproducer: {folder}" if folder is not None else f"No reproducer: {found.why}")
+        lines.append(
+            f"Reproducer: {folder}" if folder is not None else f"No reproducer: {found.why}"
+        )
     except BisectError as error:
         lines.append(f"No reproducer: {error}")
     raise AssertionError("\n".join(lines))
@@ -164,17 +180,25 @@ def _run(
     given = {name: value for name, value in options.items() if value is not None}
     _refuse_target(check, target)
     if target is not None:
-        given.setdefault(target, True)  # the flag of a target may have a value, which is a keyword then
+        given.setdefault(
+            target, True
+        )  # the flag of a target may have a value, which is a keyword then
     fixed = {name: value for name, value in sorted(given.items()) if name not in _FREE}
-    words = [f"{name}={json.dumps(value, default=str, sort_keys=True)}" for name, value in fixed.items()]
+    words = [
+        f"{name}={json.dumps(value, default=str, sort_keys=True)}" for name, value in fixed.items()
+    ]
     home = COMMANDS[command].output
     groups = [group for group in COMMANDS[command].groups if group not in (Run, General)]
     named = {entry.name for group in groups for entry in entries(group)}
     for name in given.keys() - (named - {"model"} - ({"output"} if home is not None else set())):
-        raise UnknownNameError(f"`{command}` has no option '{name}'; `bisect-trt {command} --help-all` lists them.")
+        raise UnknownNameError(
+            f"`{command}` has no option '{name}'; `bisect-trt {command} --help-all` lists them."
+        )
     if check is not None and not callable(check):
         if not isinstance(check, Sequence):
-            raise ValueRefusedError(f"check: give a function, a command or the list of its words, not {check!r:.60}.")
+            raise ValueRefusedError(
+                f"check: give a function, a command or the list of its words, not {check!r:.60}."
+            )
         given["check"] = [check] if isinstance(check, str) else list(check)
         words.append(f"check={given['check']}")
     source = Source(model, inputs)
@@ -183,18 +207,35 @@ def _run(
     folder = Workspace.new_folder(command, source.named) if run is None else Path(run)
     resumed = (folder / RUN_FILE).exists()
     if not resumed and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise OutputFileError(f"run: {folder} exists and is no run of a Python function; name another folder.")
+        raise OutputFileError(
+            f"run: {folder} exists and is no run of a Python function; name another folder."
+        )
     given |= {"model": source.named} if "model" in named else {}
     given |= {} if home is None else {"output": folder / home if output is None else output}
-    console, result = Console(int(verbose)) if verbose else QuietConsole(), Result(command)
+    console = Console(int(verbose)) if verbose else QuietConsole()
+    result = Result(command)
     function = check if callable(check) else None
     params = Params(groups, given, words=False)
-    call = Call(command, params, console, result, (command, *words), source, folder, resumed, function, paths=paths)
+    call = Call(
+        command,
+        params,
+        console,
+        result,
+        (command, *words),
+        source,
+        folder,
+        resumed,
+        function,
+        paths=paths,
+    )
     Workspace(folder)
     keep_spare()  # the next call finds TensorRT started, and its timing cache warm
     with call.kept, closing(console):
         status, ending = attempt(call, lambda: COMMANDS[command].load()(call))
-        answered = isinstance(ending, BisectError) and status in (ExitStatus.NOT_REPRODUCED, ExitStatus.UNPROVEN)
+        answered = isinstance(ending, BisectError) and status in (
+            ExitStatus.NOT_REPRODUCED,
+            ExitStatus.UNPROVEN,
+        )
         if not keeps_earlier(call):
             leave_record(result, folder, (), console, None)
     if ending is not None and not answered:
@@ -210,6 +251,10 @@ def _refuse_target(check: object, target: str | None) -> None:
     """
     known = [plugin.name for plugin in selectable()]
     if target is not None and target not in known:
-        raise UnknownNameError(f"there is no target '{target}'; write one of {', '.join(map(repr, known))}.")
+        raise UnknownNameError(
+            f"there is no target '{target}'; write one of {', '.join(map(repr, known))}."
+        )
     if isinstance(check, str) and check in known and shutil.which(check) is None:
-        raise ValueRefusedError(f"there is no program '{check}' to check with; did you mean target='{check}'?")
+        raise ValueRefusedError(
+            f"there is no program '{check}' to check with; did you mean target='{check}'?"
+        )

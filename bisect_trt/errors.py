@@ -1,7 +1,8 @@
 """Errors that end a run early, with their exit statuses.
 
-The statuses are stable (docs/json.md, "Exit status"). No traceback reaches a user unless ``-vv``: the command
-line prints the message of a :class:`BisectError`, which names the thing, the reason and the next step.
+The statuses are stable (docs/json.md, "Exit status"). No traceback reaches a user unless ``-vv``:
+the command line prints the message of a :class:`BisectError`, which names the thing, the reason and
+the next step.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ class ExitStatus(IntEnum):
     USAGE = 2
     """The command line, or a file it names, is wrong."""
     UNPROVEN = 3
-    """The search ended without proof: flaky, budget spent, or the final re-check disagreed. The best so far is saved."""
+    """The search ended without proof: flaky, budget spent, or the final re-check disagreed. The
+    best so far is saved."""
     UNAVAILABLE = 4
     """Something needed is missing: no TensorRT, no GPU, an unreadable model."""
     INTERRUPTED = 130
@@ -30,118 +32,141 @@ class ExitStatus(IntEnum):
 class BisectError(Exception):
     """The command ended without an answer.
 
-    Each class of errors has a stable code. The first line of its docstring says the cause, ``remedy`` what to do; the message
-    of the error itself names the thing, the reason and the next step.
+    Each class of errors has a stable code. The first line of its docstring says the cause,
+    ``remedy`` what to do; the message of the error itself names the thing, the reason and the next
+    step.
     """
 
     status = ExitStatus.UNPROVEN
-    code, remedy = "BT3000", "Read the message and the report."
+    code = "BT3000"
+    remedy = "Read the message and the report."
 
     @classmethod
     def describe(cls) -> dict[str, str]:
         """Return the code, the cause and the remedy, for JSON."""
-        return {"code": cls.code, "cause": (cls.__doc__ or "").partition("\n")[0], "remedy": cls.remedy}
+        return {
+            "code": cls.code,
+            "cause": (cls.__doc__ or "").partition("\n")[0],
+            "remedy": cls.remedy,
+        }
 
 
 class InternalError(BisectError):
     """bisect-trt has a bug."""
 
-    code, remedy = "BT9000", "Report it with what -vv shows."
+    code = "BT9000"
+    remedy = "Report it with what -vv shows."
 
 
 class WrongResultError(BisectError):
     """A derived model computes other values than the original."""
 
-    code, remedy = "BT3004", "Report it, and skip the step that the message names."
+    code = "BT3004"
+    remedy = "Report it, and skip the step that the message names."
 
 
 class NoisyMachineError(BisectError):
     """Other processes disturb the measurement, or the difference is too close to the limit."""
 
-    code, remedy = "BT3005", "End other programs, allow more --measure-time, or give another limit."
+    code = "BT3005"
+    remedy = "End other programs, allow more --measure-time, or give another limit."
 
 
 class UsageError(BisectError):
     """The options do not fit together or do not fit the model."""
 
     status = ExitStatus.USAGE
-    code, remedy = "BT1000", "Change the command line as the message says."
+    code = "BT1000"
+    remedy = "Change the command line as the message says."
 
 
 class CommandLineError(UsageError):
     """The command line has an unknown or incomplete word."""
 
-    code, remedy = "BT1001", "Run the command with --help."
+    code = "BT1001"
+    remedy = "Run the command with --help."
 
 
 class ValueRefusedError(UsageError):
     """An option has a value that it does not take."""
 
-    code, remedy = "BT1002", "Give a value of the form that the message names."
+    code = "BT1002"
+    remedy = "Give a value of the form that the message names."
 
 
 class ConflictError(UsageError):
     """Two options exclude each other, or one has no effect."""
 
-    code, remedy = "BT1003", "Drop one of them."
+    code = "BT1003"
+    remedy = "Drop one of them."
 
 
 class MissingOptionError(UsageError):
     """Something that the command needs is not given."""
 
-    code, remedy = "BT1004", "Add the option that the message names."
+    code = "BT1004"
+    remedy = "Add the option that the message names."
 
 
 class UnknownNameError(UsageError):
     """A name is not in the model, the target or the file."""
 
-    code, remedy = "BT1005", "Use one of the names that the message lists."
+    code = "BT1005"
+    remedy = "Use one of the names that the message lists."
 
 
 class OutputFileError(UsageError):
     """A file cannot be written, or exists."""
 
-    code, remedy = "BT1006", "Name another path, or add --overwrite."
+    code = "BT1006"
+    remedy = "Name another path, or add --overwrite."
 
 
 class InputValuesError(UsageError):
     """Values cannot be read, or do not fit the model."""
 
-    code, remedy = "BT1007", "Save them again, by the names and shapes of the model's inputs."
+    code = "BT1007"
+    remedy = "Save them again, by the names and shapes of the model's inputs."
 
 
 class ScriptError(UsageError):
     """A script or function of the user does not meet its interface."""
 
-    code, remedy = "BT1008", "Correct the script."
+    code = "BT1008"
+    remedy = "Correct the script."
 
 
 class UnsuitableModelError(UsageError):
     """The model has no part that the command applies to."""
 
-    code, remedy = "BT1009", "Use another command or another model."
+    code = "BT1009"
+    remedy = "Use another command or another model."
 
 
 class RunStateError(UsageError):
     """The run is still running, or a file that it depends on has changed."""
 
-    code, remedy = "BT1010", "Wait for the run, or start a new one."
+    code = "BT1010"
+    remedy = "Wait for the run, or start a new one."
 
 
 class CheckCommandError(UsageError):
     """The check command cannot be run."""
 
-    code, remedy = "BT1011", "Run the command in a shell, and correct it."
+    code = "BT1011"
+    remedy = "Run the command in a shell, and correct it."
 
 
 class SameFileError(UsageError):
     """A file that is written is read too, or written in another role.
 
     Attributes:
-        of_result: Whether it is a file for the result (``--json``, ``--report``, ``--junit``), which must not be written then.
+        of_result: Whether it is a file for the result (``--json``, ``--report``, ``--junit``),
+            which must not be written then.
     """
 
-    code, remedy = "BT1012", "Name another file."
+    code = "BT1012"
+    remedy = "Name another file."
 
     def __init__(self, message: str, *, of_result: bool = False) -> None:
         super().__init__(message)
@@ -152,55 +177,64 @@ class UnavailableError(BisectError):
     """Something that the run needs is missing or unreadable."""
 
     status = ExitStatus.UNAVAILABLE
-    code, remedy = "BT2000", "Provide it as the message says."
+    code = "BT2000"
+    remedy = "Provide it as the message says."
 
 
 class ModelFileError(UnavailableError):
     """The model cannot be read, or is not valid ONNX."""
 
-    code, remedy = "BT2001", "Export the model again."
+    code = "BT2001"
+    remedy = "Export the model again."
 
 
 class UnreadableFileError(UnavailableError):
     """A file is missing, damaged or of another kind."""
 
-    code, remedy = "BT2002", "Check the path, or write the file again."
+    code = "BT2002"
+    remedy = "Check the path, or write the file again."
 
 
 class RuntimeMissingError(UnavailableError):
     """A runtime, a library or a device cannot be used here."""
 
-    code, remedy = "BT2003", "Run `bisect-trt doctor`."
+    code = "BT2003"
+    remedy = "Run `bisect-trt doctor`."
 
 
 class ModelRefusedError(UnavailableError):
     """A runtime cannot build or run the model."""
 
-    code, remedy = "BT2004", "Reduce the model by the message with `bisect-trt reduce`."
+    code = "BT2004"
+    remedy = "Reduce the model by the message with `bisect-trt reduce`."
 
 
 class PlaceError(UnavailableError):
     """A place or an environment cannot be used."""
 
-    code, remedy = "BT2005", "Run `bisect-trt doctor --on PLACE`."
+    code = "BT2005"
+    remedy = "Run `bisect-trt doctor --on PLACE`."
 
 
 class RunFolderError(UnavailableError):
     """The run does not exist, or its folder is damaged."""
 
-    code, remedy = "BT2006", "Name the folder of a run under .bisect-trt."
+    code = "BT2006"
+    remedy = "Name the folder of a run under .bisect-trt."
 
 
 class ResourceError(UnavailableError):
     """Memory, disk or permissions are not enough."""
 
-    code, remedy = "BT2007", "Free memory or disk, or check permissions."
+    code = "BT2007"
+    remedy = "Free memory or disk, or check permissions."
 
 
 class PackageError(UnavailableError):
     """A Python package is missing or cannot be loaded."""
 
-    code, remedy = "BT2008", "Install the package that the message names."
+    code = "BT2008"
+    remedy = "Install the package that the message names."
 
 
 def kinds(base: type[BisectError] = BisectError) -> list[type[BisectError]]:
@@ -222,4 +256,6 @@ def quoted(names: Iterable[str], limit: int = 20) -> str:
 
 def first_few(words: Sequence[str], limit: int) -> str:
     """Return the first words and the number of the others, on one line."""
-    return ", ".join(words[:limit]) + (f" and {len(words) - limit} more" if len(words) > limit else "")
+    return ", ".join(words[:limit]) + (
+        f" and {len(words) - limit} more" if len(words) > limit else ""
+    )

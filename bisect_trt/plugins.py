@@ -1,7 +1,7 @@
 """Targets, commands and oracles that other packages add through entry points.
 
-Importing this costs nothing, and a command line without plug-ins pays a directory listing: ``importlib.metadata`` is imported
-only where a package mentions one of the groups.
+Importing this costs nothing, and a command line without plug-ins pays a directory listing:
+``importlib.metadata`` is imported only where a package mentions one of the groups.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ from typing import Any
 
 from bisect_trt.errors import PackageError, UnavailableError
 
-TARGETS, COMMANDS, ORACLES = "bisect_trt.targets", "bisect_trt.commands", "bisect_trt.oracles"
+TARGETS = "bisect_trt.targets"
+COMMANDS = "bisect_trt.commands"
+ORACLES = "bisect_trt.oracles"
 """The groups of entry points."""
 FAILED: list[str] = []
 """Why plug-ins were left out, a sentence each; ``bisect-trt doctor`` prints them."""
 _BUILDS = {
     "onnxruntime",
-    *(f"onnxruntime_{name}" for name in ("directml", "gpu", "migraphx", "openvino", "qnn", "rocm", "training")),
+    *(
+        f"onnxruntime_{name}"
+        for name in ("directml", "gpu", "migraphx", "openvino", "qnn", "rocm", "training")
+    ),
 }
 """Distributions that install the module ``onnxruntime``."""
 
@@ -35,7 +40,10 @@ def installed(group: str) -> dict[str, str]:
     # It takes as long to import as half of a command line takes to parse.
     from importlib.metadata import entry_points  # noqa: PLC0415 - see above
 
-    return {entry.name: entry.value for entry in sorted(entry_points(group=group), key=lambda entry: entry.name)}
+    return {
+        entry.name: entry.value
+        for entry in sorted(entry_points(group=group), key=lambda entry: entry.name)
+    }
 
 
 def load(place: str, name: str) -> Any:  # noqa: ANN401 - whatever it names
@@ -55,7 +63,8 @@ def load(place: str, name: str) -> Any:  # noqa: ANN401 - whatever it names
 def loaded(group: str, fits: Callable[[Any], bool] = bool) -> dict[str, Any]:
     """Load the entry points of a group, by name; :data:`FAILED` lists why some are missing.
 
-    ``fits`` tells whether a loaded object is what the group is for; it has to be the same for every call of a group.
+    ``fits`` tells whether a loaded object is what the group is for; it has to be the same for every
+    call of a group.
     """
     found: dict[str, Any] = {}
     for name, place in installed(group).items():
@@ -96,7 +105,9 @@ def _metadata() -> list[str]:
     for folder in sys.path:
         try:
             found += [
-                each.path for each in os.scandir(folder or ".") if each.name.endswith((".dist-info", ".egg-info"))
+                each.path
+                for each in os.scandir(folder or ".")
+                if each.name.endswith((".dist-info", ".egg-info"))
             ]
         except OSError:  # an archive, or not there
             continue
@@ -109,7 +120,9 @@ def _texts() -> str:
     found: list[str] = []
     for path in _metadata():
         try:
-            found.append(Path(path, "entry_points.txt").read_text(encoding="utf-8", errors="replace"))
+            found.append(
+                Path(path, "entry_points.txt").read_text(encoding="utf-8", errors="replace")
+            )
         except OSError:
             continue
     return "\n".join(found)

@@ -1,7 +1,7 @@
 """A plug-in of pytest: the fixture ``assert_matches``.
 
-pytest loads it because bisect-trt is installed (the entry-point group ``pytest11``), so it imports nothing that takes time
-before a test asks for the fixture.
+pytest loads it because bisect-trt is installed (the entry-point group ``pytest11``), so it imports
+nothing that takes time before a test asks for the fixture.
 """
 
 from __future__ import annotations

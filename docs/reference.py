@@ -42,7 +42,11 @@ def _command(name: str, command: Command) -> Iterator[str]:
     needed = [_named(entry) for entry in entries(own) if entry.positional or entry.required]
     yield f"## {name}\n\n{command.help}\n"
     yield f"```text\n{' '.join(['bisect-trt', name, *needed, '[OPTIONS]'])}\n```\n"
-    yield from ("Examples:\n\n```text", *(f"bisect-trt {line}" for line in command.examples), "```\n")
+    yield from (
+        "Examples:\n\n```text",
+        *(f"bisect-trt {line}" for line in command.examples),
+        "```\n",
+    )
     yield from _table(own)
     if others:
         links = (f"[{title(group)}](#{_anchor(title(group))})" for group in others)
@@ -79,7 +83,11 @@ def _with_value(entry: Option, flag: str) -> str:
 
 
 def _value(entry: Option) -> str:
-    return f"{entry.placeholder} ..." if entry.several and not entry.placeholder.endswith("...") else entry.placeholder
+    return (
+        f"{entry.placeholder} ..."
+        if entry.several and not entry.placeholder.endswith("...")
+        else entry.placeholder
+    )
 
 
 def _cell(text: str) -> str:

@@ -19,7 +19,10 @@ from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
 WIDTH = 88
-COMMANDS = ("bisect-trt diagnose model.onnx --onnxrt --fp16 --zip", "python model-reproducer/reproduce.py")
+COMMANDS = (
+    "bisect-trt diagnose model.onnx --onnxrt --fp16 --zip",
+    "python model-reproducer/reproduce.py",
+)
 MAKE = Path(__file__).parents[1] / "examples" / "vit_overflow" / "make_model.py"
 
 
@@ -32,11 +35,18 @@ def session() -> Iterator[str]:
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     }
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, str(MAKE), "-o", "."], cwd=folder, check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, str(MAKE), "-o", "."], cwd=folder, check=True, capture_output=True
+        )
         for command in COMMANDS:
             yield f"\x1b[1;36m$\x1b[0m \x1b[1m{command}\x1b[0m"
             done = subprocess.run(  # the reproducer ends with 1: the failure is there
-                command.split(), cwd=folder, env=environment, check=False, stdout=subprocess.PIPE, text=True
+                command.split(),
+                cwd=folder,
+                env=environment,
+                check=False,
+                stdout=subprocess.PIPE,
+                text=True,
             )
             yield from done.stdout.splitlines()
 

@@ -17,7 +17,13 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "build" / "pages"
-PATTERNS = ("*.md", "docs/*.md", "docs/tutorials/*.md", "examples/*/README.md", "benchmarks/README.md")
+PATTERNS = (
+    "*.md",
+    "docs/*.md",
+    "docs/tutorials/*.md",
+    "examples/*/README.md",
+    "benchmarks/README.md",
+)
 OTHERS = ("docs/*.png", "docs/*.svg", "docs/theme/*")
 _SHIM = "https://unpkg.com/iframe-worker/shim"
 
@@ -59,7 +65,9 @@ def _linked(page: Path, files: set[Path]) -> str:
         return match[0] if target in files else words
 
     text = re.sub(r"(?<!!)\[([^]]*)\]\(([^)\s]+)\)", lead, page.read_text(encoding="utf-8"))
-    return re.sub(r"^(```\w+) (\S+)$", r'\1 title="\2"', text, flags=re.MULTILINE)  # a file's name after its language
+    return re.sub(
+        r"^(```\w+) (\S+)$", r'\1 title="\2"', text, flags=re.MULTILINE
+    )  # a file's name after its language
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float32]
 
 IR_VERSION = 8
-"""Fixed, so that the file is the same whichever ``onnx`` writes it, and old ONNX Runtimes read it."""
+"""Fixed, so that the file is the same whichever ``onnx`` writes it, and old ONNX Runtimes read
+it."""
 
 
 class GraphBuilder:
@@ -37,8 +38,9 @@ class GraphBuilder:
     def op(self, op_type: str, *inputs: str, scope: str = "", **attributes: Any) -> str:  # noqa: ANN401 - as make_node
         """Adds a node with one output and returns the output's name.
 
-        The names are the PyTorch exporter's: the first ``Add`` in scope ``/blocks.5/mlp/fc2`` is the node
-        ``/blocks.5/mlp/fc2/Add`` and makes ``/blocks.5/mlp/fc2/Add_output_0``; the next is ``.../Add_1``.
+        The names are the PyTorch exporter's: the first ``Add`` in scope ``/blocks.5/mlp/fc2`` is
+        the node ``/blocks.5/mlp/fc2/Add`` and makes ``/blocks.5/mlp/fc2/Add_output_0``; the next is
+        ``.../Add_1``.
         """
         name = f"{scope}/{op_type}"
         number = self._uses[name]
@@ -49,9 +51,13 @@ class GraphBuilder:
         self._nodes.append(helper.make_node(op_type, inputs, [output], name=name, **attributes))
         return output
 
-    def constant(self, value: npt.ArrayLike, dtype: npt.DTypeLike = np.float32, scope: str = "") -> str:
+    def constant(
+        self, value: npt.ArrayLike, dtype: npt.DTypeLike = np.float32, scope: str = ""
+    ) -> str:
         """Adds a ``Constant`` node, as the PyTorch exporter does for numbers in the code, and returns its output."""
-        return self.op("Constant", scope=scope, value=numpy_helper.from_array(np.asarray(value, dtype)))
+        return self.op(
+            "Constant", scope=scope, value=numpy_helper.from_array(np.asarray(value, dtype))
+        )
 
     def weight(self, name: str, value: npt.ArrayLike, dtype: npt.DTypeLike = np.float32) -> str:
         """Stores an initializer and returns its name."""
@@ -61,7 +67,8 @@ class GraphBuilder:
     def draw(self, shape: tuple[int, ...], std: float, mean: float = 0.0) -> Array:
         """Draws from a normal distribution, clipped at two standard deviations, then rounded to fp16.
 
-        Rounded as the weights of a half-precision checkpoint are: what fp16 breaks is then all in the activations.
+        Rounded as the weights of a half-precision checkpoint are: what fp16 breaks is then all in
+        the activations.
         """
         drawn = mean + std * self.rng.standard_normal(shape).clip(-2, 2)
         return drawn.astype(np.float16).astype(np.float32)
@@ -83,7 +90,8 @@ class GraphBuilder:
         Args:
             name: The graph's name.
             inputs: Element type (``TensorProto.FLOAT``, ...) and shape of each graph input.
-            output: The tensor to return, a float32 one. The last node, which makes it, is left to return it.
+            output: The tensor to return, a float32 one. The last node, which makes it, is left to
+                return it.
             shape: Its shape.
             opset: Version of the default domain.
         """
@@ -91,11 +99,16 @@ class GraphBuilder:
         graph = helper.make_graph(
             self._nodes,
             name,
-            [helper.make_tensor_value_info(key, elem_type, dims) for key, (elem_type, dims) in inputs.items()],
+            [
+                helper.make_tensor_value_info(key, elem_type, dims)
+                for key, (elem_type, dims) in inputs.items()
+            ],
             [helper.make_tensor_value_info(output, TensorProto.FLOAT, shape)],
             self._weights,
         )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=IR_VERSION)
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=IR_VERSION
+        )
         onnx.checker.check_model(model, full_check=True)
         return model
 

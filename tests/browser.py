@@ -13,7 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 """Where it is; ``None`` if there is none."""
 FLAGS = (
     "--headless",
@@ -37,7 +39,16 @@ for place, number in enumerate(high, 3):
     os.set_inheritable(place, True)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-KEYS = {"Enter": 13, "Tab": 9, "Home": 36, "End": 35, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+KEYS = {
+    "Enter": 13,
+    "Tab": 9,
+    "Home": 36,
+    "End": 35,
+    "ArrowLeft": 37,
+    "ArrowUp": 38,
+    "ArrowRight": 39,
+    "ArrowDown": 40,
+}
 
 
 class Browser:
@@ -51,7 +62,10 @@ class Browser:
         wrapper = [sys.executable, "-c", _PUT_IN_PLACE, str(child_in), str(child_out)]
         command = [*wrapper, CHROMIUM, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
         self._process = subprocess.Popen(
-            command, pass_fds=(child_in, child_out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command,
+            pass_fds=(child_in, child_out),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         os.close(child_in)
         os.close(child_out)
@@ -63,7 +77,9 @@ class Browser:
         self.requests: list[str] = []
         """Every address that the page asked for."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         self.call("Performance.enable", timeDomain="threadTicks")
@@ -72,7 +88,10 @@ class Browser:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._session = None
         self.call("Browser.close")
@@ -114,13 +133,26 @@ class Browser:
             self.problems.append(f"a dialog: {about['message']}")
 
     def open(
-        self, page: Path, *, width: int = 1400, height: int = 900, dark: bool = False, script: bool = True
+        self,
+        page: Path,
+        *,
+        width: int = 1400,
+        height: int = 900,
+        dark: bool = False,
+        script: bool = True,
     ) -> None:
         """Open a file, and wait until it is loaded and drawn."""
-        self.problems, self.requests = [], []
+        self.problems = []
+        self.requests = []
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         self.call("Emulation.setScriptExecutionDisabled", value=not script)
         self.call("Page.navigate", url=page.absolute().as_uri())
         while self.evaluate("document.readyState") != "complete":
@@ -135,7 +167,9 @@ class Browser:
 
     def evaluate(self, expression: str) -> Any:
         """The value of an expression in the page."""
-        reply = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        reply = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in reply, reply["exceptionDetails"]
         return reply["result"].get("value")
 
@@ -169,7 +203,9 @@ class Browser:
 
     def mouse(self, kind: str, x: float, y: float, **about: object) -> None:
         """A mouse event: ``mousePressed``, ``mouseReleased``, ``mouseMoved`` or ``mouseWheel``."""
-        pressed = {"button": "left", "clickCount": 1} if kind in ("mousePressed", "mouseReleased") else {}
+        pressed = (
+            {"button": "left", "clickCount": 1} if kind in ("mousePressed", "mouseReleased") else {}
+        )
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **pressed, **about)
 
     def click(self, selector: str) -> None:

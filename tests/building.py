@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper, parser
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+    parser,
+)
 
 tensor_info = helper.make_tensor_value_info
 BARE = ValueInfoProto
@@ -30,11 +39,18 @@ def proto_of(
 ) -> ModelProto:
     """Make a model; outputs without a declaration get what ONNX infers."""
     tensors = [
-        value if isinstance(value, TensorProto) else numpy_helper.from_array(np.asarray(value), name)
+        value
+        if isinstance(value, TensorProto)
+        else numpy_helper.from_array(np.asarray(value), name)
         for name, value in (weights or {}).items()
     ]
-    graph = helper.make_graph(list(nodes), "test", [*map(_info, inputs)], [*map(_info, outputs)], tensors)
-    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    graph = helper.make_graph(
+        list(nodes), "test", [*map(_info, inputs)], [*map(_info, outputs)], tensors
+    )
+    opsets = [
+        helper.make_opsetid("", opset),
+        *(helper.make_opsetid(domain, 1) for domain in domains),
+    ]
     return helper.make_model(graph, opset_imports=opsets, ir_version=ir_version, **fields)
 
 
@@ -50,18 +66,26 @@ def save_proto(path: Path | str, *parts: Any, **fields: Any) -> Path:
     return Path(path)
 
 
-def ort_run(model: ModelProto | Path, feeds: Mapping[str, Any], level: str = "ORT_DISABLE_ALL") -> dict[str, Any]:
+def ort_run(
+    model: ModelProto | Path, feeds: Mapping[str, Any], level: str = "ORT_DISABLE_ALL"
+) -> dict[str, Any]:
     """The outputs of ONNX Runtime on the CPU; an optional value is in a list, as a sequence is."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
     options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     source = str(model) if isinstance(model, Path) else model.SerializeToString()
     session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     outputs = session.get_outputs()
-    values = zip(outputs, session.run([output.name for output in outputs], dict(feeds)), strict=True)
-    return {output.name: [value] if output.type.startswith("optional") else value for output, value in values}
+    values = zip(
+        outputs, session.run([output.name for output in outputs], dict(feeds)), strict=True
+    )
+    return {
+        output.name: [value] if output.type.startswith("optional") else value
+        for output, value in values
+    }
 
 
 def evaluate(model: ModelProto | str, feeds: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
@@ -84,7 +108,12 @@ def overflowed(root: NDArray[Any]) -> bool:
 
 
 def text_model(
-    ends: str, body: str, weights: Mapping[str, Any] | None = None, *, opset: int = 13, functions: str = ""
+    ends: str,
+    body: str,
+    weights: Mapping[str, Any] | None = None,
+    *,
+    opset: int = 13,
+    functions: str = "",
 ) -> ModelProto:
     """A model in ONNX's text format; nodes without a name get that of their first output.
 
@@ -97,9 +126,15 @@ def text_model(
     """
     head = f'<ir_version: 8, opset_import: ["" : {opset}, "own" : 1]>'
     model = parser.parse_model(f"{head} g {ends} {{ {body} }} {functions}")
-    given = {name: np.asarray(value) for name, value in (weights or {}).items() if name in _read(model.graph)}
+    given = {
+        name: np.asarray(value)
+        for name, value in (weights or {}).items()
+        if name in _read(model.graph)
+    }
     model.graph.initializer.extend(
-        numpy_helper.from_array(value.astype(np.float32) if value.dtype == np.float64 else value, name)
+        numpy_helper.from_array(
+            value.astype(np.float32) if value.dtype == np.float64 else value, name
+        )
         for name, value in given.items()
     )
     for node in model.graph.node:

@@ -23,29 +23,44 @@ from bisect_trt.targets.trt.process import tensorrt
 from bisect_trt.worker import worker
 from bisect_trt.worker.worker import keep_spare
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and so would the commands under test.
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would the commands
+# under test.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests and fixtures load runtimes in this process too; `tests/probe/test_lookups.py` takes these variables away.
+# Tests and fixtures load runtimes in this process too; `tests/probe/test_lookups.py` takes these
+# variables away.
 os.environ.update(NO_TELEMETRY)
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # as `load_package` does
 
-# Hundreds of commands are started, each of which would compile all that it imports where bytecode is not to be kept.
+# Hundreds of commands are started, each of which would compile all that it imports where bytecode
+# is not to be kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# A worker is kept from test to test, but for what it was started among: of that pytest's own variable is no part.
-worker.surroundings = lambda: {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+# A worker is kept from test to test, but for what it was started among: of that pytest's own
+# variable is no part.
+worker.surroundings = lambda: {
+    name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"
+}
 
-# How long an example takes, to draw too, says nothing on a machine that does other things. The same examples each time:
-# whoever changes nothing sees no test fail. `make test-slow` makes more of them, and `make fuzz` looks for others, which
-# Hypothesis does of itself only where no CI runs it.
+# How long an example takes, to draw too, says nothing on a machine that does other things. The same
+# examples each time: whoever changes nothing sees no test fail. `make test-slow` makes more of
+# them, and `make fuzz` looks for others, which Hypothesis does of itself only where no CI runs it.
 settings.register_profile(
-    "random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True, derandomize=False
+    "random",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+    derandomize=False,
 )
 settings.register_profile(
-    "default", settings.get_profile("random"), print_blob=False, derandomize=True, database=None, max_examples=25
+    "default",
+    settings.get_profile("random"),
+    print_blob=False,
+    derandomize=True,
+    database=None,
+    max_examples=25,
 )
 settings.register_profile("deep", settings.get_profile("default"), max_examples=100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
@@ -95,7 +110,8 @@ def cli(
 ) -> CommandLine:
     """The command line, run in this process (a new one takes half a second) in an empty folder.
 
-    It keeps two workers for the next, as the Python API keeps one: starting one takes another half second.
+    It keeps two workers for the next, as the Python API keeps one: starting one takes another half
+    second.
     """
     keep_spare(2)
 
@@ -128,7 +144,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 1 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], check=False
+    ).returncode:
         pytest.skip("only root may mount a small disk")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)

@@ -39,7 +39,9 @@ def needs(culprits: Iterable[int]) -> Predicate:
 
 
 @st.composite
-def culprits_among(draw: st.DrawFn, least: int = 1, count: int = 300, most: int = 6) -> tuple[int, Subset]:
+def culprits_among(
+    draw: st.DrawFn, least: int = 1, count: int = 300, most: int = 6
+) -> tuple[int, Subset]:
     """A number of units, and some of them."""
     units = draw(st.integers(least, count))
     return units, draw(st.frozensets(st.integers(0, units - 1), min_size=1, max_size=most))
@@ -108,7 +110,8 @@ class FakeCheck:
             self.most = max(self.most, self.running)
         try:
             if self._seed is not None and cancel is not None:
-                # Drawn for each candidate alone, so that the threads' order has no say; half of them take no time.
+                # Drawn for each candidate alone, so that the threads' order has no say; half of
+                # them take no time.
                 delay = random.Random(f"{self._seed} {sorted(units)}").uniform(-1, 1) / 1000
                 if select.select([cancel.read_fd], [], [], max(delay, 0))[0]:
                     return Outcome(Ending.SKIPPED, CANCELLED, "its answer was not needed any more")
@@ -168,7 +171,9 @@ class FakeRun:
     def __exit__(self, *_: object) -> None:
         self.ledger.close()
 
-    def reduce(self, count: int, algorithm: Algorithm, repeat: int = 1, *, rest: bool = False) -> Minimum:
+    def reduce(
+        self, count: int, algorithm: Algorithm, repeat: int = 1, *, rest: bool = False
+    ) -> Minimum:
         """Probe the original of so many units, then search, as ``reduce`` does; then the rest, if wanted."""
         whole = frozenset(range(count))
         original = build(range(count))
@@ -183,13 +188,20 @@ class FakeRun:
 
 def decisions(records: Iterable[Record]) -> list[tuple[Any, ...]]:
     """All that is recorded of probes but the times they took."""
-    return [(r.number, r.key, r.title, r.size, r.verdict, r.signature, r.reason, r.runs) for r in records]
+    return [
+        (r.number, r.key, r.title, r.size, r.verdict, r.signature, r.reason, r.runs)
+        for r in records
+    ]
 
 
 def journal(folder: Path, event: str) -> list[dict[str, Any]]:
     """The entries of one kind in a run's journal, without their checksums."""
     lines = map(json.loads, (folder / "journal.jsonl").read_text().splitlines())
-    return [{name: entry[name] for name in entry if name != "crc32"} for entry in lines if entry["event"] == event]
+    return [
+        {name: entry[name] for name in entry if name != "crc32"}
+        for entry in lines
+        if entry["event"] == event
+    ]
 
 
 @dataclass(frozen=True)
@@ -228,7 +240,9 @@ def cases(draw: st.DrawFn, most: int = 40) -> Case:
         if any((one in chosen) != (other in chosen) for one, other in breaks):
             return Verdict.UNRESOLVED
         caused = any(cause <= chosen for cause in causes)
-        return Verdict.FAIL if caused and not any(cure <= chosen for cure in cures) else Verdict.PASS
+        return (
+            Verdict.FAIL if caused and not any(cure <= chosen for cure in cures) else Verdict.PASS
+        )
 
     def with_parents(chosen: Subset) -> Subset:
         closed = set(chosen)

@@ -12,7 +12,23 @@ from typing import Any
 from bisect_trt.probe.ledger import sealed
 
 VALUES: tuple[Any, ...] = (
-    *(None, True, 0, -1, 1.5, 10**400, 2**63, "", "x", "../..", "/etc", "a\0b", "\x1b[31m\n<b>", "nan", "PASS"),
+    *(
+        None,
+        True,
+        0,
+        -1,
+        1.5,
+        10**400,
+        2**63,
+        "",
+        "x",
+        "../..",
+        "/etc",
+        "a\0b",
+        "\x1b[31m\n<b>",
+        "nan",
+        "PASS",
+    ),
     *([], [1], [[]], {}, {"x": [{}]}, ["x"] * 50),
 )
 FILES = ("journal.jsonl", "result.json", "run.json")
@@ -21,10 +37,16 @@ FILES = ("journal.jsonl", "result.json", "run.json")
 def lines_of(run: Path, event: str = "") -> list[dict[str, Any]]:
     """The lines of a journal, or those of an event, without checksums."""
     lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
-    return [{name: line[name] for name in line if name != "crc32"} for line in lines if event in ("", line["event"])]
+    return [
+        {name: line[name] for name in line if name != "crc32"}
+        for line in lines
+        if event in ("", line["event"])
+    ]
 
 
-def changed_journal(entries: list[dict[str, Any]], number: int, place: list[str], value: Any) -> bytes:
+def changed_journal(
+    entries: list[dict[str, Any]], number: int, place: list[str], value: Any
+) -> bytes:
     """A journal with another value at a place of a line."""
     changed = copy.deepcopy(entries)
     holder = changed[number]

@@ -11,7 +11,9 @@ from support import node_names, node_tag, rest_slow
 
 from benchmarks.cases import LIGHT_MODELS, light_model
 
-LIGHT = rest_slow(sorted(LIGHT_MODELS, key=lambda name: name not in {"squeezenet", "shufflenet"}), 2)
+LIGHT = rest_slow(
+    sorted(LIGHT_MODELS, key=lambda name: name not in {"squeezenet", "shufflenet"}), 2
+)
 """All of them, as parameters of a test; `make test` has the two smallest."""
 
 
@@ -40,7 +42,9 @@ def tag_light(name: str, folder: Path) -> Light:
     """Write one of the light models with tagged nodes."""
     model = onnx.load(str(light_model(name)))
     # Of IR version 3: initializers are listed among the inputs.
-    fed = {value.name for value in model.graph.input} - {tensor.name for tensor in model.graph.initializer}
+    fed = {value.name for value in model.graph.input} - {
+        tensor.name for tensor in model.graph.initializer
+    }
     computing = []
     for place, node in enumerate(model.graph.node):
         node.name = node_tag(place)

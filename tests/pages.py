@@ -21,7 +21,8 @@ OF_EXAMPLES = {
     "masked_attention": ("examples/masked_attention/README.md",),
     "instance_norm": ("examples/instance_norm/README.md",),
 }
-"""Pages on which a whole diagnosis stands: they are followed where its answer is looked at, so that it is made once."""
+"""Pages on which a whole diagnosis stands: they are followed where its answer is looked at, so that
+it is made once."""
 
 NOT_RUN = {
     r"make \w+": "it installs what these tests run in, or runs these tests",
@@ -94,10 +95,18 @@ class Reader:
         self.folder = folder
         self.status = 0
         self._seen: dict[str, tuple[int, str]] = {}
-        leave_out = shutil.ignore_patterns("*.onnx", "*.npz", "*-reproducer", ".bisect-trt", "__pycache__")
+        leave_out = shutil.ignore_patterns(
+            "*.onnx", "*.npz", "*-reproducer", ".bisect-trt", "__pycache__"
+        )
         shutil.copytree(ROOT / "examples", folder / "examples", ignore=leave_out)
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        self._environment = {**os.environ, "PATH": path, "LC_ALL": "C.UTF-8", "NO_COLOR": "1", "COLUMNS": "100"}
+        self._environment = {
+            **os.environ,
+            "PATH": path,
+            "LC_ALL": "C.UTF-8",
+            "NO_COLOR": "1",
+            "COLUMNS": "100",
+        }
 
     def follow(self, command: Command) -> str:
         """Run one command; what it prints."""
@@ -118,7 +127,11 @@ class Reader:
             runs = (self.folder / ".bisect-trt").iterdir()
             found = {run: re.fullmatch(rf"({RUN}{match[1]})(?:-(\d+))?", run.name) for run in runs}
             # Of one second those after the first are numbered.
-            order = {run: (named[1], int(named[2] or 0)) for run, named in found.items() if named is not None}
+            order = {
+                run: (named[1], int(named[2] or 0))
+                for run, named in found.items()
+                if named is not None
+            }
             return str(max(order, key=order.__getitem__).relative_to(self.folder))
 
         return re.sub(rf"\.bisect-trt/{RUN}([\w-]+)", newest, text)
@@ -144,7 +157,9 @@ class Reader:
                         break
                 process.send_signal(signal.SIGINT)
             printed += process.stdout.read()
-        printed = re.sub(r"^(\d+ h )?(\d+ min )?\d+ s  .*\n", "", printed, flags=re.MULTILINE)  # progress
+        printed = re.sub(
+            r"^(\d+ h )?(\d+ min )?\d+ s  .*\n", "", printed, flags=re.MULTILINE
+        )  # progress
         self.status = process.returncode
         return printed
 
@@ -172,22 +187,31 @@ class Reader:
 
     def printed(self, begin: str) -> str:
         """What the one command printed that begins like this."""
-        (printed,) = [printed for text, (_, printed) in self._seen.items() if text.startswith(begin)]
+        (printed,) = [
+            printed for text, (_, printed) in self._seen.items() if text.startswith(begin)
+        ]
         return printed
 
 
 def masked(text: str) -> str:
     """Without what differs from run to run: numbers, how far columns are apart, and that a version is none of a release."""
     text = re.sub(rf"({RUN}[\w-]+?)-\d+\b", r"\1", text)  # the second run within a second
-    text = re.sub(r"\b(\d+ h )?(\d+ min )?\d+(\.\d+)? s\b", "1 s", text)  # a slow machine takes minutes
+    text = re.sub(
+        r"\b(\d+ h )?(\d+ min )?\d+(\.\d+)? s\b", "1 s", text
+    )  # a slow machine takes minutes
     return re.sub(r" {2,}", "  ", re.sub(r"\d+(\.\d+)?(\.dev\d+|e[-+]\d+)?", "#", text))
 
 
 def matches(shown: list[str], printed: str) -> bool:
     """Whether a page shows what came out."""
     pattern = "".join(
-        r"(?:.*\n)*?" if line == REST else re.escape(masked(line)).replace(re.escape(REST), ".*") + r"\n"
+        r"(?:.*\n)*?"
+        if line == REST
+        else re.escape(masked(line)).replace(re.escape(REST), ".*") + r"\n"
         for line in shown
         if line != "^C"
     )
-    return re.fullmatch(pattern, masked(printed if printed.endswith("\n") else printed + "\n")) is not None
+    return (
+        re.fullmatch(pattern, masked(printed if printed.endswith("\n") else printed + "\n"))
+        is not None
+    )

@@ -45,14 +45,22 @@ for line in sys.stdin:
 def surroundings() -> dict[str, str]:
     """The environment in which a process finds the unsteady target."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    return {**kept, "PYTHONPATH": os.pathsep.join([str(UNSTEADY), *filter(None, [kept.get("PYTHONPATH")])])}
+    return {
+        **kept,
+        "PYTHONPATH": os.pathsep.join([str(UNSTEADY), *filter(None, [kept.get("PYTHONPATH")])]),
+    }
 
 
 @cache
 def _server() -> subprocess.Popen[str]:
     command = [sys.executable, "-c", SERVER]
     process = subprocess.Popen(
-        command, env=surroundings(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
+        command,
+        env=surroundings(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd="/",
     )
     atexit.register(process.communicate)
     return process
@@ -65,7 +73,9 @@ def unsteady(*argv: str | Path) -> Ran:
     assert server.stdout is not None
     with NamedTemporaryFile("w+") as out, NamedTemporaryFile("w+") as err:
         words = ["bisect-trt", *verbose(argv)]
-        server.stdin.write(json.dumps([str(Path.cwd()), words, surroundings(), out.name, err.name]) + "\n")
+        server.stdin.write(
+            json.dumps([str(Path.cwd()), words, surroundings(), out.name, err.name]) + "\n"
+        )
         server.stdin.flush()
         status = server.stdout.readline()
         assert status, err.read()

@@ -63,7 +63,11 @@ class Ran:
     @property
     def error(self) -> str:
         """The one line that says why it ended; no traceback, nothing else but warnings and progress."""
-        lines = [line for line in self.err.splitlines() if not re.match(r"warning:|\d+( min \d+)? s  ", line)]
+        lines = [
+            line
+            for line in self.err.splitlines()
+            if not re.match(r"warning:|\d+( min \d+)? s  ", line)
+        ]
         assert "Traceback" not in self.out + self.err, self.err
         assert len(lines) == 1, self.err
         assert re.match(r"error(\[BT\d{4}\])?: .", lines[0]), self.err
@@ -76,7 +80,9 @@ class Ran:
 
     def refused(self, code: str, *words: str) -> Ran:
         """The same, which ended with the error of that code and its exit status; its sentence has these words."""
-        assert (self.code, self.status) == (code, {"1": 2, "2": 4, "3": 3}[code[2]]), self.out + self.err
+        assert (self.code, self.status) == (code, {"1": 2, "2": 4, "3": 3}[code[2]]), (
+            self.out + self.err
+        )
         assert all(word in self.error for word in words), self.error
         return self
 
@@ -104,14 +110,21 @@ def tolerances(**words: Any) -> ToleranceOptions:
 
 
 def compared(
-    name: str, reference: Any, target: Any, tolerance: Tolerance, stat: ErrorStat = ErrorStat.ELEMWISE, **more: Any
+    name: str,
+    reference: Any,
+    target: Any,
+    tolerance: Tolerance,
+    stat: ErrorStat = ErrorStat.ELEMWISE,
+    **more: Any,
 ) -> TensorComparison:
     """The comparison of one tensor; ``details`` and ``precision`` as for it, others of the options."""
     given = {key: more.pop(key) for key in ("details", "precision") if key in more}
     if "quantile" in more:
         more["error_quantile"] = {"": more.pop("quantile")}
     known: dict[str, Any] = {
-        key: {"": value} for key in ("atol", "rtol") if (value := getattr(tolerance, key)) is not None
+        key: {"": value}
+        for key in ("atol", "rtol")
+        if (value := getattr(tolerance, key)) is not None
     }
     options = ToleranceOptions(**known, check_error_stat={"": stat}, **more)
     return compare_tensor(name, reference, target, options, **given)
@@ -200,12 +213,18 @@ def model_of(
 
     Numbers and lists among the weights, as all ends that ``types`` does not name, are of float32.
     """
-    stored = weights if isinstance(weights, Mapping) else {tensor.name: tensor for tensor in weights}
+    stored = (
+        weights if isinstance(weights, Mapping) else {tensor.name: tensor for tensor in weights}
+    )
     stored = {
         name: value if isinstance(value, np.ndarray | TensorProto) else np.array(value, np.float32)
         for name, value in stored.items()
     }
-    ends = outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs or nodes[-1].output[:1], SHAPE)
+    ends = (
+        outputs
+        if isinstance(outputs, Mapping)
+        else dict.fromkeys(outputs or nodes[-1].output[:1], SHAPE)
+    )
     known = types or {}
     fed, returned = (
         [(name, known.get(name, TensorProto.FLOAT), shape) for name, shape in each.items()]
@@ -223,13 +242,17 @@ def save(path: Path, *model: Any, **more: Any) -> Path:
 def chain(path: Path, length: int = 4) -> Path:
     """A chain of Adds, named ``<0>``, ``<1>``, ..., from ``x`` over ``t0``, ``t1``, ...; each adds 1."""
     names = ["x", *(f"t{place}" for place in range(length))]
-    nodes = [helper.make_node("Add", [names[n], "one"], [names[n + 1]], name=node_tag(n)) for n in range(length)]
+    nodes = [
+        helper.make_node("Add", [names[n], "one"], [names[n + 1]], name=node_tag(n))
+        for n in range(length)
+    ]
     return save(path, nodes, {"one": np.ones(SHAPE[-1], np.float32)})
 
 
 def line(steps: Iterable[tuple[str, str, str]]) -> list[onnx.NodeProto]:
     """Nodes one behind the other, from ``x``: of each its operator, what else it reads, and its name."""
-    last, nodes = "x", []
+    last = "x"
+    nodes = []
     for op, reads, name in steps:
         nodes.append(helper.make_node(op, [last, *reads.split()], [f"{name}_out"], name=name))
         last = f"{name}_out"
@@ -241,7 +264,11 @@ OVERFLOWS = {"big": 3e4, "small": 1e-5, "one": 1.0}
 
 def overflowing_line(before: int = 3, after: int = 3) -> list[onnx.NodeProto]:
     """A chain whose ``Mul`` named ``big`` makes 90000, more than fp16 has, and whose next node makes that 0.9 again."""
-    steps = [*(("Add", "one", f"a{i}") for i in range(before)), ("Mul", "big", "big"), ("Mul", "small", "small")]
+    steps = [
+        *(("Add", "one", f"a{i}") for i in range(before)),
+        ("Mul", "big", "big"),
+        ("Mul", "small", "small"),
+    ]
     return line([*steps, *(("Add", "one", f"b{i}") for i in range(after))])
 
 
@@ -270,13 +297,23 @@ def chained_convolutions(
     ``x`` and the output are of ``shape``.
     """
     values = np.random.default_rng(0)
-    nodes, weights, tensor, channels = [], dict[str, Any](), "x", shape[1]
+    nodes = []
+    weights = dict[str, Any]()
+    tensor = "x"
+    channels = shape[1]
     for place, (width, kernel) in enumerate(layers):
-        weight = values.normal(0, 1 / np.sqrt(channels * kernel * kernel), (width, channels, kernel, kernel))
+        weight = values.normal(
+            0, 1 / np.sqrt(channels * kernel * kernel), (width, channels, kernel, kernel)
+        )
         weights[f"w{place}"] = weight.astype(np.float32)
         pads = [kernel // 2] * 4
-        nodes.append(helper.make_node("Conv", [tensor, f"w{place}"], [f"c{place}"], f"conv{place}", pads=pads))
-        tensor, channels = f"c{place}", width
+        nodes.append(
+            helper.make_node(
+                "Conv", [tensor, f"w{place}"], [f"c{place}"], f"conv{place}", pads=pads
+            )
+        )
+        tensor = f"c{place}"
+        channels = width
         if not bare:
             nodes.append(helper.make_node("Tanh", [tensor], [f"t{place}"], f"tanh{place}"))
             tensor = f"t{place}"
@@ -287,7 +324,10 @@ def squares_between_convolutions(path: Path) -> Path:
     """What a convolution makes is squared by a layer that fuses with neither neighbour, and the squares are past fp16."""
     values = np.random.default_rng(0)
     sizes = {"w0": 900, "w1": 1e-3, "w2": 1.0}
-    weights = {name: values.normal(0, size / 12, (16, 16, 3, 3)).astype(np.float32) for name, size in sizes.items()}
+    weights = {
+        name: values.normal(0, size / 12, (16, 16, 3, 3)).astype(np.float32)
+        for name, size in sizes.items()
+    }
     nodes = [
         helper.make_node("Conv", ["x", "w0"], ["c0"], "conv0", pads=[1] * 4),
         helper.make_node("Mul", ["c0", "c0"], ["big"], "square"),
@@ -334,17 +374,22 @@ def read(path):
             found[name[:-4]] = about["shape"], array.array({"<f4": "f", "<i8": "q"}[about["descr"]], body)
     return found
 """
-"""For a check of these tests: shape and values of each array of an npz, in a third of the time that importing NumPy takes."""
+"""For a check of these tests: shape and values of each array of an npz, in a third of the time that
+importing NumPy takes."""
 
 
 def run_check(folder: Path, body: str, **options: Any) -> Outcome:
     """How a check of these words of the shell ends on some candidate."""
-    return CommandCheck((script(folder / "check", body), "{model}"), **options).run(candidate_files(folder))
+    return CommandCheck((script(folder / "check", body), "{model}"), **options).run(
+        candidate_files(folder)
+    )
 
 
 def candidate_files(folder: Path) -> CandidateFiles:
     """The files of a candidate in a folder, none of which is there."""
-    return CandidateFiles(folder, folder / "m.onnx", (Sample(folder / "i.npz", folder / "g.npz"),), folder / "log")
+    return CandidateFiles(
+        folder, folder / "m.onnx", (Sample(folder / "i.npz", folder / "g.npz"),), folder / "log"
+    )
 
 
 def reproduced(folder: str | Path, *options: str, **how: Any) -> Ran:

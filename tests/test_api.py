@@ -59,7 +59,9 @@ def test_the_public_names_and_signatures_are_those_promised() -> None:
 def test_help_says_of_every_parameter_what_it_is() -> None:
     for name, promised in PARAMETERS.items():
         text = inspect.getdoc(getattr(bisect_trt, name)) or ""
-        said = re.findall(r"^    ([*\w]+): [A-Z`]", text.partition("Args:")[2].partition("\n\n")[0], re.MULTILINE)
+        said = re.findall(
+            r"^    ([*\w]+): [A-Z`]", text.partition("Args:")[2].partition("\n\n")[0], re.MULTILINE
+        )
         assert said == promised.replace("* ", "").split()
         assert all(each in text for each in ("\n\nRaises:\n", "UsageError: ", "UnavailableError: "))
 
@@ -83,15 +85,22 @@ def test_importing_the_package_imports_nothing_else() -> None:
     """Nor does a function, before it is called; and none of them a command line."""
     code = f"import sys, bisect_trt; {'; '.join(f'bisect_trt.{name}' for name in PARAMETERS)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"onnx", "numpy", "click", "typer", "rich", "bisect_trt.cli"} & set(done.stdout.split())
+    assert not {"onnx", "numpy", "click", "typer", "rich", "bisect_trt.cli"} & set(
+        done.stdout.split()
+    )
 
 
 def test_no_function_imports_the_command_line_or_leaves_a_process(here: Path) -> None:
     overflowing(here / "model.onnx")
-    calls = [f"bisect_trt.{name}('model.onnx', target='onnxrt')" for name in ("compare", "layerwise")]
+    calls = [
+        f"bisect_trt.{name}('model.onnx', target='onnxrt')" for name in ("compare", "layerwise")
+    ]
     code = f"import sys, bisect_trt; {'; '.join(calls)}; print(*sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-W", "default::ResourceWarning", "-c", code], capture_output=True, text=True, check=True
+        [sys.executable, "-W", "default::ResourceWarning", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert not done.stderr  # where Python says what was left open or running
     assert not {"click", "typer", "bisect_trt.cli"} & set(done.stdout.split())
@@ -104,7 +113,9 @@ def wrong(path: Path, inputs: dict[str, np.ndarray], golden: dict[str, np.ndarra
     return "<2>" in node_names(path)
 
 
-def test_a_function_that_returns_true_is_a_failure(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_function_that_returns_true_is_a_failure(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     result = bisect_trt.reduce(chain(Path("model.onnx")), wrong, output="small.onnx")
     assert (result.status, result.proven) == ("found", True)
     assert [culprit["name"] for culprit in result.culprits] == ["<2>"]
@@ -112,7 +123,9 @@ def test_a_function_that_returns_true_is_a_failure(here: Path, capfd: pytest.Cap
     assert capfd.readouterr() == ("", "")
     folder = Path(str(result.artifacts["run"]))
     assert (folder / "report.html").exists()
-    assert json.loads((folder / "result.json").read_text()) == json.loads(json.dumps(result.to_json()))
+    assert json.loads((folder / "result.json").read_text()) == json.loads(
+        json.dumps(result.to_json())
+    )
 
 
 def raises_assertion(path: Path) -> None:
@@ -130,14 +143,19 @@ def says_verdict(path: Path) -> bisect_trt.Verdict:
 
 
 @pytest.mark.parametrize(
-    ("check", "left"), [(raises_assertion, ["<1>"]), (raises_another, ["<0>", "<1>"]), (says_verdict, ["<1>"])]
+    ("check", "left"),
+    [(raises_assertion, ["<1>"]), (raises_another, ["<0>", "<1>"]), (says_verdict, ["<1>"])],
 )
-def test_what_a_function_may_say(check: Callable[[Path], object], left: list[str], here: Path) -> None:
+def test_what_a_function_may_say(
+    check: Callable[[Path], object], left: list[str], here: Path
+) -> None:
     result = bisect_trt.reduce(chain(here / "model.onnx"), check)
     assert node_names(Path(str(result.artifacts["reduced"]))) == left
 
 
-def test_a_model_in_memory_and_inputs_in_memory(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_in_memory_and_inputs_in_memory(
+    here: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model = onnx.load(str(overflowing(here / "model.onnx")))
     before = model.SerializeToString()
     inputs = {"x": np.full((2, 3), 0.5, np.float32)}
@@ -154,12 +172,16 @@ def test_a_model_in_memory_and_inputs_in_memory(here: Path, caplog: pytest.LogCa
     assert any("fails alone" in record.message for record in caplog.records)
 
 
-def test_compare_reads_options_as_the_command_line_does(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_compare_reads_options_as_the_command_line_does(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     model = overflowing(here / "model.onnx")
     result = bisect_trt.compare(model, fp16=True, atol={"": 1e-3, "b2_out": 10.0}, rtol=1e-3)
     assert result.comparisons[0]["atol"] == 10.0
     assert capfd.readouterr().out == ""
-    assert bisect_trt.compare(model, verbose=True, val_range=(0.25, 0.5), input_shapes={"x": [2, 3]}).proven
+    assert bisect_trt.compare(
+        model, verbose=True, val_range=(0.25, 0.5), input_shapes={"x": [2, 3]}
+    ).proven
     assert "All 1 match." in capfd.readouterr().out
 
 
@@ -171,7 +193,11 @@ def test_compare_reads_options_as_the_command_line_does(here: Path, capfd: pytes
         ("compare", {"target": None, "providers": ["cpu"]}, "--providers"),
         ("compare", {"atoll": 1}, "'atoll'"),
         ("compare", {"timeout": -1}, "^timeout: -1 "),
-        ("compare", {"target": "trt", "builder_optimization_level": 6}, "^builder_optimization_level: 6 "),
+        (
+            "compare",
+            {"target": "trt", "builder_optimization_level": 6},
+            "^builder_optimization_level: 6 ",
+        ),
         ("compare", {"check_error_stat": "cosine"}, "^check_error_stat: cosine"),
         ("compare", {"input_shapes": {"z": [1]}}, "'z'"),
         ("compare", {"inputs": {"z": np.ones(3, np.float32)}}, "'z'"),
@@ -179,7 +205,11 @@ def test_compare_reads_options_as_the_command_line_does(here: Path, capfd: pytes
         ("reduce", {"check": str}, "returns a str"),
         ("reduce", {"check": wrong, "target": "onnxrt", "fp16": True}, "target='onnxrt'"),
         ("reduce", {"check": wrong, "mode": "fast"}, "^mode: fast"),
-        ("reduce", {"check": wrong, "reduce_inputs": False, "reduce_outputs": False}, "nothing to reduce"),
+        (
+            "reduce",
+            {"check": wrong, "reduce_inputs": False, "reduce_outputs": False},
+            "nothing to reduce",
+        ),
         ("reduce", {"check": {"x": np.ones(1)}, "target": "onnxrt"}, "a function, a command"),
         ("reduce", {"check": "onnxrt", "fp16": True}, "target='onnxrt'"),
         ("precision", {"check": wrong, "target": "trt"}, "target='trt'"),
@@ -188,7 +218,9 @@ def test_compare_reads_options_as_the_command_line_does(here: Path, capfd: pytes
         ("diagnose", {"fp16": True, "run": "mine"}, "mine exists"),
     ],
 )
-def test_mistakes_are_exceptions_with_a_sentence(name: str, options: dict[str, Any], message: str, here: Path) -> None:
+def test_mistakes_are_exceptions_with_a_sentence(
+    name: str, options: dict[str, Any], message: str, here: Path
+) -> None:
     (here / "mine").mkdir()
     (here / "mine" / "file").touch()
     with pytest.raises(UsageError, match=message):
@@ -204,8 +236,13 @@ def test_a_model_that_is_not_there_leaves_no_run(here: Path) -> None:
 
 def test_one_text_is_one_value(here: Path) -> None:
     model = overflowing(here / "model.onnx")
-    assert len(bisect_trt.compare(model, onnx_outputs="mark all", save_outputs="y.npz").comparisons) == 8
-    assert [c["name"] for c in bisect_trt.compare(model, onnx_outputs="big_out").comparisons] == ["big_out"]
+    assert (
+        len(bisect_trt.compare(model, onnx_outputs="mark all", save_outputs="y.npz").comparisons)
+        == 8
+    )
+    assert [c["name"] for c in bisect_trt.compare(model, onnx_outputs="big_out").comparisons] == [
+        "big_out"
+    ]
     assert bisect_trt.compare(model, onnx_outputs="mark all", load_outputs="y.npz").proven
 
 
@@ -227,7 +264,9 @@ def go(**options):
 """
 
 
-def test_a_call_that_was_killed_goes_on(here: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_was_killed_goes_on(
+    here: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chain(here / "model.onnx", 20)
     (here / "killed.py").write_text(KILLED)
     folders = [str(here), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -244,14 +283,18 @@ def test_a_call_that_was_killed_goes_on(here: Path, cli: CommandLine, monkeypatc
     assert result.proven
     calls = len(Path("calls").read_text())
     probes = read_json(here / "here" / "result.json")["report"]["probes"]
-    assert calls == sum(probe["runs"] for probe in probes) + 1  # the one that was killed was asked again, no other
+    assert (
+        calls == sum(probe["runs"] for probe in probes) + 1
+    )  # the one that was killed was asked again, no other
     assert killed.go().culprits == result.culprits
     assert len(Path("calls").read_text()) == calls
     with pytest.raises(UsageError, match=r"options changed"):
         killed.go(mode="linear")
     with pytest.raises(UsageError, match="check changed"):
         bisect_trt.reduce("model.onnx", says_verdict, run="here")
-    (read_back,) = (probe["number"] for probe in probes if probe["title"] == "the result, read back")
+    (read_back,) = (
+        probe["number"] for probe in probes if probe["title"] == "the result, read back"
+    )
     assert f"{read_back:>4} FAIL" in cli("log", "here").out
     cli("resume", "here").refused("BT2006", "run='here'")
 
@@ -284,6 +327,8 @@ def test_values_stand_behind_the_model(here: Path) -> None:
 
 def test_a_function_says_at_which_sizes_it_fails(here: Path) -> None:
     model = onnx.load(overflowing(here / "model.onnx"))
-    found = bisect_trt.sweep(model, shapes="x:[{1,2,5},3]", check=lambda _, inputs: len(inputs["x"]) > 1)
+    found = bisect_trt.sweep(
+        model, shapes="x:[{1,2,5},3]", check=lambda _, inputs: len(inputs["x"]) > 1
+    )
     assert found.extra["sweep"]["dimensions"][0]["fail"] == [2, 5]
     assert found.extra["sweep"]["command"].startswith("bisect_trt.reduce(")

@@ -31,8 +31,16 @@ def test_a_code_has_a_cause_and_a_remedy() -> None:
 def test_errors_are_raised_with_the_code_of_their_kind() -> None:
     """The classes that only give an exit status have codes for plug-ins; this package says more."""
     for path in sorted(Path(errors.__file__).parent.rglob("*.py")):
-        raised = [node.exc for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
-        names = {call.func.id for call in raised if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)}
+        raised = [
+            node.exc
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Raise)
+        ]
+        names = {
+            call.func.id
+            for call in raised
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+        }
         assert not names & {"BisectError", "UsageError", "UnavailableError"}, path
 
 

@@ -20,7 +20,17 @@ from bisect_trt.worker import environments
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07 \u202egnp.\u2066\r\nFirst mismatch: nothing.\n\t\x9b31m\u2028"
 """What clears a screen, names a window, turns text around, and pretends to be another line."""
-SHADOWED = ("onnx", "numpy", "onnxruntime", "onnx_graphsurgeon", "rich", "json", "zipfile", "typing", "sitecustomize")
+SHADOWED = (
+    "onnx",
+    "numpy",
+    "onnxruntime",
+    "onnx_graphsurgeon",
+    "rich",
+    "json",
+    "zipfile",
+    "typing",
+    "sitecustomize",
+)
 
 
 def named(name: str) -> onnx.ModelProto:
@@ -36,7 +46,13 @@ def is_calm(text: str) -> bool:
 @pytest.mark.parametrize(
     "words",
     [
-        ("diagnose", "model.onnx", "--onnxrt", "--fp16", "-v"),  # has reduce, layerwise and precision in it
+        (
+            "diagnose",
+            "model.onnx",
+            "--onnxrt",
+            "--fp16",
+            "-v",
+        ),  # has reduce, layerwise and precision in it
         ("run", "model.onnx", "--onnxrt", "--fp16", "-v"),
         ("inspect", "model.onnx", "--show", "layers", "attrs", "weights"),
         ("extract", "model.onnx", "-o", "piece.onnx", "--outputs", "nothing"),
@@ -48,7 +64,9 @@ def test_names_are_shown_and_do_nothing(cli: CommandLine, words: tuple[str, ...]
     ran = cli(*words)
     assert is_calm(ran.out)
     assert is_calm(ran.err)
-    assert "First mismatch: nothing." not in [line.strip() for line in (ran.out + ran.err).splitlines()]
+    assert "First mismatch: nothing." not in [
+        line.strip() for line in (ran.out + ran.err).splitlines()
+    ]
     if words[0] not in ("run", "extract"):  # they name the ends alone
         assert "\\x1b[2J" in ran.out + ran.err
     for page in Path.cwd().rglob("*.md"):
@@ -101,7 +119,14 @@ def test_nor_by_what_asks_a_package_index(here: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("PIP_FIND_LINKS", str(here / "wheels"))
     assert environments.releases("bisect-trt-has-no-such-dependency") == []
     assert environments.find_python(f"{sys.version_info[0]}.{sys.version_info[1]}")
-    words = ["pip", "install", "--dry-run", "--python", sys.executable, "bisect-trt-has-no-such-dependency"]
+    words = [
+        "pip",
+        "install",
+        "--dry-run",
+        "--python",
+        sys.executable,
+        "bisect-trt-has-no-such-dependency",
+    ]
     status, said = environments.run_tool([environments.uv(), *words])
     assert status != 0
     assert "127.0.0.1" not in said

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 NUMPY = {"numpy_of_the_tests.pth": sysconfig.get_path("purelib") + "\n"}
-"""A NumPy that is the tests' own: all that is installed beside them can be imported too, after the environment's."""
+"""A NumPy that is the tests' own: all that is installed beside them can be imported too, after the
+environment's."""
 
 
 class Index:
@@ -29,7 +30,9 @@ class Index:
         folder.mkdir(parents=True)
         self.add("numpy", "2.0", NUMPY)
 
-    def add(self, name: str, version: str, files: Mapping[str, str], tag: str = "py3", needs: str = "") -> None:
+    def add(
+        self, name: str, version: str, files: Mapping[str, str], tag: str = "py3", needs: str = ""
+    ) -> None:
         """A release of a package.
 
         Args:
@@ -49,7 +52,11 @@ class Index:
         lines = []
         with zipfile.ZipFile(self.folder / f"{name}-{version}-{tag}-none-any.whl", "w") as wheel:
             for path, text in told.items():
-                digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+                digest = (
+                    base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest())
+                    .rstrip(b"=")
+                    .decode()
+                )
                 lines.append(f"{path},sha256={digest},{len(text.encode())}")
                 wheel.writestr(path, text)
             wheel.writestr(f"{info}/RECORD", "\n".join([*lines, f"{info}/RECORD,,"]) + "\n")

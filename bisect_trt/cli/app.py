@@ -35,8 +35,17 @@ def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoR
                 sys.exit(_answer(name, values, words, None))
         paths = Paths.of(COMMANDS[name].groups, values)
         paths.refuse()
-        call = Call(name, Params(COMMANDS[name].groups, values, words=True), Console(), Result(name), paths=paths)
-        with system_errors(), interrupts.stop_work(call.console.stopping, lambda: _stop_at_once(call)):
+        call = Call(
+            name,
+            Params(COMMANDS[name].groups, values, words=True),
+            Console(),
+            Result(name),
+            paths=paths,
+        )
+        with (
+            system_errors(),
+            interrupts.stop_work(call.console.stopping, lambda: _stop_at_once(call)),
+        ):
             COMMANDS[name].load()(call)
         if name != "resume":
             sys.exit(0)
@@ -55,7 +64,9 @@ def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoR
         sys.exit(ExitStatus.INTERRUPTED)
 
 
-def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resumed: Path | None) -> ExitStatus:
+def _answer(
+    name: str, values: Mapping[str, Any], words: tuple[str, ...], resumed: Path | None
+) -> ExitStatus:
     """Run a command that has a result, and write that however it ends.
 
     Returns:
@@ -70,14 +81,18 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
     output = sys.stdout
     if general.json == STDOUT:
         sys.stdout = sys.stderr  # the JSON alone goes to standard output
-    console, result = Console(general.verbosity, live=True), Result(name)
+    console = Console(general.verbosity, live=True)
+    result = Result(name)
     for path in (general.json, general.report, general.junit):
         if path is not None and path != STDOUT:
             check_output(path, overwrite=True)
     paths = Paths.of(groups, values)
     paths.refuse(of_result=True)
-    options, is_resumed = Params((), {}, words=True), resumed is not None
-    call = Call(name, options, console, result, words, folder=resumed, resumed=is_resumed, paths=paths)
+    options = Params((), {}, words=True)
+    is_resumed = resumed is not None
+    call = Call(
+        name, options, console, result, words, folder=resumed, resumed=is_resumed, paths=paths
+    )
     call.kept.callback(setattr, sys, "stdout", output)
 
     def work() -> None:
@@ -92,8 +107,15 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
             result.why = interrupts.reason
         if ending is not None:
             _say_ending(ending, call, general.verbosity)
-        if status is ExitStatus.USAGE and call.folder is not None and not call.resumed and not result.probes["run"]:
-            shutil.rmtree(call.folder, ignore_errors=True)  # it has nothing that the message has not
+        if (
+            status is ExitStatus.USAGE
+            and call.folder is not None
+            and not call.resumed
+            and not result.probes["run"]
+        ):
+            shutil.rmtree(
+                call.folder, ignore_errors=True
+            )  # it has nothing that the message has not
             call.folder, result.artifacts["run"] = None, None
         keeps = keeps_earlier(call)
         if keeps:
@@ -106,13 +128,18 @@ def _answer(name: str, values: Mapping[str, Any], words: tuple[str, ...], resume
 
 def _say_ending(ending: BaseException, call: Call, verbosity: int) -> None:
     """Say why there is no answer."""
-    console, why = call.console, str(call.result.why)
+    console = call.console
+    why = str(call.result.why)
     if isinstance(ending, KeyboardInterrupt):
-        if call.result.artifacts.get("run") is None:  # else the summary has the reason and the next command
+        if (
+            call.result.artifacts.get("run") is None
+        ):  # else the summary has the reason and the next command
             console.error(f"{why.removesuffix(' by the user')}.")
         return
     if not isinstance(ending, BisectError):
-        console.error(f"internal error: {why}; please report it with what -vv shows.", InternalError.code)
+        console.error(
+            f"internal error: {why}; please report it with what -vv shows.", InternalError.code
+        )
     elif ending.status is not ExitStatus.NOT_REPRODUCED:
         console.error(why, ending.code)
     if verbosity > 1:
@@ -122,11 +149,17 @@ def _say_ending(ending: BaseException, call: Call, verbosity: int) -> None:
 def _stop_at_once(call: Call) -> None:
     """Print the last line after a second Ctrl-C; it takes no lock, because it runs in a signal handler."""
     call.console.progress.abandon()
-    how = "" if call.folder is None else f"; to continue: bisect-trt resume {shlex.quote(str(call.folder))}"
+    how = (
+        ""
+        if call.folder is None
+        else f"; to continue: bisect-trt resume {shlex.quote(str(call.folder))}"
+    )
     os.write(sys.stderr.fileno(), f"stopped at once{how}\n".encode())
 
 
-def _leave(result: Result, general: General, call: Call, output: TextIO, *, replaces: bool) -> ExitStatus | None:
+def _leave(
+    result: Result, general: General, call: Call, output: TextIO, *, replaces: bool
+) -> ExitStatus | None:
     """Write the result and the report; return another status if a requested file cannot be written.
 
     Args:
@@ -136,7 +169,11 @@ def _leave(result: Result, general: General, call: Call, output: TextIO, *, repl
         output: Standard output.
         replaces: Whether files may be written, in place of earlier ones.
     """
-    content = leave_record(result, call.folder, call.words, call.console, general.report) if replaces else None
+    content = (
+        leave_record(result, call.folder, call.words, call.console, general.report)
+        if replaces
+        else None
+    )
     try:
         if general.json == STDOUT:
             output.write((content or result.content()).decode())

@@ -1,6 +1,7 @@
 """Ctrl-C, SIGTERM and SIGHUP: the first stops the work of a command, and a second one does not wait for that.
 
-Imports nothing of the package, because ``__main__`` installs the handlers before it imports anything else.
+Imports nothing of the package, because ``__main__`` installs the handlers before it imports
+anything else.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupts:
     """The signals that ask this process to end.
 
-    A signal that arrives while the command starts is kept until its work begins, which then ends at once: a command
-    without its imported modules cannot write its JSON. A signal that arrives when the work has ended does not stop the writing
-    of its result. After a second signal the process ends without a further word of Python; what it has started is ended by the
-    guard (``worker/guard.py``), as after ``kill -9``.
+    A signal that arrives while the command starts is kept until its work begins, which then ends at
+    once: a command without its imported modules cannot write its JSON. A signal that arrives when
+    the work has ended does not stop the writing of its result. After a second signal the process
+    ends without a further word of Python; what it has started is ended by the guard
+    (``worker/guard.py``), as after ``kill -9``.
     """
 
     def __init__(self) -> None:
@@ -33,7 +35,8 @@ class Interrupts:
 
     def install(self) -> None:
         """Handle the signals from now on to the end of the process."""
-        # A shell that starts a command in the background has it ignore Ctrl-C, and nohup a hang-up, which is left so.
+        # A shell that starts a command in the background has it ignore Ctrl-C, and nohup a hang-up,
+        # which is left so.
         for number in _NUMBERS:
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                 signal.signal(number, self._handle)
@@ -49,7 +52,8 @@ class Interrupts:
         Raises:
             KeyboardInterrupt: A signal arrived in the body or before it.
         """
-        self._first, self._second = first, second
+        self._first = first
+        self._second = second
         try:
             self._working = True
             if self._seen is not None:

@@ -1,8 +1,9 @@
 """The command line: Typer's commands, made from the option groups of each command.
 
-Typer reads one value after a flag. Command lines of this kind of tool have several (``--input-shapes a:[1] b:[2]``), and
-``--check`` takes all that follows; :func:`expand` rewrites both to repeated options first. Nothing but the options is
-imported until a command line has been read, and only the named command's options are given to Typer.
+Typer reads one value after a flag. Command lines of this kind of tool have several
+(``--input-shapes a:[1] b:[2]``), and ``--check`` takes all that follows; :func:`expand` rewrites
+both to repeated options first. Nothing but the options is imported until a command line has been
+read, and only the named command's options are given to Typer.
 """
 
 from __future__ import annotations
@@ -28,19 +29,39 @@ PROGRAM = "bisect-trt"
 CHECK = "--check"
 COMMON = frozenset(
     {
-        *("onnxrt", "trt", "fp16", "bf16", "on", "atol", "rtol", "input_shapes", "load_inputs", "max_time"),
+        *(
+            "onnxrt",
+            "trt",
+            "fp16",
+            "bf16",
+            "on",
+            "atol",
+            "rtol",
+            "input_shapes",
+            "load_inputs",
+            "max_time",
+        ),
         *("check", "fail_regex", "timeout", "json", "verbose"),
     }
 )
 """The options of shared groups that ``--help`` shows; ``--help-all`` shows the others too."""
 RARE = frozenset(
     {
-        *("calibration_cache", "sensitivity", "archive", "save_onnx", "validation_data", "keep_set"),
+        *(
+            "calibration_cache",
+            "sensitivity",
+            "archive",
+            "save_onnx",
+            "validation_data",
+            "keep_set",
+        ),
         *("fresh_samples", "int4", "ladder", "min_good", "reduce_inputs", "reduce_outputs", "mode"),
     }
 )
 """The options of single commands that only ``--help-all`` shows."""
-_CLICK_ERROR: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, of Click or of Typer's copy of it
+_CLICK_ERROR: type[Exception] = typer.BadParameter.__mro__[
+    2
+]  # ClickException, of Click or of Typer's copy of it
 _NUMBER = re.compile(r"-(\.?\d|inf$)")
 
 
@@ -48,14 +69,18 @@ def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Read a command line.
 
     Returns:
-        The name of the command, and the values of its options by field name, ``None`` where not given.
+        The name of the command, and the values of its options by field name, ``None`` where not
+        given.
 
     Raises:
-        SystemExit: Help, the version or a completion was asked for (status 0), or a word is wrong (status 2).
+        SystemExit: Help, the version or a completion was asked for (status 0), or a word is wrong
+            (status 2).
     """
     found: list[tuple[str, dict[str, Any]]] = []
     # A shell that completes a word passes the command line in its environment.
-    completed = f"{os.environ.get('COMP_WORDS', '')} {os.environ.get('_TYPER_COMPLETE_ARGS', '')}".split()
+    completed = (
+        f"{os.environ.get('COMP_WORDS', '')} {os.environ.get('_TYPER_COMPLETE_ARGS', '')}".split()
+    )
     named = next((word for word in argv or completed if word in COMMANDS), None)
     app = make_app(named, lambda name, values: found.append((name, values)))
     words = (argv or ["--help"]) if named is None else expand(argv, several(named))
@@ -64,7 +89,9 @@ def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
     except _CLICK_ERROR as error:
         program = PROGRAM if named is None else f"{PROGRAM} {named}"
         said = error.format_message().rstrip(".")  # type: ignore[attr-defined]  # Typer names no base of its errors
-        sys.stderr.write(f"error[{CommandLineError.code}]: {said}; `{program} --help` shows what it takes.\n")
+        sys.stderr.write(
+            f"error[{CommandLineError.code}]: {said}; `{program} --help` shows what it takes.\n"
+        )
         raise SystemExit(CommandLineError.status) from error
     if not found:
         raise SystemExit(status)
@@ -86,7 +113,9 @@ def make_app(named: str | None, run: Callable[[str, dict[str, Any]], object]) ->
         app.command(
             name,
             help=_plain(command.help),
-            short_help=_plain(re.split(r"(?<=[.?!]) |[:;] ", command.help)[0].rstrip(".")),  # the first sentence
+            short_help=_plain(
+                re.split(r"(?<=[.?!]) |[:;] ", command.help)[0].rstrip(".")
+            ),  # the first sentence
             epilog=f"Examples:\n\n{examples}" if examples else None,
             rich_help_panel=command.panel,
         )(_function(name, groups, run))
@@ -99,7 +128,9 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-_VERSION = typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version.")
+_VERSION = typer.Option(
+    "--version", is_eager=True, callback=_show_version, help="Print the version."
+)
 
 
 def _program(version: Annotated[bool, _VERSION] = False) -> None:
@@ -126,7 +157,8 @@ def _function(
         annotations["help_all"] = (Annotated[bool, everything], False)
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [
-        inspect.Parameter(key, kind, annotation=hint, default=value) for key, (hint, value) in annotations.items()
+        inspect.Parameter(key, kind, annotation=hint, default=value)
+        for key, (hint, value) in annotations.items()
     ]
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # inspect reads it
     function.__annotations__ = {key: hint for key, (hint, _) in annotations.items()}
@@ -151,7 +183,14 @@ def _annotation(option: Option, group: type, *, shared: bool) -> tuple[Any, Any]
         default: Any = inspect.Parameter.empty
     else:
         default, kind = (0, one) if option.count else (None, Optional[kind])  # noqa: UP045 - not a type expression
-    plain = option.required or option.several or option.read or option.count or one is bool or option.default is None
+    plain = (
+        option.required
+        or option.several
+        or option.read
+        or option.count
+        or one is bool
+        or option.default is None
+    )
     value = option.default.value if isinstance(option.default, Enum) else option.default
     known: dict[str, Any] = {"help": _plain(option.help), "show_default": not plain and str(value)}
     if option.metavar is not None or words or option.positional or option.kind is Path:
@@ -160,7 +199,9 @@ def _annotation(option: Option, group: type, *, shared: bool) -> tuple[Any, Any]
         return Annotated[kind, typer.Argument(**known)], default
     known["count"] = option.count
     if one is int and not option.several:
-        known |= {name: value for name in ("min", "max") if math.isfinite(value := getattr(option, name))}
+        known |= {
+            name: value for name in ("min", "max") if math.isfinite(value := getattr(option, name))
+        }
     known["hidden"] = option.name in RARE or (shared and option.name not in COMMON)
     known["rich_help_panel"] = title(group) if shared else None
     return Annotated[kind, typer.Option(*option.flags, **known)], default
@@ -174,7 +215,11 @@ def _plain(text: str) -> str:
 def several(name: str) -> frozenset[str]:
     """The flags of a command that take several values."""
     return frozenset(
-        flag for group in COMMANDS[name].groups for entry in entries(group) if entry.several for flag in entry.flags
+        flag
+        for group in COMMANDS[name].groups
+        for entry in entries(group)
+        if entry.several
+        for flag in entry.flags
     )
 
 

@@ -1,7 +1,8 @@
 """Decides which side of a minimal case is wrong: the target, the reference, the low precision, or neither.
 
-The case is computed by the target, by the reference, by ONNX's reference evaluator in float64, and by the reference with every
-tensor rounded. :class:`Opinions` holds the outputs of each, and its method :meth:`~Opinions.judge` compares them.
+The case is computed by the target, by the reference, by ONNX's reference evaluator in float64, and
+by the reference with every tensor rounded. :class:`Opinions` holds the outputs of each, and its
+method :meth:`~Opinions.judge` compares them.
 """
 
 from __future__ import annotations
@@ -60,11 +61,12 @@ class Fault:
     """The side that is wrong.
 
     Attributes:
-        whose: The target, the reference or the low precision; ``rounding`` where fp32 itself is that far off; ``tie`` where a
-            decision is so close that both results are right; ``random`` where a node draws random numbers; ``unknown`` where
-            that cannot be decided.
+        whose: The target, the reference or the low precision; ``rounding`` where fp32 itself is
+            that far off; ``tie`` where a decision is so close that both results are right;
+            ``random`` where a node draws random numbers; ``unknown`` where that cannot be decided.
         sentence: The reason, with the figures.
-        figures: The same as numbers: the largest absolute error of each side, and what the rule compared.
+        figures: The same as numbers: the largest absolute error of each side, and what the rule
+            compared.
     """
 
     whose: Whose
@@ -121,14 +123,15 @@ class Opinions:
         target: The outputs of the target.
         right: The outputs of ONNX's reference evaluator, which count as right.
         wide: Whether the evaluator computed in float64.
-        rounded: The reference's with each tensor rounded to ``low``, or in fp32 perturbed at random by its rounding. Empty where
-            rounding cannot make such a difference.
+        rounded: The reference's with each tensor rounded to ``low``, or in fp32 perturbed at random
+            by its rounding. Empty where rounding cannot make such a difference.
         low: The low precision of the target, where it is emulated here.
         tolerance: How far the target may be off.
         target_name: The target in sentences.
         reference_name: The reference in sentences.
         run: Runs another model on the reference.
-        marked_target: The outputs of the target with the tensors of deciding nodes among them, which may hide the failure.
+        marked_target: The outputs of the target with the tensors of deciding nodes among them,
+            which may hide the failure.
     """
 
     model: onnx.ModelProto
@@ -151,7 +154,10 @@ class Opinions:
         if isinstance(self.target, str):
             return self._refused(self.target)
         rules = (self._drawn, self._turned, self._passes, self._rounded, self._reference_is_off)
-        return next((fault for rule in rules if (fault := rule()) is not None), None) or self._target_is_off()
+        return (
+            next((fault for rule in rules if (fault := rule()) is not None), None)
+            or self._target_is_off()
+        )
 
     @cached_property
     def drawing(self) -> onnx.NodeProto | None:
@@ -184,20 +190,32 @@ class Opinions:
     def _made(self) -> Values:
         return {} if isinstance(self.target, str) else self.target
 
-    def _error(self, right: Values, values: Values, tolerance: ToleranceOptions | None = None) -> _Error:
+    def _error(
+        self, right: Values, values: Values, tolerance: ToleranceOptions | None = None
+    ) -> _Error:
         expected = {name: right[name] for name in self.outputs if name in right}
-        comparisons = compare_all(expected, values, tolerance or self.tolerance, lows=lows_of(self.model.graph))
+        comparisons = compare_all(
+            expected, values, tolerance or self.tolerance, lows=lows_of(self.model.graph)
+        )
         wrong = [each for each in comparisons if not each.passed]
         errors = [
-            math.inf if each.max_abs is None or math.isnan(each.max_abs) else each.max_abs for each in comparisons
+            math.inf if each.max_abs is None or math.isnan(each.max_abs) else each.max_abs
+            for each in comparisons
         ]
-        words = next((_NOT_NUMBERS[each.kind.value] for each in wrong if each.kind.value in _NOT_NUMBERS), "NaN or Inf")
+        words = next(
+            (_NOT_NUMBERS[each.kind.value] for each in wrong if each.kind.value in _NOT_NUMBERS),
+            "NaN or Inf",
+        )
         worst = max((each.severity for each in wrong), default=0.0)
         return _Error(not wrong, worst, max(errors, default=0.0), words)
 
     def _fault(self, whose: Whose, sentence: str, **figures: object) -> Fault:
         """Return a fault with the figures that are known, and others."""
-        known: Entry = {} if self.own is None else {"reference_error": self.own.largest, "arbiter": self.arbiter}
+        known: Entry = (
+            {}
+            if self.own is None
+            else {"reference_error": self.own.largest, "arbiter": self.arbiter}
+        )
         if self._made:
             known |= {"target_error": self.seen.largest, "severity": self.seen.severity}
         if not isinstance(self.rounded, str) and self._made:
@@ -210,7 +228,9 @@ class Opinions:
         return self._fault("unknown", f"Which side is wrong cannot be decided: {why}.", **figures)
 
     def _bug(self, why: str, lack: str = "", figures: Mapping[str, object] | None = None) -> Fault:
-        return self._fault("target", f"It is a bug in {self.target_name}{lack}: {why}.", **(figures or {}))
+        return self._fault(
+            "target", f"It is a bug in {self.target_name}{lack}: {why}.", **(figures or {})
+        )
 
     def _no_arbiter(self) -> str:
         line = " ".join(str(self.right).split())
@@ -220,20 +240,28 @@ class Opinions:
         """The target does not run the case."""
         others = f"{self.arbiter} and {self.reference_name}"
         if self.own is None:
-            neither = self._no_arbiter() if self.outputs else f"{self.reference_name} does not run it either"
+            neither = (
+                self._no_arbiter()
+                if self.outputs
+                else f"{self.reference_name} does not run it either"
+            )
             return self._unknown(f"{self.target_name} does not run the case, and {neither}")
         if not self.own.passed and self.drawing is None:
-            return self._unknown(f"{self.target_name} does not run the case, and {others} differ by {self.own}")
-        lack = ", which crashes" if message.startswith(CRASHED) else ", or an operator that it does not support"
+            return self._unknown(
+                f"{self.target_name} does not run the case, and {others} differ by {self.own}"
+            )
+        lack = (
+            ", which crashes"
+            if message.startswith(CRASHED)
+            else ", or an operator that it does not support"
+        )
         return self._bug(f"{others} both run it", lack)
 
     def _drawn(self) -> Fault | None:
         """The case draws random numbers."""
         if (node := self.drawing) is None:
             return None
-        advice = (
-            "make the random tensor an input of the model, or give the node a seed so that one runtime repeats itself"
-        )
+        advice = "make the random tensor an input of the model, or give the node a seed so that one runtime repeats itself"
         if node.op_type == "Dropout":
             advice = "export the model in eval mode (`model.eval()` in PyTorch), or set its training_mode to false"
         sentence = (
@@ -248,8 +276,12 @@ class Opinions:
         right = [] if isinstance(self.right, str) else [self.right]
         hides = not self.marked_target or self._error(self.reference, self.marked_target).passed
         made = self._made if hides else self.marked_target
-        model, inputs, values = self.model, dict(self.inputs), self.reference
-        first, count, is_tie = None, 0, True
+        model = self.model
+        inputs = dict(self.inputs)
+        values = self.reference
+        first = None
+        count = 0
+        is_tie = True
         while (node := turned_decision(model, values, made)) is not None:
             low = precision is not Precision.FP32
             sides = [values, *right] if low else [values, made, *right]
@@ -261,22 +293,30 @@ class Opinions:
             if not turned:
                 return None
             first = first or node
-            one, other = values[node.output[-1]], made[node.output[-1]]  # TopK: the indices
+            one = values[node.output[-1]]  # TopK: the indices
+            other = made[node.output[-1]]
             count += int(np.count_nonzero(one != other)) if one.shape == other.shape else 1
-            # What follows the decision is computed again from the target's: another difference may be left.
+            # What follows the decision is computed again from the target's: another difference may
+            # be left.
             decided = {name: made[name] for name in node.output if name in made}
-            model, inputs = with_decision(model, node, decided), inputs | decided
+            model = with_decision(model, node, decided)
+            inputs = inputs | decided
             following = self.run(model, inputs) if model.graph.output else {}
             if isinstance(following, str):
                 return None
-            values, right = {**values, **decided, **following}, []  # the evaluator decided otherwise before
+            values = {**values, **decided, **following}  # the evaluator decided otherwise before
+            right = []
         if first is None or not self._error(values, made).passed:
             return None
         differ = f"{count} decision{'s' if count > 1 else ''} of {first.op_type} '{label(first)}'"
         figures: Entry = {"op": first.op_type, "node": label(first), "decisions": count}
         if is_tie:
             differ += f" differ{'' if count > 1 else 's'}"
-            return Fault("tie", f"A tie: {differ}, within the rounding of its inputs. Neither side is wrong.", figures)
+            return Fault(
+                "tie",
+                f"A tie: {differ}, within the rounding of its inputs. Neither side is wrong.",
+                figures,
+            )
         sentence = (
             f"Rounding to {precision.value} turns {differ}, which fp32 decides clearly. This is not a bug in "
             f"{self.target_name}: keep the nodes that compute its inputs in a wider precision."
@@ -285,7 +325,9 @@ class Opinions:
 
     def _passes(self) -> Fault | None:
         """The target makes no error any more."""
-        return self._unknown("run once more, the target does not fail") if self.seen.passed else None
+        return (
+            self._unknown("run once more, the target does not fail") if self.seen.passed else None
+        )
 
     def _rounded(self) -> Fault | None:
         """Rounding alone, without the target, makes the same error."""
@@ -294,10 +336,8 @@ class Opinions:
         alone = self._error(self.reference, self.rounded)
         if alone.passed or self.seen.times(alone) > MUCH_WORSE:
             return None
-        what, advice = (
-            f"these values: rounding alone, without the target, is off by {alone}",
-            "keep these nodes in a wider precision",
-        )
+        what = f"these values: rounding alone, without the target, is off by {alone}"
+        advice = "keep these nodes in a wider precision"
         if self.low is None:
             # It is a bug if the reference does not lose these digits.
             if self.own and not isinstance(self.right, str):
@@ -307,8 +347,15 @@ class Opinions:
             advice = "subtract the mean, or scale, before"
         elif not math.isfinite(alone.severity):
             limit = 65504.0 if self.low == "fp16" else float(np.finfo(np.float32).max)
-            floats = (value for value in (*self.inputs.values(), *self.reference.values()) if value.dtype.kind == "f")
-            largest = max((float(np.max(np.abs(each[np.isfinite(each)]), initial=0.0)) for each in floats), default=0.0)
+            floats = (
+                value
+                for value in (*self.inputs.values(), *self.reference.values())
+                if value.dtype.kind == "f"
+            )
+            largest = max(
+                (float(np.max(np.abs(each[np.isfinite(each)]), initial=0.0)) for each in floats),
+                default=0.0,
+            )
             if largest > limit:
                 what = f"this value: {largest:.5g} exceeds its maximum, {limit:.5g}"
         sentence = f"{self.low or 'fp32'} cannot represent {what}. This is not a bug in {self.target_name}: {advice}."
@@ -327,7 +374,9 @@ class Opinions:
             return self._fault("reference", f"The reference is off: {off}.", **figures)
         times = beside.times(self.own)
         figures["times_worse"] = times
-        return self._unknown(off, **figures) if times < MUCH_WORSE else self._bug(off, figures=figures)
+        return (
+            self._unknown(off, **figures) if times < MUCH_WORSE else self._bug(off, figures=figures)
+        )
 
     def _target_is_off(self) -> Fault:
         """The reference matches float64, and the target is further off than rounding makes it."""
@@ -337,27 +386,47 @@ class Opinions:
         return self._bug(off)
 
 
-def arbitrate(session: Session, target: TargetSettings, tolerance: ToleranceOptions, answer: Candidate) -> Fault:
+def arbitrate(
+    session: Session, target: TargetSettings, tolerance: ToleranceOptions, answer: Candidate
+) -> Fault:
     """Decide which side of a minimal case is wrong: a few runs of a few nodes, none of them a probe."""
-    subject, outcome = session.subject, session.prober.ledger.outcome(answer.key)
-    name, right = target.target.title, reference_settings().target.title
+    subject = session.subject
+    outcome = session.prober.ledger.outcome(answer.key)
+    name = target.target.title
+    right = reference_settings().target.title
     reference = f"the reference ({right})"
     if target.build_only:
-        if isinstance(_run(subject, answer.proto, dict(subject.values(answer, answer.inputs))), str):
-            return Fault("unknown", f"Which side is wrong cannot be decided: {reference} does not run the case either.")
+        if isinstance(
+            _run(subject, answer.proto, dict(subject.values(answer, answer.inputs))), str
+        ):
+            return Fault(
+                "unknown",
+                f"Which side is wrong cannot be decided: {reference} does not run the case either.",
+            )
         lack = "or an operator, a type or a shape that it does not support"
         return Fault("target", f"It is a bug in {name}, {lack}: {reference} runs the case.")
     if name == right:  # one runtime with two configurations
-        name, reference = target.describe(), f"the reference ({right} on the CPU, graph optimisations off)"
+        name = target.describe()
+        reference = f"the reference ({right} on the CPU, graph optimisations off)"
     versions = {str(seen.target.get("version", "")) for seen in subject.seen.values()}
-    if len(versions) == 1 and "" not in versions:  # the release in a place, which no page of the report has
+    if (
+        len(versions) == 1 and "" not in versions
+    ):  # the release in a place, which no page of the report has
         name = name.replace(target.target.title, f"{target.target.title} {versions.pop()}", 1)
-    refusal = None if outcome is None or outcome.ending in (Ending.MISMATCHED, Ending.PASSED) else outcome.reason
+    refusal = (
+        None
+        if outcome is None or outcome.ending in (Ending.MISMATCHED, Ending.PASSED)
+        else outcome.reason
+    )
     settings = answer.settings(target)
-    inputs, golden = (dict(subject.values(answer, names)) for names in (answer.inputs, answer.outputs))
+    inputs, golden = (
+        dict(subject.values(answer, names)) for names in (answer.inputs, answer.outputs)
+    )
     marked = mark_decisions(answer.proto)
 
-    def run(model: onnx.ModelProto, values: Values = inputs, on: TargetSettings | None = None) -> Computed:
+    def run(
+        model: onnx.ModelProto, values: Values = inputs, on: TargetSettings | None = None
+    ) -> Computed:
         return _run(subject, model, values, on)
 
     def with_decisions(made: Values, on: TargetSettings | None = None) -> Values:
@@ -393,23 +462,38 @@ def arbitrate(session: Session, target: TargetSettings, tolerance: ToleranceOpti
 
 def _in_float64(subject: Subject, model: onnx.ModelProto, inputs: Values) -> Computed:
     """Return the outputs that ONNX's reference evaluator computes in float64."""
-    wider = {name: value.astype(np.float64) if value.dtype == np.float32 else value for name, value in inputs.items()}
-    return _run(subject, widened(model, subject.workspace.weights.folder_of(model)), wider, _EVALUATOR)
+    wider = {
+        name: value.astype(np.float64) if value.dtype == np.float32 else value
+        for name, value in inputs.items()
+    }
+    return _run(
+        subject, widened(model, subject.workspace.weights.folder_of(model)), wider, _EVALUATOR
+    )
 
 
 def _round(
-    model: onnx.ModelProto, settings: TargetSettings, golden: Values, run: Callable[..., Computed], *, refused: bool
+    model: onnx.ModelProto,
+    settings: TargetSettings,
+    golden: Values,
+    run: Callable[..., Computed],
+    *,
+    refused: bool,
 ) -> tuple[str | None, Computed]:
     """Run the reference with rounding: to the low precision of the target, or perturbed by the rounding of fp32.
 
     Returns:
-        The low precision, if it is emulated; and the outputs, or why there are none: empty where rounding makes no difference.
+        The low precision, if it is emulated; and the outputs, or why there are none: empty where
+        rounding makes no difference.
     """
-    lows = tuple(each for each in settings.low_precisions if each != "tf32")  # TF32 only widens the tolerance
+    lows = tuple(
+        each for each in settings.low_precisions if each != "tf32"
+    )  # TF32 only widens the tolerance
     if len(lows) == 1 and lows[0] in LOW_TYPES:
         low = lows[0]
         made = _attempt(lambda: run(lower_roundtrip(model, settings.keep, low=LOW_TYPES[low])))
-        return low, f"rounding to {low} cannot be emulated ({made})" if isinstance(made, str) else made
+        return low, f"rounding to {low} cannot be emulated ({made})" if isinstance(
+            made, str
+        ) else made
     if lows:
         return None, f"rounding to {' and '.join(lows)} is not emulated here"
     # The last place of fp32 does not measure lower types.
@@ -428,10 +512,14 @@ def _attempt(compute: Callable[[], Computed]) -> Computed:
         return str(error)
 
 
-def _run(subject: Subject, model: onnx.ModelProto, fed: Values, on: TargetSettings | None = None) -> Computed:
+def _run(
+    subject: Subject, model: onnx.ModelProto, fed: Values, on: TargetSettings | None = None
+) -> Computed:
     """Return the outputs of a model on a target; on the reference without one."""
     try:
-        made = subject.models.run("fault", model, fed, on, _EVALUATOR_SECONDS if on == _EVALUATOR else None)
+        made = subject.models.run(
+            "fault", model, fed, on, _EVALUATOR_SECONDS if on == _EVALUATOR else None
+        )
     except BisectError as error:
         return str(error)
     return made.message if isinstance(made, Failed) else made

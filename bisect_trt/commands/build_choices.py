@@ -1,7 +1,8 @@
 """Choices of builds: ``diff``, which compares good and bad builds, and the proof that some make a build bad.
 
-For the proof, the choices of a bad build are the units of a search. A candidate is the model with the bad build's choices in the
-subset pinned, and a good build's for the others, so chance has no part in it, and choices that fail only together are found.
+For the proof, the choices of a bad build are the units of a search. A candidate is the model with
+the bad build's choices in the subset pinned, and a good build's for the others, so chance has no
+part in it, and choices that fail only together are found.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from bisect_trt.report.result import Result
 from bisect_trt.report.text import Entry, Json
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.strategy import minimise
-from bisect_trt.targets.choices import LAYERS, RECORD, TACTIC, Choice, choices_of_layers, read_choices
+from bisect_trt.targets.choices import (
+    LAYERS,
+    RECORD,
+    TACTIC,
+    Choice,
+    choices_of_layers,
+    read_choices,
+)
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.worker.guard import scratch
@@ -55,20 +63,27 @@ class Build:
 def compare_builds(builds: Sequence[Build], proven: frozenset[Choice] = frozenset()) -> list[Entry]:
     """Return the choices that not all builds made, and the ``proven`` ones, as plain values.
 
-    Each has ``layer``, ``choice``, ``kind``, ``value``, the number of ``good`` and ``bad`` builds with it, and ``proven``.
-    Proven ones come first, then those that are more frequent in bad builds.
+    Each has ``layer``, ``choice``, ``kind``, ``value``, the number of ``good`` and ``bad`` builds
+    with it, and ``proven``. Proven ones come first, then those that are more frequent in bad
+    builds.
     """
     goods, bads = _count(builds)
     good, bad = (
-        Counter(each for build in builds if build.good is side for each in build.choices) for side in (True, False)
+        Counter(each for build in builds if build.good is side for each in build.choices)
+        for side in (True, False)
     )
 
     def rank(choice: Choice) -> tuple[bool, float, Choice]:
-        return choice not in proven, good[choice] / max(goods, 1) - bad[choice] / max(bads, 1), choice
+        return (
+            choice not in proven,
+            good[choice] / max(goods, 1) - bad[choice] / max(bads, 1),
+            choice,
+        )
 
     differing = (choice for choice in {*good, *bad} if good[choice] + bad[choice] < len(builds))
     return [
-        plain_choice(choice) | {"good": good[choice], "bad": bad[choice], "proven": choice in proven}
+        plain_choice(choice)
+        | {"good": good[choice], "bad": bad[choice], "proven": choice in proven}
         for choice in sorted(proven.union(differing), key=rank)
     ]
 
@@ -81,7 +96,12 @@ def _count(builds: Sequence[Build]) -> tuple[int, int]:
 
 def plain_choice(choice: Choice) -> Entry:
     """A choice as plain values."""
-    return {"layer": choice.layer, "choice": choice.said, "kind": choice.kind, "value": choice.value}
+    return {
+        "layer": choice.layer,
+        "choice": choice.said,
+        "kind": choice.kind,
+        "value": choice.value,
+    }
 
 
 def tell_choices(builds: Sequence[Build], rows: Sequence[Json], console: Console) -> None:
@@ -89,7 +109,10 @@ def tell_choices(builds: Sequence[Build], rows: Sequence[Json], console: Console
     goods, bads = _count(builds)
     shown = [row for row in rows if row["bad"] * goods > row["good"] * bads]
     console.say(f"  {len(shown)} of {len(rows)} differing choices are more frequent in bad builds")
-    lines = [(row["layer"], row["choice"], f"{row['bad']} of {bads}", f"{row['good']} of {goods}") for row in shown]
+    lines = [
+        (row["layer"], row["choice"], f"{row['bad']} of {bads}", f"{row['good']} of {goods}")
+        for row in shown
+    ]
     if lines:
         console.table(("layer", "choice", "bad", "good"), lines, _SHOWN)
 
@@ -123,7 +146,8 @@ class Reason:
 
     Attributes:
         choices: The choices, which make it bad together; empty if none were found.
-        proven: Whether a good build with them pinned is bad, the same build with them forbidden is good, and each is needed.
+        proven: Whether a good build with them pinned is bad, the same build with them forbidden is
+            good, and each is needed.
         why: Why it is not proven, or why none were found.
     """
 
@@ -162,15 +186,20 @@ def _pinnable(choices: frozenset[Choice]) -> Places:
 def _explained(bench: Bench, name: str, bad: Places, goods: list[Places], tries: int) -> Reason:
     """Return the fewest choices that make a good build bad, confirmed by builds in which nothing else is pinned.
 
-    If such a build is good, the reason is incomplete, and the search goes on with that build as another good one.
+    If such a build is good, the reason is incomplete, and the search goes on with that build as
+    another good one.
     """
     for _ in range(MOST_REASONS):
         reason = _explain(bench, name, bad, goods)
         others = tuple(choice for choice in bad.values() if choice not in reason.choices)
         for number in range(1, tries + 1) if reason.proven else ():
-            # The first build avoids the bad build's other choices: a frequent choice may be in all other builds.
-            title, bans = f"only the reason pinned, build {number}", others if number == 1 else ()
-            verdict, chose = bench(Held(title, tuple(sorted(reason.choices)), bans, repetition=number))
+            # The first build avoids the bad build's other choices: a frequent choice may be in all
+            # other builds.
+            title = f"only the reason pinned, build {number}"
+            bans = others if number == 1 else ()
+            verdict, chose = bench(
+                Held(title, tuple(sorted(reason.choices)), bans, repetition=number)
+            )
             if verdict is Verdict.PASS:
                 break
         else:
@@ -211,13 +240,21 @@ def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> R
         _, chose = bench(mixed(found.units))
         if not choices <= chose:
             missing = ", ".join(f"{each.layer}: {each.said}" for each in sorted(choices - chose))
-            return Reason(choices, proven=False, why=f"the build with it pinned does not report the choice {missing}")
+            return Reason(
+                choices,
+                proven=False,
+                why=f"the build with it pinned does not report the choice {missing}",
+            )
         title = f"choices of good builds, {len(choices)} of {name} forbidden"
         kept = tuple(choice for place, choice in good.items() if place not in turned)
         verdict, chose = bench(Held(title, kept, tuple(sorted(choices))))
         if verdict is Verdict.PASS and not choices & chose:
             return Reason(choices, found.proven, found.why)
-        why = "with it forbidden, the build is bad too" if verdict is Verdict.FAIL else "the target cannot forbid it"
+        why = (
+            "with it forbidden, the build is bad too"
+            if verdict is Verdict.FAIL
+            else "the target cannot forbid it"
+        )
         return Reason(choices, proven=False, why=why)
     return Reason(frozenset(), proven=False, why=why)
 
@@ -225,7 +262,8 @@ def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> R
 def _replacements(bad: Places, goods: Sequence[Places]) -> list[Places]:
     """Return replacements for a bad build's choices: the most usual other choice at each place, then the nearest good build.
 
-    The first has none of the bad build's choices where possible, so that choices that are bad only together are all replaced.
+    The first has none of the bad build's choices where possible, so that choices that are bad only
+    together are all replaced.
     """
     seen: dict[Place, Counter[Choice]] = {}
     for place, choice in (each for good in goods for each in good.items()):
@@ -234,14 +272,20 @@ def _replacements(bad: Places, goods: Sequence[Places]) -> list[Places]:
         place: max(counts, key=lambda choice: (choice != bad.get(place), counts[choice], choice))
         for place, counts in seen.items()
     }
-    return [unlike, min(goods, key=lambda good: sum(good.get(place) != choice for place, choice in bad.items()))]
+    return [
+        unlike,
+        min(
+            goods, key=lambda good: sum(good.get(place) != choice for place, choice in bad.items())
+        ),
+    ]
 
 
 def gather(paths: Sequence[Path], warn: Callable[[str], None]) -> list[Build]:
     """Return the builds in files and folders.
 
     Args:
-        paths: A folder with ``good`` and ``bad`` in it, as the run of ``repeat``; or two paths, the first of good builds.
+        paths: A folder with ``good`` and ``bad`` in it, as the run of ``repeat``; or two paths, the
+            first of good builds.
         warn: Called with a sentence for each file that is skipped.
 
     Raises:
@@ -249,7 +293,9 @@ def gather(paths: Sequence[Path], warn: Callable[[str], None]) -> list[Build]:
         UsageError: There are more paths, or none.
     """
     if not 1 <= len(paths) <= 2:
-        raise MissingOptionError("give a run of `bisect-trt repeat`, or two paths: the good builds, then the bad ones.")
+        raise MissingOptionError(
+            "give a run of `bisect-trt repeat`, or two paths: the good builds, then the bad ones."
+        )
     good, bad = paths if len(paths) > 1 else (paths[0] / "good", paths[0] / "bad")
     sides = (True, _read(good, warn)), (False, _read(bad, warn))
     return [Build(str(file), side, choices) for side, found in sides for file, choices in found]
@@ -285,7 +331,9 @@ def describe_engine(path: Path) -> Entry:
     if not path.is_file():
         raise UnreadableFileError(f"{path}: no such file; give the path of a TensorRT engine.")
     with scratch() as folder, WorkerPool(Path(folder)) as workers:
-        reply = workers.ask(Describe(TargetSettings("trt", own=TrtSettings(load_engine=str(path.absolute())))))
+        reply = workers.ask(
+            Describe(TargetSettings("trt", own=TrtSettings(load_engine=str(path.absolute()))))
+        )
     if isinstance(reply, Failed):
         raise UnreadableFileError(
             f"TensorRT cannot read the engine {path}: {reply.message}; build it again with `bisect-trt convert`."
@@ -309,15 +357,22 @@ def _read_file(path: Path) -> frozenset[Choice] | None:
         return None
     found = read_choices(plain)
     with suppress(KeyError, TypeError, ValueError, AttributeError):
-        if found is None and "replay" in plain:  # Polygraphy's `TacticReplayData`, with pairs in some releases
+        if (
+            found is None and "replay" in plain
+        ):  # Polygraphy's `TacticReplayData`, with pairs in some releases
             layers = {str(layer): dict(algorithm) for layer, algorithm in plain["replay"].items()}
-            values = {layer: f"{each['implementation']}:{each['tactic']}" for layer, each in layers.items()}
+            values = {
+                layer: f"{each['implementation']}:{each['tactic']}"
+                for layer, each in layers.items()
+            }
             found = [Choice(layer, TACTIC, value, pins=True) for layer, value in values.items()]
         elif found is None:  # TensorRT's engine inspector, as `trtexec --exportLayerInfo` writes it
             from bisect_trt.targets.trt.engine import Origins, read_layers  # noqa: PLC0415 - of such files alone
 
             read = read_layers(plain["Layers"], Origins())
-            found = choices_of_layers({**each, "tensors": each["name"].split(" + ")} for each in read)
+            found = choices_of_layers(
+                {**each, "tensors": each["name"].split(" + ")} for each in read
+            )
     return None if found is None else frozenset(found)
 
 
@@ -325,7 +380,10 @@ def run(call: Call) -> Result:
     """Show the layers, tactics, precisions, formats and fusions that bad builds have and good ones lack."""
     console, result, builds = call.console, call.result, gather(call[Diff].paths, call.console.warn)
     goods, bads = _count(builds)
-    good, bad = ({each.layer for b in builds if b.good is side for each in b.choices} for side in (True, False))
+    good, bad = (
+        {each.layer for b in builds if b.good is side for each in b.choices}
+        for side in (True, False)
+    )
     if good and bad and not good & bad:
         console.warn("good and bad builds have no layer in common; are they of one model?")
     rows = compare_builds(builds)
@@ -333,7 +391,9 @@ def run(call: Call) -> Result:
     tell_choices(builds, rows, console)
     only = [row for row in rows if row["bad"] and not row["good"]]
     result.extra |= {"runs": len(builds), "good": goods, "bad": bads, "choices": rows}
-    result.extra["builds"] = [{"file": build.name, "verdict": "PASS" if build.good else "FAIL"} for build in builds]
+    result.extra["builds"] = [
+        {"file": build.name, "verdict": "PASS" if build.good else "FAIL"} for build in builds
+    ]
     if not only:
         console.answer("No choice is in bad builds only.")
         return result.end("not_reproduced", "no choice is in bad builds only")

@@ -1,6 +1,7 @@
 """One call of a command, from the command line or from Python: its options, and its run.
 
-A command is a function of a :class:`Call`. It reads its options from the call, opens the run, and returns the result.
+A command is a function of a :class:`Call`. It reads its options from the call, opens the run, and
+returns the result.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Call:
     """The options of one call, its console and result; and its run, once that is open.
 
     Attributes:
-        words: The words of the command line, or the keywords of the Python call, which the run is bound to.
+        words: The words of the command line, or the keywords of the Python call, which the run is
+            bound to.
         source: The model and its inputs as given in Python; ``None`` on the command line.
         folder: The folder of the run; ``None`` before it is open.
         function: The Python function that checks candidates, if given.
@@ -85,12 +87,16 @@ class Call:
     @property
     def has_check(self) -> bool:
         """Whether a command, a function or another package's oracle decides, rather than a target or a prompt."""
-        return bool(self[CheckOptions].check) or self.function is not None or self.oracle is not None
+        return (
+            bool(self[CheckOptions].check) or self.function is not None or self.oracle is not None
+        )
 
     @property
     def oracle(self) -> Oracle | None:
         """The oracle of another package, if one of its options is given."""
-        return next((each for each in self.options if isinstance(each, Oracle) and changed(each)), None)
+        return next(
+            (each for each in self.options if isinstance(each, Oracle) and changed(each)), None
+        )
 
     def may_write(self, *paths: Path, overwrite: bool) -> None:
         """Check that files of the answer can be written; see :meth:`Paths.may_write`."""
@@ -102,12 +108,15 @@ class Call:
         Raises:
             UsageError: Options conflict, or the metric does not exist.
         """
-        metric, limits = self[MetricOptions], self[Limits].check()
+        metric = self[MetricOptions]
+        limits = self[Limits].check()
         metric.check(bounded=bounded)
         given = [words[0] for each in (metric, self[Limits]) if (words := written(each))]
         others = [*given[1:], *written(self[CompareOptions])[:1], *["--check"] * self.has_check]
         if given and others:
-            raise ConflictError(f"{given[0]} and {others[0]} each decide whether a candidate fails; drop one.")
+            raise ConflictError(
+                f"{given[0]} and {others[0]} each decide whether a candidate fails; drop one."
+            )
         if metric.metric is None:
             return None, limits
         find_metric(metric.metric, lower_is_better=metric.lower_is_better)  # raises early
@@ -125,12 +134,18 @@ class Call:
         if self.function is not None and target is not None:
             raise ConflictError(f"target='{target.runtime}' has no effect beside check; drop one.")
         if target is None and (measured := metric or limits) is not None:
-            raise MissingOptionError(f"{written(measured)[0]} measures a target; add one, such as --onnxrt.")
+            raise MissingOptionError(
+                f"{written(measured)[0]} measures a target; add one, such as --onnxrt."
+            )
         if own.candidate is not None:
-            check_output(own.candidate, overwrite=True)  # the workspace refuses to replace files of other programs
+            check_output(
+                own.candidate, overwrite=True
+            )  # the workspace refuses to replace files of other programs
         argv = CommandCheck.parse(own.check) if own.check else ()
         tolerance = tolerance_options(self[CompareOptions], target)
-        return CheckSettings(own, argv, target, tolerance, metric, limits, self.function, self.oracle)
+        return CheckSettings(
+            own, argv, target, tolerance, metric, limits, self.function, self.oracle
+        )
 
     def open(
         self,
@@ -145,7 +160,8 @@ class Call:
 
         Raises:
             UnavailableError: A place is not available, or the model cannot be exported.
-            UsageError: The folder cannot be created, the resumed run is bound to something else, or an option is wrong.
+            UsageError: The folder cannot be created, the resumed run is bound to something else, or
+                an option is wrong.
         """
         self.deadline = Deadline(self[Search].max_time)
         conflict = conflicting_builds()
@@ -161,10 +177,8 @@ class Call:
         fixed_path = None if check is None else check.fixed_path
         if fixed_path is not None:
             self.paths.write(fixed_path, "--candidate")
-        self.places, self.fresh_process = (
-            open_places(self[Places], self.console, self.deadline),
-            self[Target].fresh_process,
-        )
+        self.places = open_places(self[Places], self.console, self.deadline)
+        self.fresh_process = self[Target].fresh_process
         self.kept.enter_context(claimed_path(fixed_path))
         new = self.folder is None
         self.folder = self.folder or Workspace.new_folder(self.command, source.named)
@@ -174,11 +188,15 @@ class Call:
         self.kept.enter_context(self.paths.recording(self.folder))
         self.model, exported = source.place(ModelSettings(source.named, data), self.folder)
         if exported is not None:
-            self.console.say(f"Exported by torch.onnx.export (dynamo) of PyTorch {exported['torch']}")
+            self.console.say(
+                f"Exported by torch.onnx.export (dynamo) of PyTorch {exported['torch']}"
+            )
             self.result.extra["export"] = exported
         python = self.source is not None
         files += self.model.data.load_inputs if python else ()
-        binding = Binding.of(self.words, self.model.path, files, data.external_data_dir, python=python)
+        binding = Binding.of(
+            self.words, self.model.path, files, data.external_data_dir, python=python
+        )
         if self.function is not None:
             binding.files.update(bind_function(self.function))
         if self.resumed:
@@ -193,7 +211,9 @@ class Call:
         Raises:
             UsageError: A script does not exist.
         """
-        data, metric, compare = self[Data], self[MetricOptions], self[CompareOptions]
+        data = self[Data]
+        metric = self[MetricOptions]
+        compare = self[CompareOptions]
         files = [file for path in data.load_inputs for file in files_of(path)]
         if missing := next((file for file in files if not file.exists()), None):
             raise InputValuesError(
@@ -208,9 +228,12 @@ class Call:
         files += [] if self.oracle is None else [Path(inspect.getfile(type(self.oracle)))]
         return [*files, *self[Target].files()]
 
-    def subject(self, timeout: float | None, target: TargetSettings | None = None, *, older: bool = False) -> Subject:
+    def subject(
+        self, timeout: float | None, target: TargetSettings | None = None, *, older: bool = False
+    ) -> Subject:
         """Return the model, opened for a target or its ``older`` releases; the caller closes it."""
-        # A search by a metric cuts candidates with the first sample; the metric reads the whole set itself.
+        # A search by a metric cuts candidates with the first sample; the metric reads the whole set
+        # itself.
         most = None if self[MetricOptions].metric is None else 1
         return Subject(
             replace(self.model, most=most, older=older or bool(self.places)),

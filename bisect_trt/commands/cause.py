@@ -1,6 +1,7 @@
 """``cause``: the pass, option or tactic of the target that makes a model fail: the fewest switches that fix it.
 
-The space is the switches of the target, the strategy finds every minimal set that is enough to pass.
+The space is the switches of the target, the strategy finds every minimal set that is enough to
+pass.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from bisect_trt.report.result import Result
 from bisect_trt.report.summary import tried_of
 from bisect_trt.report.text import Entry
 from bisect_trt.search.keep import Alternatives, find_alternatives
-from bisect_trt.search.oracle import Ask, Enough, Limited, Oracle, Subset, Transcript, Verdict, about_units
+from bisect_trt.search.oracle import (
+    Ask,
+    Enough,
+    Limited,
+    Oracle,
+    Subset,
+    Transcript,
+    Verdict,
+    about_units,
+)
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import Looked, Switch, TargetSettings, Tier
 from bisect_trt.worker.deadline import BudgetSpent
@@ -63,8 +73,13 @@ class Panel:
 
     def candidate(self, units: Subset) -> Candidate:
         """Return the model on the target with some switches changed."""
-        settings, names = self.turned(units), self.names(units)
-        some = f"{len(names)} of {len(self.switches)} switches" if len(names) > _FEW_NAMES else " and ".join(names)
+        settings = self.turned(units)
+        names = self.names(units)
+        some = (
+            f"{len(names)} of {len(self.switches)} switches"
+            if len(names) > _FEW_NAMES
+            else " and ".join(names)
+        )
         held = self.base.held and (settings.fp16 or settings.bf16)
         keep = self.base.keep if held or not self.base.held else None
         title = f"{self.base.title}, with {some} changed" if names else self.base.title
@@ -96,11 +111,13 @@ def make_panel(session: Session, check: CheckSettings, base: Candidate, *, case:
         UsageError: The target has no switches.
     """
     assert check.target is not None, "the options require one"
-    models, target = session.subject.models, base.settings(check.target)
+    models = session.subject.models
+    target = base.settings(check.target)
     feed = models.feed("trace.in", session.subject.values(base, base.inputs))
     reply = models.workers.ask(Trace(target, models.write("trace", base.proto), feed))
     operators = frozenset(node.op_type for node in all_nodes(base.proto))
-    trace, suspects = None if isinstance(reply, Failed) else reply, operators if case else suspected_operators(session)
+    trace = None if isinstance(reply, Failed) else reply
+    suspects = operators if case else suspected_operators(session)
     switches = target.target.switches(target, Looked(trace, operators, suspects))
     if not switches:
         raise UnsuitableModelError(f"{target.target.title} has no switches with these settings.")
@@ -109,7 +126,8 @@ def make_panel(session: Session, check: CheckSettings, base: Candidate, *, case:
 
 def suspected_operators(session: Session) -> frozenset[str]:
     """Return the operators of the nodes in the failure's message, and of their neighbours."""
-    network, ledger = session.subject.network, session.prober.ledger
+    network = session.subject.network
+    ledger = session.prober.ledger
     outcome = ledger.outcome(session.subject.original.key)
     if outcome is None or not ledger.is_broken:
         return frozenset()
@@ -137,8 +155,8 @@ class Answers:
 def search_switches(session: Session, panel: Panel, most: int | None = None) -> Answers | None:
     """Find the fewest switches that fix the model, and alternatives.
 
-    Passes about single nodes come first, then options, then both together; switches of a whole kind are an answer only if
-    nothing smaller is.
+    Passes about single nodes come first, then options, then both together; switches of a whole kind
+    are an answer only if nothing smaller is.
 
     Args:
         session: The model's session.
@@ -150,12 +168,22 @@ def search_switches(session: Session, panel: Panel, most: int | None = None) -> 
 
     def story(ask: Ask) -> Alternatives:
         def find(units: Sequence[int], *, likely: bool = False) -> Alternatives:
-            if not getattr(session.prober.check, "compares", True):  # a switch may undo what another one gains
-                return Alternatives(tuple(one for unit in units if ask(one := frozenset({unit})) is Verdict.PASS))
-            return find_alternatives(units, ask, weights=weights, likely=likely) if units else Alternatives()
+            if not getattr(
+                session.prober.check, "compares", True
+            ):  # a switch may undo what another one gains
+                return Alternatives(
+                    tuple(one for unit in units if ask(one := frozenset({unit})) is Verdict.PASS)
+                )
+            return (
+                find_alternatives(units, ask, weights=weights, likely=likely)
+                if units
+                else Alternatives()
+            )
 
         gates = [unit for unit in wholes if panel.switches[unit].covers is not None]
-        shut = {panel.switches[unit].covers for unit in gates if ask(frozenset({unit})) is Verdict.FAIL}
+        shut = {
+            panel.switches[unit].covers for unit in gates if ask(frozenset({unit})) is Verdict.FAIL
+        }
         found = Alternatives() if shut else find(passes, likely=bool(gates))
         more = find(options)
         if not (found.found or more.found) and passes and options:
@@ -171,7 +199,8 @@ def search_switches(session: Session, panel: Panel, most: int | None = None) -> 
             found = story(Limited(about_units(heard), frozenset(weights), most))
         except Enough:
             return None
-        failing, asked = heard.heard(Verdict.FAIL), [units for verdict in Verdict for units in heard.heard(verdict)]
+        failing = heard.heard(Verdict.FAIL)
+        asked = [units for verdict in Verdict for units in heard.heard(verdict)]
         failures = sum(not any(each <= units for each in found.found) for units in failing)
         return Answers(found, failures, len(frozenset().union(*asked)))
 
@@ -184,8 +213,8 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
     Args:
         session: The model, which fails.
         check: Its check.
-        case: A minimal case, which is searched first, because it is quicker. If no answer fixes the whole model, that is
-            searched too, unless each probe is a build.
+        case: A minimal case, which is searched first, because it is quicker. If no answer fixes the
+            whole model, that is searched too, unless each probe is a build.
 
     Returns:
         Each answer in a sentence, with the options that set the target so; or why there is none.
@@ -194,14 +223,18 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
         UsageError: The target has no switches.
         BudgetSpent: No more probes may be made.
     """
-    target, original, result = check.target, session.subject.original, session.result
+    target = check.target
+    original = session.subject.original
+    result = session.result
     assert target is not None, "the options require one"
     result.extra |= {"cause": [], "cause_detail": None}
     costly = case is not None and target.target.compiles
     for base in filter(None, (case, None if costly else original)):
         panel = make_panel(session, check, base, case=base is case)
         if case is not None:  # precision has a step of its own
-            panel = replace(panel, switches=[each for each in panel.switches if each.kind != "precision"])
+            panel = replace(
+                panel, switches=[each for each in panel.switches if each.kind != "precision"]
+            )
         found = search_switches(session, panel, _MOST_COSTLY if costly else None)
         if found is None:
             session.console.say(
@@ -221,25 +254,38 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
 
 def _confirm(session: Session, panel: Panel, whole: Panel, answers: Answers) -> Entry:
     """Confirm the switches found for ``panel`` on the ``whole`` model; return ``cause_detail``, the fewest switches first."""
-    prober, entries, doubts, same = session.prober, list[Entry](), list[str](), whole.base is panel.base
+    prober = session.prober
+    entries = list[Entry]()
+    doubts = list[str]()
+    same = whole.base is panel.base
     found = answers.alternatives
     for units in found.found:
         passes = same or prober.probe(whole.candidate(units)).verdict is Verdict.PASS
-        on, names = whole if passes else panel, panel.names(units)
+        on = whole if passes else panel
+        names = panel.names(units)
         known = answers.failures if on.base is panel.base else 0
-        believed = reconfirm(prober, on.candidate(frozenset()), on.candidate(units), len(found.found), known)
+        believed = reconfirm(
+            prober, on.candidate(frozenset()), on.candidate(units), len(found.found), known
+        )
         if not believed.passes:
             doubts.append(f"{' and '.join(names)}: {believed.record.reason}")
             continue
         options = [*whole.turned(units).flags(), *session.place_words]
-        said = {"turned": panel.said(units), "whole": passes, "seen": believed.seen, "options": options}
+        said = {
+            "turned": panel.said(units),
+            "whole": passes,
+            "seen": believed.seen,
+            "options": options,
+        }
         entries.append({"switches": names, **said})
     return {
         "target": panel.target.target.title,
         "on": "whole model" if same else "minimal case, confirmed on the whole model",
         "switches": len(panel.switches),
         "tried": answers.tried,
-        "alternatives": sorted(entries, key=lambda each: (not each["whole"], len(each["switches"]))),
+        "alternatives": sorted(
+            entries, key=lambda each: (not each["whole"], len(each["switches"]))
+        ),
         "complete": found.complete,
         "doubted": doubts,
     }
@@ -258,7 +304,9 @@ def _print(session: Session, detail: Entry) -> list[str]:
     for entry in detail["alternatives"]:
         where = "the model" if entry["whole"] else "the minimal case, but not the whole model,"
         seen = f" ({entry['seen']})" if entry["seen"] else ""
-        sentence = f"{' and '.join(entry['switches'])}: {where} passes with {entry['turned']}{seen}."
+        sentence = (
+            f"{' and '.join(entry['switches'])}: {where} passes with {entry['turned']}{seen}."
+        )
         options = f"s options: {shlex.join(entry['options'])}"
         console.answer(f"{'Or' if answers else 'Cause'}: {sentence}")
         console.answer(f"  a{options}")
@@ -286,9 +334,12 @@ def run(call: Call) -> Result:
     call.open(check)
     check = switchable(check)
     with call.searching(check) as session:
-        console, result = session.console, session.result
+        console = session.console
+        result = session.result
         result.extra |= {"cause": [], "cause_detail": None}
-        console.step(f"1. Does it fail with these settings ({len(session.subject.network.nodes)} nodes)?")
+        console.step(
+            f"1. Does it fail with these settings ({len(session.subject.network.nodes)} nodes)?"
+        )
         record = session.probe_original(call[Search])
         console.say(f"  yes: {record.reason}")
         console.step("2. Which of the target's switches fix it?")

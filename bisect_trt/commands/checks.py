@@ -49,7 +49,8 @@ from bisect_trt.worker.protocol import Collect, Compare, Failed
 FOLDERS = {Verdict.PASS: "good", Verdict.FAIL: "bad", Verdict.UNRESOLVED: "unresolved"}
 """The folders that files of probes go to, by verdict."""
 _PLACEHOLDERS = ("{model}", "{dir}", "{engine}")
-"""A command with one of these gets the candidate's path; other commands read it from a fixed path."""
+"""A command with one of these gets the candidate's path; other commands read it from a fixed
+path."""
 _CHUNK = 64
 """Samples that the reference runs in one request."""
 _FEW = 30
@@ -64,7 +65,8 @@ class CheckSettings:
         argv: The user's command; empty without one.
         metric: The metric that replaces the tolerances, if one does.
         limits: The limits of time, memory and size that replace them, if any do.
-        by_layer: Whether the target lowers candidates itself, layer by layer; a command is then given their engines.
+        by_layer: Whether the target lowers candidates itself, layer by layer; a command is then
+            given their engines.
         timed: Whether the built-in comparison measures the latency of a candidate.
     """
 
@@ -90,7 +92,9 @@ class CheckSettings:
         compared = written(self.limits or self.metric or self.tolerance)
         if self.target is not None and not self.argv:
             return compared
-        conditions = replace(self.options, check=[], artifacts=[], artifacts_dir=CheckOptions.artifacts_dir)
+        conditions = replace(
+            self.options, check=[], artifacts=[], artifacts_dir=CheckOptions.artifacts_dir
+        )
         return [*compared, *written(conditions), *(("--check", *self.argv) if self.argv else ())]
 
     def without_target(self, console: Console) -> CheckSettings:
@@ -105,12 +109,18 @@ class CheckSettings:
         """The path that every candidate is written to, if the check does not receive paths."""
         if self.options.candidate is not None:
             return self.options.candidate
-        if not self.argv and not (self.target is None and self.function is None and self.oracle is None):
+        if not self.argv and not (
+            self.target is None and self.function is None and self.oracle is None
+        ):
             return None
         if any(name in word for word in self.argv for name in _PLACEHOLDERS):
             return None
         # A command written for Polygraphy reads Polygraphy's file.
-        return POLYGRAPHYS_PATH if any(POLYGRAPHYS_PATH.name in word for word in self.argv) else FIXED_PATH
+        return (
+            POLYGRAPHYS_PATH
+            if any(POLYGRAPHYS_PATH.name in word for word in self.argv)
+            else FIXED_PATH
+        )
 
 
 def tolerance_options(
@@ -123,7 +133,9 @@ def tolerance_options(
     """
     if compare.compare_func_script is not None:
         check_script(compare.compare_func_script)
-    return ToleranceOptions(**vars(compare), precision=_coarsest(target), nonfinite_equal=nonfinite_equal)
+    return ToleranceOptions(
+        **vars(compare), precision=_coarsest(target), nonfinite_equal=nonfinite_equal
+    )
 
 
 def _coarsest(target: TargetSettings | None) -> Precision:
@@ -140,7 +152,8 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
     Raises:
         UsageError: None of them is possible, or an option of commands is given without one.
     """
-    own, target = settings.options, settings.target
+    own = settings.options
+    target = settings.target
     if settings.oracle is not None:
         return settings.oracle.check(settings, workers)
     if settings.function is not None:
@@ -154,7 +167,11 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
             settings.timeout,
             workers.memory_limit,
         )
-        return EngineCheck(workers, target, command) if settings.by_layer and target is not None else command
+        return (
+            EngineCheck(workers, target, command)
+            if settings.by_layer and target is not None
+            else command
+        )
     for name in ("fail_regex", "fail_code", "ignore_fail_code"):
         if getattr(own, name):
             raise MissingOptionError(f"--{name.replace('_', '-')} needs a --check command.")
@@ -172,7 +189,11 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
 
 
 def limit_check(
-    workers: WorkerPool, target: TargetSettings, limits: Limits, tolerance: ToleranceOptions, timeout: float | None
+    workers: WorkerPool,
+    target: TargetSettings,
+    limits: Limits,
+    tolerance: ToleranceOptions,
+    timeout: float | None,
 ) -> BuiltinCheck:
     """Return the check by limits.
 
@@ -183,16 +204,24 @@ def limit_check(
     from bisect_trt.probe.limit_check import LimitCheck  # noqa: PLC0415 - of such checks alone
 
     if limits.engine_size_limit is not None and not target.target.engines:
-        raise ConflictError(f"--engine-size-limit: {target.target.title} writes no engines; use --memory-limit-of.")
+        raise ConflictError(
+            f"--engine-size-limit: {target.target.title} writes no engines; use --memory-limit-of."
+        )
     if limits.times and target.build_only:
-        raise ConflictError("--slower-than and --latency-limit time runs, and --build-only runs nothing; drop one.")
+        raise ConflictError(
+            "--slower-than and --latency-limit time runs, and --build-only runs nothing; drop one."
+        )
     # A process that has run other models has memory to spare.
     workers.fresh_process = workers.fresh_process or bool(limits.memory_limit_of)
     baseline, beside = baseline_of(workers, limits.baseline, target)
-    return LimitCheck(workers, target, tolerance, timeout, limits=limits, baseline=baseline, beside=beside)
+    return LimitCheck(
+        workers, target, tolerance, timeout, limits=limits, baseline=baseline, beside=beside
+    )
 
 
-def baseline_of(workers: WorkerPool, what: str | None, target: TargetSettings) -> tuple[TargetSettings, Place | None]:
+def baseline_of(
+    workers: WorkerPool, what: str | None, target: TargetSettings
+) -> tuple[TargetSettings, Place | None]:
     """Return the runtime of a baseline, and its place.
 
     Raises:
@@ -205,11 +234,15 @@ def baseline_of(workers: WorkerPool, what: str | None, target: TargetSettings) -
     if what is not None and "==" in what:
         from bisect_trt.worker.environments import Environment, interpreter  # noqa: PLC0415 - of releases alone
 
-        return baseline, make_place(f"env={what}", lambda text: str(interpreter(Environment.parse(text))))
+        return baseline, make_place(
+            f"env={what}", lambda text: str(interpreter(Environment.parse(text)))
+        )
     return baseline, workers.places[0] if what is not None and workers.places else None
 
 
-def sort_file(file: Path, folder: Path, verdict: Verdict, number: int, *, copy: bool = False) -> Path:
+def sort_file(
+    file: Path, folder: Path, verdict: Verdict, number: int, *, copy: bool = False
+) -> Path:
     """Move a file of a probe, if it exists, to ``good/``, ``bad/`` or ``unresolved/``, a number before its name; return that.
 
     Raises:
@@ -250,7 +283,8 @@ def make_prober(
 ) -> Prober:
     """Return a prober for a check; candidates that are not ``fed`` the reference's activations have values of their own.
 
-    ``elsewhere`` wraps the check for environments in which the target may not be the one that is installed here.
+    ``elsewhere`` wraps the check for environments in which the target may not be the one that is
+    installed here.
 
     Raises:
         UsageError: An option does not fit the check or the model.
@@ -269,20 +303,29 @@ def make_prober(
         if settings.metric is not None:
             check = metric_check(subject, check, settings.metric)
     elif subject.workers.places:
-        raise ConflictError("--on runs a target elsewhere, and a check runs here; drop --on, or use a target.")
+        raise ConflictError(
+            "--on runs a target elsewhere, and a check runs here; drop --on, or use a target."
+        )
     workers = workers_within(search.workers, subject.workers.width)
     if settings.fixed_path is not None or settings.options.artifacts:
         workers = 1  # a fixed path holds one candidate at a time
     activations = subject.reference if fed else None
     watchers: list[Watcher] = [console, CheckLeavings(settings.options)]
-    ledger = Ledger(subject.workspace.folder, watchers, max_probes=search.max_probes, deadline=subject.workers.deadline)
+    ledger = Ledger(
+        subject.workspace.folder,
+        watchers,
+        max_probes=search.max_probes,
+        deadline=subject.workers.deadline,
+    )
     if settings.limits is not None and elsewhere is None:  # releases run the original only
         from bisect_trt.probe.limit_check import LimitCheck  # noqa: PLC0415 - as above
 
         assert isinstance(check, LimitCheck), "limits were given"
         check = replace(check, lost=lambda: None if ledger.apart else ledger.severity)
     for entry in ledger.unfinished.values():
-        console.say(f"  unfinished when the run ended, and probed again if needed: {entry['title']}")
+        console.say(
+            f"  unfinished when the run ended, and probed again if needed: {entry['title']}"
+        )
     vet = make_vet(subject) if elsewhere is None and isinstance(check, BuiltinCheck) else None
     return Prober(check, subject.workspace, activations, ledger, workers, vet=vet)
 
@@ -290,8 +333,8 @@ def make_prober(
 def make_vet(subject: Subject) -> Vet:
     """Return a function that runs a piece, which the target does not run, on the reference.
 
-    A piece that no runtime runs (an ``If`` cut off from its condition, say) shows no failure of the target. The reference has no
-    say where it does not run the original.
+    A piece that no runtime runs (an ``If`` cut off from its condition, say) shows no failure of the
+    target. The reference has no say where it does not run the original.
     """
     models = subject.models
 
@@ -301,7 +344,8 @@ def make_vet(subject: Subject) -> Vet:
         if reference.refused is not None or reference.missing:
             return False
         return not (
-            models.build_only and isinstance(models.run("whole", subject.network.proto, reference.inputs), Failed)
+            models.build_only
+            and isinstance(models.run("whole", subject.network.proto, reference.inputs), Failed)
         )
 
     def vet(files: CandidateFiles, outcome: Outcome, cancel: Cancel | None) -> Outcome:
@@ -323,15 +367,18 @@ def make_scale(subject: Subject, options: MetricOptions) -> Scale:
     """Write the set of samples, run the reference on it, and score its outputs.
 
     Raises:
-        UsageError: A sample does not fit the model, or the metric does not fit the outputs or labels.
+        UsageError: A sample does not fit the model, or the metric does not fit the outputs or
+            labels.
         UnavailableError: The reference does not run on a sample.
     """
-    console, asked = subject.console, options.metric
+    console = subject.console
+    asked = options.metric
     assert asked is not None, "there is no scale without a metric"
     metric = find_metric(asked, lower_is_better=options.lower_is_better)
     samples = labelled_inputs(input_infos(subject.network), subject.settings.data)
     data = Evaluation.write(subject.workspace.scratch("metric"), samples)
-    model, runtime = subject.models.write("scored", subject.truth.proto), subject.models.reference
+    model = subject.models.write("scored", subject.truth.proto)
+    runtime = subject.models.reference
     for start in range(0, data.count, _CHUNK):
         places = range(start, min(start + _CHUNK, data.count))
         files = tuple(map(data.inputs, places)), tuple(map(data.golden, places))
@@ -346,10 +393,18 @@ def make_scale(subject: Subject, options: MetricOptions) -> Scale:
     _check_reference(metric, reference, bound, drop=options.max_drop is not None)
     limit = "most" if metric.lower_is_better else "least"
     bounded = "" if bound is None else f"; required: at {limit} {metric.say(bound)}"
-    labels = "" if data.labelled or asked.endswith(".py") else " (no labels: its own outputs are the labels)"
-    console.say(f"  {metric.name} of the reference: {metric.say(reference)} on {data.count} samples{labels}{bounded}")
+    labels = (
+        ""
+        if data.labelled or asked.endswith(".py")
+        else " (no labels: its own outputs are the labels)"
+    )
+    console.say(
+        f"  {metric.name} of the reference: {metric.say(reference)} on {data.count} samples{labels}{bounded}"
+    )
     if data.count < _FEW and bound is not None:
-        console.warn(f"{data.count} samples are few for a metric; give more (--data-loader-script, --iterations)")
+        console.warn(
+            f"{data.count} samples are few for a metric; give more (--data-loader-script, --iterations)"
+        )
     return Scale(metric, asked, data, reference, bound, runtime)
 
 
@@ -359,10 +414,17 @@ def _check_reference(metric: Metric, reference: float, bound: float | None, *, d
     Raises:
         UsageError: It does not.
     """
-    name, worse = f"{metric.name} of the reference", metric.lower_is_better
+    name = f"{metric.name} of the reference"
+    worse = metric.lower_is_better
     if math.isnan(reference):
-        fix = "correct the metric" if metric.of_set is not None else "no label of the set counts; correct the loader"
-        raise UnsuitableModelError(f"{name} is NaN, so no candidate can be compared with it: {fix}.")
+        fix = (
+            "correct the metric"
+            if metric.of_set is not None
+            else "no label of the set counts; correct the loader"
+        )
+        raise UnsuitableModelError(
+            f"{name} is NaN, so no candidate can be compared with it: {fix}."
+        )
     if math.isinf(reference) and drop:
         raise UnsuitableModelError(
             f"{name} is {reference:g}, so a drop from it is undefined; use --{'max' if worse else 'min'} instead of "
@@ -387,7 +449,9 @@ def metric_check(subject: Subject, runs: BuiltinCheck, options: MetricOptions) -
     def part(inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto | None:
         if not outputs:
             return None
-        return splice(network, between(network, tuple(inputs), tuple(outputs)), subject.infos, nothing_stored).proto
+        return splice(
+            network, between(network, tuple(inputs), tuple(outputs)), subject.infos, nothing_stored
+        ).proto
 
     def rest(piece: onnx.ModelProto) -> tuple[onnx.ModelProto | None, onnx.ModelProto | None]:
         """Return the parts of the model before and after a piece."""

@@ -1,8 +1,9 @@
 """The table of commands: the options of each, and the function that runs it.
 
-The command line, the Python function and ``docs/reference.md`` are derived from it. A package adds a command by an entry point
-of the group ``bisect_trt.commands``, which has the command's name and is a :class:`Command`; and an oracle by one of the group
-``bisect_trt.oracles``, which is an :class:`~bisect_trt.options.shared.Oracle`.
+The command line, the Python function and ``docs/reference.md`` are derived from it. A package adds
+a command by an entry point of the group ``bisect_trt.commands``, which has the command's name and
+is a :class:`Command`; and an oracle by one of the group ``bisect_trt.oracles``, which is an
+:class:`~bisect_trt.options.shared.Oracle`.
 """
 
 from __future__ import annotations
@@ -29,14 +30,18 @@ if TYPE_CHECKING:
 class Command:
     """A command.
 
-    Its function raises ``UsageError`` where options are wrong or do not fit the model, or a file cannot be written,
-    ``UnavailableError`` where the target or the reference cannot run the model, and ``DoesNotReproduce``. What is known when a
-    budget is spent or the user stops is in the result.
+    Its function raises ``UsageError`` where options are wrong or do not fit the model, or a file
+    cannot be written, ``UnavailableError`` where the target or the reference cannot run the model,
+    and ``DoesNotReproduce``. What is known when a budget is spent or the user stops is in the
+    result.
 
     Attributes:
-        groups: Its options, as groups; the first is its own, and the docstring of that is its help and its examples.
-        function: The function that runs it, as ``module:name``; it is imported when the command runs.
-        output: The file in the run's folder for what a Python call finds, where none is named; ``None`` if it writes none.
+        groups: Its options, as groups; the first is its own, and the docstring of that is its help
+            and its examples.
+        function: The function that runs it, as ``module:name``; it is imported when the command
+            runs.
+        output: The file in the run's folder for what a Python call finds, where none is named;
+            ``None`` if it writes none.
         panel: The heading above it in the list of commands.
     """
 
@@ -74,7 +79,18 @@ _RUN = (Data, Search, General)
 _METRIC = (*_TESTED, MetricOptions, *_RUN)
 _SEARCH = (*_CHECKS, *_TESTED, *_RUN)
 _LIMITED = (*_CHECKS, *_TESTED, Limits, *_RUN)
-_COMPARE = (Run, Target, Places, RunOptions, CompareOptions, MetricOptions, Limits, Plots, Data, General)
+_COMPARE = (
+    Run,
+    Target,
+    Places,
+    RunOptions,
+    CompareOptions,
+    MetricOptions,
+    Limits,
+    Plots,
+    Data,
+    General,
+)
 _PANELS: dict[str, dict[str, tuple[tuple[type, ...], str, str | None]]] = {
     "Find": {
         "diagnose": ((searches.Diagnose, *_METRIC, Limits), "diagnose:run", "reproducer"),
@@ -84,14 +100,26 @@ _PANELS: dict[str, dict[str, tuple[tuple[type, ...], str, str | None]]] = {
     },
     "Explain": {
         "cause": ((searches.Cause, *_LIMITED), "cause:run", None),
-        "releases": ((searches.Releases, *_CHECKS, Target, CompareOptions, Limits, *_RUN), "releases:run", None),
+        "releases": (
+            (searches.Releases, *_CHECKS, Target, CompareOptions, Limits, *_RUN),
+            "releases:run",
+            None,
+        ),
         "repeat": ((searches.Repeat, *_LIMITED), "repeat:run", None),
         "sweep": ((searches.Sweep, *_LIMITED), "sweep:run", None),
         "samples": ((searches.Samples, *_SEARCH), "samples:run", "minimal-input.npz"),
     },
     "Fix": {
-        "precision": ((searches.PrecisionOptions, *_CHECKS, *_METRIC, Limits), "precision:run", "mixed.onnx"),
-        "workaround": ((searches.Workaround, *_TESTED, Limits, *_RUN), "diagnose:workaround", "patched.onnx"),
+        "precision": (
+            (searches.PrecisionOptions, *_CHECKS, *_METRIC, Limits),
+            "precision:run",
+            "mixed.onnx",
+        ),
+        "workaround": (
+            (searches.Workaround, *_TESTED, Limits, *_RUN),
+            "diagnose:workaround",
+            "patched.onnx",
+        ),
     },
     "Files": {
         "extract": ((commands.Extract, Data, General), "convert:extract_run", None),

@@ -14,8 +14,21 @@ import onnx
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.places import require_target
 from bisect_trt.commands.subject import ModelSettings, Subject
-from bisect_trt.errors import ConflictError, MissingOptionError, ModelRefusedError, UnknownNameError, WrongResultError
-from bisect_trt.onnxlib.cleanup import Folding, constant_value, fold_shapes, remove_unread, sort_nodes, to_tensor
+from bisect_trt.errors import (
+    ConflictError,
+    MissingOptionError,
+    ModelRefusedError,
+    UnknownNameError,
+    WrongResultError,
+)
+from bisect_trt.onnxlib.cleanup import (
+    Folding,
+    constant_value,
+    fold_shapes,
+    remove_unread,
+    sort_nodes,
+    to_tensor,
+)
 from bisect_trt.onnxlib.cut import extract
 from bisect_trt.onnxlib.load import load_model, tensor_bytes
 from bisect_trt.onnxlib.lower import LOW_TYPES, lower_fp16
@@ -35,12 +48,14 @@ from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample
 
 _ONNX_SUFFIXES = (".onnx", ".onnxtxt", ".onnxjson", ".json", ".textproto", ".txtpb")
 FOLD_LIMIT_BYTES = 16 << 20
-"""Larger values are not folded, as by default in graphsurgeon and ``polygraphy surgeon sanitize``."""
+"""Larger values are not folded, as by default in graphsurgeon and ``polygraphy surgeon
+sanitize``."""
 
 
 def run(call: Call) -> Result:
     """Write a model in fp16 or bf16, or its TensorRT engine."""
-    own, target = call[Convert], call[Target]
+    own = call[Convert]
+    target = call[Target]
     call.may_write(own.output, overwrite=own.overwrite)
     if own.calibration_cache is not None and not target.int8:
         raise MissingOptionError("--calibration-cache holds the ranges for INT8; add --int8.")
@@ -52,24 +67,35 @@ def run(call: Call) -> Result:
             f"{runtime.target.title} has no engines to write to {own.output}; name TensorRT (--trt), or a .onnx file."
         )
     with call.open().examined(own.timeout, runtime, require=require_target) as session:
-        subject, asked = session.subject, runtime
+        subject = session.subject
+        asked = runtime
         if runtime.int8 and not has_quantized(subject.network.proto):
-            samples = [subject.models.feed(f"inputs-{n}", sample) for n, sample in enumerate(subject.samples, 1)]
+            samples = [
+                subject.models.feed(f"inputs-{n}", sample)
+                for n, sample in enumerate(subject.samples, 1)
+            ]
             runtime = runtime.target.calibrating(runtime, samples, own.calibration_cache)
-        model, sample = subject.network.proto, subject.samples[0]
+        model = subject.network.proto
+        sample = subject.samples[0]
         failed = subject.models.build("convert", model, sample, own.output, runtime, own.timeout)
         session.answered(failed, asked.describe())
         call.paths.record(call.workspace.folder, own.output, own.output)  # a worker wrote it
-        call.console.answer(f"{own.output}: the engine of {own.model}, {own.output.stat().st_size} bytes.")
+        call.console.answer(
+            f"{own.output}: the engine of {own.model}, {own.output.stat().st_size} bytes."
+        )
         return _written(call.result, engine=own.output)
 
 
 def _convert_to_onnx(call: Call, own: Convert, target: Target) -> Result:
     """Write the model with nodes of the low precision."""
     if target.named() or set(target.given()) - {"--fp16", "--bf16", "--keep-fp32"}:
-        raise ConflictError("of a target's options only --fp16, --bf16 and --keep-fp32 fit an ONNX model.")
+        raise ConflictError(
+            "of a target's options only --fp16, --bf16 and --keep-fp32 fit an ONNX model."
+        )
     if target.fp16 == target.bf16:
-        raise MissingOptionError("an ONNX model is converted to fp16 or to bf16; add one of --fp16 and --bf16.")
+        raise MissingOptionError(
+            "an ONNX model is converted to fp16 or to bf16; add one of --fp16 and --bf16."
+        )
     precision: Literal["fp16", "bf16"] = "bf16" if target.bf16 else "fp16"
     source = ModelSettings(own.model, call[Data])
     model = load_model(source.path, source.data.external_data_dir)
@@ -93,7 +119,8 @@ def _convert_to_onnx(call: Call, own: Convert, target: Target) -> Result:
 
 def extract_run(call: Call) -> Result:
     """Write a piece of the model, and the values of its inputs if the model's input values are given."""
-    own, data = call[Extract], call[Data]
+    own = call[Extract]
+    data = call[Data]
     values = [own.output.with_suffix(".inputs.npz")] if data.given else []
     fixed = bool(data.input_shapes or values)  # else the piece's inputs keep free dimensions
     call.may_write(own.output, *values, overwrite=own.overwrite)
@@ -101,9 +128,14 @@ def extract_run(call: Call) -> Result:
     call.model = replace(call.model, stays_free=not fixed)
     with call.examined(own.timeout) as session:
         subject, network = session.subject, session.subject.network
-        starts, ends = _tensors(own.inputs, network), _tensors(own.outputs, network)
+        starts = _tensors(own.inputs, network)
+        ends = _tensors(own.outputs, network)
         piece, inputs = extract(network, starts, ends, network.infos)
-        known = [info for name in inputs if (info := network.infos.get(name)) is not None and info.shape is not None]
+        known = [
+            info
+            for name in inputs
+            if (info := network.infos.get(name)) is not None and info.shape is not None
+        ]
         free = bool(data.input_shapes) and not all(info.is_static for info in known)
         # The inputs of a valid model have types; a run finds those that shape inference does not.
         if values or free or len(known) < len(inputs):
@@ -117,7 +149,9 @@ def extract_run(call: Call) -> Result:
                 )
         subject.workspace.save(piece, own.output)
         names = ", ".join(value.name for value in piece.graph.output)
-        call.console.answer(f"{own.output}: {len(piece.graph.node)} nodes from {', '.join(inputs)} to {names}.")
+        call.console.answer(
+            f"{own.output}: {len(piece.graph.node)} nodes from {', '.join(inputs)} to {names}."
+        )
         for path in values:
             save_npz(path, subject.reference.select(inputs))
             call.result.artifacts["inputs"] = str(path)
@@ -134,7 +168,10 @@ def _written(result: Result, **files: Path) -> Result:
 def _tensors(names: Sequence[str], network: Network) -> list[str]:
     """Return names of tensors without Polygraphy's suffix ``:auto:auto``."""
     known = {*network.producer, *network.inputs}
-    return [name if name in known else name.removesuffix(":auto").removesuffix(":auto") for name in names]
+    return [
+        name if name in known else name.removesuffix(":auto").removesuffix(":auto")
+        for name in names
+    ]
 
 
 def sanitize_run(call: Call) -> Result:
@@ -145,14 +182,20 @@ def sanitize_run(call: Call) -> Result:
     own = call[Sanitize]
     call.may_write(own.output, overwrite=own.overwrite)
     with call.open(input_shapes=own.override_input_shapes).examined(own.timeout) as session:
-        subject, console, result = session.subject, session.console, session.result
-        model, shaped = subject.settings.load(), own.override_input_shapes
-        before, renamed = len(model.graph.node), _tell_apart(model)
+        subject = session.subject
+        console = session.console
+        result = session.result
+        model = subject.settings.load()
+        shaped = own.override_input_shapes
+        before = len(model.graph.node)
+        renamed = _tell_apart(model)
         changes = Counter(renamed_nodes=renamed, folded_nodes=0, stored_tensors=0, stored_bytes=0)
         share_weights(model, subject.settings.weights, subject.workspace.candidates)
         if shaped:
             fix_input_shapes(model, shaped, assume=False)
-        first = remove_unread(model) if own.cleanup else Counter[str]()  # these need not be computed
+        first = (
+            remove_unread(model) if own.cleanup else Counter[str]()
+        )  # these need not be computed
         if own.fold_constants:
             model = _fold(model, subject, changes, shapes=own.shape_inference)
         last = remove_unread(model) if own.cleanup else Counter[str]()
@@ -160,14 +203,21 @@ def sanitize_run(call: Call) -> Result:
         changes.update(removed_declarations=first["declarations"] + last["declarations"])
         ordered = sort_nodes(model)
         changes.update(declared_shapes=_declare(model) if own.shape_inference else 0)
-        said = [f"input shapes fixed: {', '.join(shaped)}"] * bool(shaped) + ["nodes sorted topologically"] * ordered
+        said = [f"input shapes fixed: {', '.join(shaped)}"] * bool(shaped) + [
+            "nodes sorted topologically"
+        ] * ordered
         said += [f"{name.replace('_', ' ')}: {count}" for name, count in changes.items() if count]
         for line in said or ["nothing to change"]:
             console.say(f"  {line}")
         doubt = _compare(model, subject)
         subject.workspace.save(model, own.output)
         nodes = [before, len(model.graph.node)]
-        result.extra["changes"] = {"nodes": nodes, "shaped_inputs": list(shaped), "sorted": ordered, **changes}
+        result.extra["changes"] = {
+            "nodes": nodes,
+            "shaped_inputs": list(shaped),
+            "sorted": ordered,
+            **changes,
+        }
         compared = "not compared with the original" if doubt else "the same results as the original"
         console.answer(f"{own.output}: {before} nodes before, {nodes[1]} now; {compared}.")
         if doubt:
@@ -175,7 +225,9 @@ def sanitize_run(call: Call) -> Result:
         return _written(result, sanitized=own.output).end(why=doubt)
 
 
-def _fold(model: onnx.ModelProto, subject: Subject, changes: Counter[str], *, shapes: bool) -> onnx.ModelProto:
+def _fold(
+    model: onnx.ModelProto, subject: Subject, changes: Counter[str], *, shapes: bool
+) -> onnx.ModelProto:
     """Return the folded model: stored values let inference find more shapes, which are folded in the next round."""
     while True:
         before = len(model.graph.node)
@@ -187,7 +239,11 @@ def _fold(model: onnx.ModelProto, subject: Subject, changes: Counter[str], *, sh
         if len(model.graph.node) == before:
             return model
         stored = sum(map(tensor_bytes, values.values()))
-        changes.update(folded_nodes=before - len(model.graph.node), stored_tensors=len(values), stored_bytes=stored)
+        changes.update(
+            folded_nodes=before - len(model.graph.node),
+            stored_tensors=len(values),
+            stored_bytes=stored,
+        )
 
 
 def _values(folding: Folding, subject: Subject) -> dict[str, onnx.TensorProto]:
@@ -195,12 +251,22 @@ def _values(folding: Folding, subject: Subject) -> dict[str, onnx.TensorProto]:
     network = folding.network
     known: dict[str, onnx.TensorProto] = {}
     while missing := [name for name in folding.stored() if name not in known]:
-        constants = {name: constant_value(network.nodes[network.producer[name]]) for name in missing}
+        constants = {
+            name: constant_value(network.nodes[network.producer[name]]) for name in missing
+        }
         values = {name: value for name, value in constants.items() if value is not None}
         sizes = {name: network.infos[name].nbytes or 0 for name in missing if name in network.infos}
-        wanted = [name for name in missing if name not in values and sizes.get(name, 0) <= FOLD_LIMIT_BYTES]
+        wanted = [
+            name
+            for name in missing
+            if name not in values and sizes.get(name, 0) <= FOLD_LIMIT_BYTES
+        ]
         computed = _compute(network, wanted, subject)
-        values |= {name: value for name, value in computed.items() if tensor_bytes(value) <= FOLD_LIMIT_BYTES}
+        values |= {
+            name: value
+            for name, value in computed.items()
+            if tensor_bytes(value) <= FOLD_LIMIT_BYTES
+        }
         for name in missing:
             if name in values:
                 known[name] = values[name]
@@ -209,7 +275,9 @@ def _values(folding: Folding, subject: Subject) -> dict[str, onnx.TensorProto]:
     return {name: known[name] for name in folding.stored()}
 
 
-def _compute(network: Network, names: Sequence[str], subject: Subject) -> dict[str, onnx.TensorProto]:
+def _compute(
+    network: Network, names: Sequence[str], subject: Subject
+) -> dict[str, onnx.TensorProto]:
     """Return the values of tensors that depend on no input: computed at once, else one by one; some may be missing."""
     if not names:
         return {}
@@ -219,18 +287,29 @@ def _compute(network: Network, names: Sequence[str], subject: Subject) -> dict[s
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
     if len(names) == 1:
         return {}
-    return {key: tensor for name in names for key, tensor in _compute(network, [name], subject).items()}
+    return {
+        key: tensor for name in names for key, tensor in _compute(network, [name], subject).items()
+    }
 
 
 def _declare(model: onnx.ModelProto) -> int:
     """Declare the shapes that inference finds; return how many are new."""
     network = Network(model)
-    found = {name: value for name, value in network.inferred.items() if value.type.tensor_type.HasField("shape")}
+    found = {
+        name: value
+        for name, value in network.inferred.items()
+        if value.type.tensor_type.HasField("shape")
+    }
     new = [name for name, value in found.items() if network.declared.get(name) != value]
     if new:
-        graph, returned = model.graph, network.returned
+        graph = model.graph
+        returned = network.returned
         known = {**{value.name: value for value in graph.value_info}, **found}
-        declared = [value for name, value in known.items() if name in network.producer and name not in returned]
+        declared = [
+            value
+            for name, value in known.items()
+            if name in network.producer and name not in returned
+        ]
         outputs = [known.get(value.name, value) for value in graph.output]
         keep_only(graph.output, outputs)
         keep_only(graph.value_info, declared)
@@ -238,8 +317,13 @@ def _declare(model: onnx.ModelProto) -> int:
 
 
 def _tell_apart(model: onnx.ModelProto) -> int:
-    """Give each node of the graph a unique name, in place; nodes without one keep none. Return how many are renamed."""
-    taken, seen, changed = {node.name for node in model.graph.node}, {""}, 0
+    """Give each node of the graph a unique name, in place; nodes without one keep none.
+
+    Return how many are renamed.
+    """
+    taken = {node.name for node in model.graph.node}
+    seen = {""}
+    changed = 0
     for node in model.graph.node:
         if node.name in seen and node.name:
             node.name = free_name(node.name, taken)
@@ -255,21 +339,31 @@ def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
     Raises:
         BisectError: Their results differ.
     """
-    models, proto = subject.models, subject.network.proto
+    models = subject.models
+    proto = subject.network.proto
     if share_names(proto):  # ONNX Runtime refuses duplicate names of nodes
         proto = clone(proto)
         _tell_apart(proto)
-    original, changed = models.write("original", proto), models.write("sanitized", model)
-    tolerance, names = ToleranceOptions(nonfinite_equal=True), tuple(subject.network.outputs)
+    original = models.write("original", proto)
+    changed = models.write("sanitized", model)
+    tolerance = ToleranceOptions(nonfinite_equal=True)
+    names = tuple(subject.network.outputs)
     for number, sample in enumerate(subject.samples, 1):
-        inputs, golden = models.feed(f"inputs-{number}", sample), subject.workspace.scratch(f"golden-{number}.npz")
+        inputs = models.feed(f"inputs-{number}", sample)
+        golden = subject.workspace.scratch(f"golden-{number}.npz")
         failed = models.collect(original, inputs, golden)
         if failed is not None:
             return f"ONNX Runtime cannot run the original, so the results were not compared: {failed.message}."
-        reply = models.workers.ask(Compare(reference_settings(), changed, (Sample(inputs, golden),), tolerance, names))
+        reply = models.workers.ask(
+            Compare(reference_settings(), changed, (Sample(inputs, golden),), tolerance, names)
+        )
         wrong = [reply.message] if isinstance(reply, Failed) else []
         if isinstance(reply, Compared):
-            wrong = [f"'{each.name}' is another: {each.describe()}" for each in reply.comparisons if not each.passed]
+            wrong = [
+                f"'{each.name}' is another: {each.describe()}"
+                for each in reply.comparisons
+                if not each.passed
+            ]
         if wrong:
             raise WrongResultError(
                 f"the sanitized model does not run as the original does: {wrong[0]}. Nothing was written; if the model "

@@ -1,6 +1,7 @@
 """``diagnose``: finds the layers that make a model wrong and the side that is wrong, and writes a reproducer and a fix.
 
-:meth:`Diagnosis.run` lists the steps; each step is a method below it. ``workaround`` has the same first steps.
+:meth:`Diagnosis.run` lists the steps; each step is a method below it. ``workaround`` has the same
+first steps.
 """
 
 from __future__ import annotations
@@ -107,11 +108,17 @@ class Diagnosis:
             look_for_others(session, case, self.deliver_another if self.own.find_all else None)
             if answer.fault.is_fixable:
                 find_fix(session, self.check, self.search, answer.whole, self.output)
-                after_diagnosis(session, self.check, case, answer.fault, self.output, steady=left.steady)
-                boundary = since_when(session, self.check, answer.whole, self.output, asked=self.own.releases)
+                after_diagnosis(
+                    session, self.check, case, answer.fault, self.output, steady=left.steady
+                )
+                boundary = since_when(
+                    session, self.check, answer.whole, self.output, asked=self.own.releases
+                )
                 since = boundary or since
             else:
-                session.console.say("The target is not wrong in this failure, so no workaround is needed.")
+                session.console.say(
+                    "The target is not wrong in this failure, so no workaround is needed."
+                )
         except BudgetSpent as error:
             if self.own.find_all:  # others may be left
                 raise
@@ -126,7 +133,8 @@ class Diagnosis:
         """Find the smallest failing case: a suspicious node if one fails alone, else by reducing the whole model.
 
         Returns:
-            The case, ``None`` where many nodes amplify rounding and none fails alone; and the suspicious nodes.
+            The case, ``None`` where many nodes amplify rounding and none fails alone; and the
+            suspicious nodes.
         """
         self.confirm()
         amplified = self.add_rounding()
@@ -140,7 +148,9 @@ class Diagnosis:
             except RebuiltPasses:
                 if not free_where_needed(self.session):
                     raise
-                case = extract_suspect(self.session, self.check.target, suspects) or self.reduce(suspects)
+                case = extract_suspect(self.session, self.check.target, suspects) or self.reduce(
+                    suspects
+                )
         return case, suspects
 
     def confirm(self) -> None:
@@ -172,9 +182,13 @@ class Diagnosis:
 
     def advised(self, error: DoesNotReproduce) -> DoesNotReproduce:
         """Return the error with what to try next, one a line."""
-        subject, check = self.session.subject, self.check
-        data, target = subject.settings.data, check.target
-        values = subject.reference.select([name for name in subject.network.outputs if name in subject.reference.infos])
+        subject = self.session.subject
+        check = self.check
+        data = subject.settings.data
+        target = check.target
+        values = subject.reference.select(
+            [name for name in subject.network.outputs if name in subject.reference.infos]
+        )
         lost = [
             name
             for name, value in values.items()
@@ -183,7 +197,8 @@ class Diagnosis:
         compares = check.metric is None
         steps = {
             f"other inputs: {quoted(lost)} has no elements, or at least half of them are NaN or Inf": lost,
-            "the precision of the failing deployment (--fp16, --bf16, ...)": target and not target.low_precisions,
+            "the precision of the failing deployment (--fp16, --bf16, ...)": target
+            and not target.low_precisions,
             "`bisect-trt precision --reference FLOAT.onnx`: checks the scales of the quantized model": (
                 find_quantized(subject.network).groups
             ),
@@ -192,19 +207,25 @@ class Diagnosis:
             "real input data (--load-inputs or --data-loader-script) instead of random values, or another --seed": (
                 compares and not data.given
             ),
-            "`bisect-trt samples --iterations 50`: many random samples": compares and not data.given,
+            "`bisect-trt samples --iterations 50`: many random samples": compares
+            and not data.given,
             "a smaller --atol and --rtol, and the other options of the failing deployment": compares,
             "`bisect-trt layerwise`: inner tensors that differ although the outputs match": compares,
             "`bisect-trt repeat --until bad -n 20`: builds that fail sometimes": compares,
-            "`bisect-trt sweep`: other sizes of the free dimensions": compares and subject.has_free_dimensions,
+            "`bisect-trt sweep`: other sizes of the free dimensions": compares
+            and subject.has_free_dimensions,
         }
-        return DoesNotReproduce("\n  - ".join([str(error), *(step for step in steps if steps[step])]))
+        return DoesNotReproduce(
+            "\n  - ".join([str(error), *(step for step in steps if steps[step])])
+        )
 
     def add_rounding(self) -> Entry | None:
         """Compare the reference with itself with rounding added; returns the field ``amplified`` if that fails too."""
         session = self.session
         outcome = session.prober.ledger.outcome(session.subject.original.key)
-        amplified = rounding_alone(session.subject, self.check, outcome.comparisons) if outcome else None
+        amplified = (
+            rounding_alone(session.subject, self.check, outcome.comparisons) if outcome else None
+        )
         if amplified is not None:
             session.console.say("  the reference with rounding errors added differs as much")
             session.result.extra["amplified"] = amplified
@@ -225,9 +246,12 @@ class Diagnosis:
     def stop_at_rounding(self, amplified: Entry) -> None:
         """End where rounding alone fails the whole model: whether a piece of it fails depends on its last digit."""
         result = self.session.result
-        result.status, result.minimality = "inconclusive", "unproven"
+        result.status = "inconclusive"
+        result.minimality = "unproven"
         result.why = "rounding alone fails the model too, and no node fails alone"
-        result.extra["fault"] = Fault("rounding", amplified["sentence"], {"op": amplified["op"]}).to_json()
+        result.extra["fault"] = Fault(
+            "rounding", amplified["sentence"], {"op": amplified["op"]}
+        ).to_json()
         self.session.console.answer(amplified["sentence"])
 
     def reduce(self, suspects: Sequence[int]) -> Case:
@@ -253,10 +277,14 @@ class Diagnosis:
         target = small.target or self.check.target
         assert target is not None
         fault = arbitrate(session, target, self.check.tolerance, small)
-        if fault.whose in ("tie", "rounding") and small is not whole:  # a smaller case may show less than was reported
+        if (
+            fault.whose in ("tie", "rounding") and small is not whole
+        ):  # a smaller case may show less than was reported
             reported = arbitrate(session, whole.target or target, self.check.tolerance, whole)
             if reported.whose != fault.whose:
-                session.console.say("  the smaller tensors do not show the same, so they stay as they are")
+                session.console.say(
+                    "  the smaller tensors do not show the same, so they stay as they are"
+                )
                 return Answer(case, whole, whole, blamed, reported)
         return Answer(case, whole, small, blamed, fault)
 
@@ -267,7 +295,9 @@ class Diagnosis:
         left = leave_reproducer(session, self.check, answer, self.output, self.own)
         session.conclude(left.minimum)
         result.culprits = session.subject.describe_nodes(answer.blamed)
-        result.extra |= {"fault": answer.fault.to_json()} | ({"held": True} if answer.candidate.held else {})
+        result.extra |= {"fault": answer.fault.to_json()} | (
+            {"held": True} if answer.candidate.held else {}
+        )
         result.artifacts |= {"reproducer": str(self.output), "reduced": str(left.files[0])}
         self._tell(answer, result.minimality, self.output, why=result.why)
         if answer.candidate.held:
@@ -277,17 +307,23 @@ class Diagnosis:
 
     def deliver_another(self, case: Case, number: int) -> Entry:
         """Write a reproducer of another failure beside the first; returns its entry in ``failures``."""
-        session, answer = self.session, self.judge(case)
+        session = self.session
+        answer = self.judge(case)
         folder = folder_of(self.output, number)
         left = leave_reproducer(session, self.check, answer, folder, self.own)
         left.finish(session)
-        failure = session.failure(left.minimum, session.subject.describe_nodes(answer.blamed), left.files[0])
+        failure = session.failure(
+            left.minimum, session.subject.describe_nodes(answer.blamed), left.files[0]
+        )
         self._tell(answer, failure["minimality"], folder, prefix="Another failure: ")
         return {**failure, "fault": answer.fault.to_json()}
 
-    def _tell(self, answer: Answer, proof: str, folder: Path, *, why: str | None = None, prefix: str = "") -> None:
+    def _tell(
+        self, answer: Answer, proof: str, folder: Path, *, why: str | None = None, prefix: str = ""
+    ) -> None:
         """Print an answer, the side that is wrong, and the command that shows the failure again."""
-        console, subject = self.session.console, self.session.subject
+        console = self.session.console
+        subject = self.session.subject
         console.answer(f"{prefix}{describe_answer(subject.network, answer.blamed)} ({proof}).")
         if why:
             console.answer(f"  {why[0].upper()}{why[1:]}.")
@@ -316,15 +352,20 @@ def archive_of(folder: Path) -> Path:
 def diagnose_whole(diagnosis: Diagnosis) -> Result:
     """Find the layers that lower the metric on the target, or take it past a limit, and write them.
 
-    ``reproduce.py`` compares outputs, so the command that measures the model is suggested in place of a script.
+    ``reproduce.py`` compares outputs, so the command that measures the model is suggested in place
+    of a script.
 
     Raises:
         DoesNotReproduce: The metric does not drop past its bound, or no limit is exceeded.
         BudgetSpent: The best so far has been written.
         KeyboardInterrupt: The user stops; the best so far has been written.
     """
-    session, check, output = diagnosis.session, diagnosis.check, diagnosis.output
-    console, subject, result = session.console, session.subject, session.result
+    session = diagnosis.session
+    check = diagnosis.check
+    output = diagnosis.output
+    console = session.console
+    subject = session.subject
+    result = session.result
     limited = check.limits is not None
     wrong = "past its limits" if limited else "below the bound of the metric"
     console.step(f"Is the target {wrong} ({len(subject.network.nodes)} nodes)?")
@@ -348,7 +389,9 @@ def diagnose_whole(diagnosis: Diagnosis) -> Result:
         measured = result.extra["metric"]
         find_fix(session, check, diagnosis.search, answer, output)
         fixed = result.extra["metric"]
-        result.extra["metric"] = measured | ({} if fixed is measured else {"fixed": fixed["candidate"]})
+        result.extra["metric"] = measured | (
+            {} if fixed is measured else {"fixed": fixed["candidate"]}
+        )
     result.suggest(session.command("run", check))
     if diagnosis.archive is not None:
         files = sorted({*output.glob(f"{reduced.output.stem}.*"), *output.glob(f"{MIXED}*")})
@@ -384,7 +427,8 @@ def run(call: Call) -> Result:
         ours = call.paths.wrote([place / MODEL, place / INPUTS, place / GOLDEN, *packed])
         check_folder(place, archive if number == 1 else None, overwrite=own.overwrite or ours)
     call.open()
-    # The latency of the original is measured here, so that a fix is compared with it without another build.
+    # The latency of the original is measured here, so that a fix is compared with it without
+    # another build.
     compares = check.metric is None and check.limits is None
     check = replace(check, timed=target.target.compiles and compares)
     with call.subject(check.timeout, target, older=own.releases) as subject:
@@ -404,21 +448,26 @@ def workaround(call: Call) -> Result:
         UsageError: An option is wrong, or the patched model cannot be written.
         UnavailableError: The target or the reference cannot run the model.
     """
-    own, console, result = call[Workaround], call.console, call.result
-    check, folder = _inner_check(call, call[Target].required(), own.timeout), own.output.parent
+    own = call[Workaround]
+    console = call.console
+    result = call.result
+    check = _inner_check(call, call[Target].required(), own.timeout)
+    folder = own.output.parent
     call.may_write(own.output, rewritten(own.output), folder / MIXED, overwrite=own.overwrite)
     call.open()
     with call.searching(check) as session:
         result.extra["workarounds"] = []
         if check.limits is not None:
             return work_around_limits(session, check, call[Search], own.output)
-        search, options = replace(call[Search], shrink=False), Diagnose(session.subject.settings.path)
+        search = replace(call[Search], shrink=False)
+        options = Diagnose(session.subject.settings.path)
         diagnosis = Diagnosis(session, check, search, options, folder)
         case, suspects = diagnosis.find_case()
         if case is None:
             return result
         answer = diagnosis.judge(case, suspects)
-        fault, minimum = answer.fault, answer.case.minimum
+        fault = answer.fault
+        minimum = answer.case.minimum
         result.culprits = session.subject.describe_nodes(answer.blamed)
         result.extra["fault"] = fault.to_json()
         console.answer(f"{describe_answer(session.subject.network, answer.blamed)}.")

@@ -64,7 +64,8 @@ def read_words(word: str | None, path: Path | None) -> tuple[str, Path]:
     if word is None:
         raise MissingOptionError("no file to inspect; name one.")
     if path is None:
-        path, suffix = Path(word), Path(word).suffix.lower()
+        path = Path(word)
+        suffix = Path(word).suffix.lower()
         word = next((name for name, kind in _KINDS.items() if suffix in kind.suffixes), "")
         word = "data" if path.is_dir() else word
     if word not in _KINDS:
@@ -87,7 +88,8 @@ def describe_model(path: Path, show: Collection[Show]) -> Entry:
     """
     proto = load_model(path, structure=True)
     network = Network(proto)
-    infos, tensors = network.infos, proto.graph.initializer
+    infos = network.infos
+    tensors = proto.graph.initializer
     plain: Entry = {
         "ir_version": proto.ir_version,
         "producer": f"{proto.producer_name} {proto.producer_version}".strip(),
@@ -104,14 +106,21 @@ def describe_model(path: Path, show: Collection[Show]) -> Entry:
         plain["layers"] = _describe_layers(nodes, infos, attributes=Show.ATTRS in show)
     if Show.WEIGHTS in show:
         plain["weights"]["tensors"] = [
-            {"name": each.name, "dtype": _dtype(each), "shape": list(each.dims), "external": uses_external_data(each)}
+            {
+                "name": each.name,
+                "dtype": _dtype(each),
+                "shape": list(each.dims),
+                "external": uses_external_data(each),
+            }
             for each in tensors
         ]
     return plain
 
 
 def _operator(node: onnx.NodeProto) -> str:
-    return f"{node.domain}.{node.op_type}" if node.domain not in DEFAULT_DOMAINS else str(node.op_type)
+    return (
+        f"{node.domain}.{node.op_type}" if node.domain not in DEFAULT_DOMAINS else str(node.op_type)
+    )
 
 
 def _describe_tensor(name: str, infos: Infos) -> Entry:
@@ -121,7 +130,9 @@ def _describe_tensor(name: str, infos: Infos) -> Entry:
     return {"name": name, "dtype": None if info is None else info.dtype.name, "shape": shape}
 
 
-def _describe_layers(nodes: Iterable[onnx.NodeProto], infos: Infos, *, attributes: bool) -> list[Entry]:
+def _describe_layers(
+    nodes: Iterable[onnx.NodeProto], infos: Infos, *, attributes: bool
+) -> list[Entry]:
     """Return nodes, with the nodes of their branches and loop bodies."""
     layers = []
     for node in nodes:
@@ -136,7 +147,9 @@ def _describe_layers(nodes: Iterable[onnx.NodeProto], infos: Infos, *, attribute
         if attributes:
             layer["attributes"] = {each.name: _describe_attribute(each) for each in node.attribute}
         if graphs := [each for each in node.attribute if each.HasField("g")]:
-            layer["bodies"] = [_describe_layers(each.g.node, infos, attributes=attributes) for each in graphs]
+            layer["bodies"] = [
+                _describe_layers(each.g.node, infos, attributes=attributes) for each in graphs
+            ]
             layer["branches"] = [each.name for each in graphs]
         layers.append(layer)
     return layers
@@ -147,7 +160,11 @@ def _describe_attribute(attribute: onnx.AttributeProto) -> Any:  # noqa: ANN401 
     if attribute.ref_attr_name:
         return f"the function's {attribute.ref_attr_name}"
     value = onnx.helper.get_attribute_value(attribute)
-    return _plain(value) if isinstance(value, bytes) or not isinstance(value, Iterable) else list(map(_plain, value))
+    return (
+        _plain(value)
+        if isinstance(value, bytes) or not isinstance(value, Iterable)
+        else list(map(_plain, value))
+    )
 
 
 def _plain(value: object) -> object:
@@ -155,11 +172,19 @@ def _plain(value: object) -> object:
         return value.decode(errors="replace")
     if isinstance(value, onnx.TensorProto):
         return f"{_dtype(value)} {list(value.dims)}"
-    return value if isinstance(value, int | float) else type(value).__name__.removesuffix("Proto").lower()
+    return (
+        value
+        if isinstance(value, int | float)
+        else type(value).__name__.removesuffix("Proto").lower()
+    )
 
 
 def _dtype(tensor: onnx.TensorProto) -> str:
-    return "string" if tensor.data_type == onnx.TensorProto.STRING else element_dtype(tensor.data_type).name
+    return (
+        "string"
+        if tensor.data_type == onnx.TensorProto.STRING
+        else element_dtype(tensor.data_type).name
+    )
 
 
 def describe_data(path: Path, values: int | None = None) -> Entry:
@@ -167,7 +192,8 @@ def describe_data(path: Path, values: int | None = None) -> Entry:
 
     Args:
         path: A file that :func:`bisect_trt.tensors.files.load_runs` reads.
-        values: How many values to give of each end of an axis, -1 for all; none where it is ``None``.
+        values: How many values to give of each end of an axis, -1 for all; none where it is
+            ``None``.
 
     Raises:
         UsageError: The file cannot be read.
@@ -185,7 +211,10 @@ def describe_data(path: Path, values: int | None = None) -> Entry:
         "runs": [
             {
                 "name": run.name,
-                "samples": [{name: described(np.asarray(each[name])) for name in each} for each in run.samples],
+                "samples": [
+                    {name: described(np.asarray(each[name])) for name in each}
+                    for each in run.samples
+                ],
             }
             for run in load_runs(path)
         ]
@@ -205,7 +234,9 @@ def _statistics(tensor: Array) -> Entry:
     plain["zeros"] = int(np.count_nonzero(finite == 0))
     if not finite.size:
         return {**plain, **dict.fromkeys(_STATISTICS)}
-    with np.errstate(over="ignore", invalid="ignore"):  # the square of numbers next to the largest float64
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # the square of numbers next to the largest float64
         known = [finite.min(), finite.max(), finite.mean(), np.median(finite), finite.std()]
         known.append(np.sqrt(np.mean(np.square(finite))))
     shown = [float(value) if math.isfinite(value) else None for value in known]

@@ -1,8 +1,9 @@
 """``layerwise --latency``: the time of each layer of the target beside the baseline's, by the nodes of the model.
 
-Each side fuses nodes in its own way. A layer is known by the names of its nodes and of the tensors that it makes; a node that
-no layer names is a part of the one that reads it. Nodes that share a layer on either side are one row. The differences rank
-suspects; a search with ``--slower-than`` proves.
+Each side fuses nodes in its own way. A layer is known by the names of its nodes and of the tensors
+that it makes; a node that no layer names is a part of the one that reads it. Nodes that share a
+layer on either side are one row. The differences rank suspects; a search with ``--slower-than``
+proves.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from bisect_trt.worker.protocol import Trace
 _PIECES = re.compile(r" \+ |\.\.\.|\|\||,")
 """Separators of nodes in the name of a fused layer."""
 _WORD = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9]")
-_SHOWN, _LENGTH = 10, 30
+_SHOWN = 10
+_LENGTH = 30
 _RATIO = 1.3
 Layers = Sequence[Json]
 """As runners report them; see :mod:`bisect_trt.targets.runtime`."""
@@ -41,7 +43,12 @@ def named_in(name: str, known: Collection[str]) -> list[str]:
     found = []
     for piece in _PIECES.split(name):
         words = _WORD.findall(piece)
-        spans = ((a, b) for a in range(len(words)) for b in range(len(words), a, -1) if a == 0 or b - a > 1)
+        spans = (
+            (a, b)
+            for a in range(len(words))
+            for b in range(len(words), a, -1)
+            if a == 0 or b - a > 1
+        )
         found += [part for a, b in spans if (part := "".join(words[a:b])) in known][:1]
     return found
 
@@ -57,12 +64,17 @@ def nodes_of(network: Network, layers: Layers) -> list[set[int]]:
     known = {network.nodes[index].name: index for index in nodes if network.nodes[index].name}
     known |= {name: index for index in nodes for name in network.made(index)}
     found = [
-        {known[n] for n in [*filter(known.__contains__, each["tensors"])] or named_in(each["name"], known)}
+        {
+            known[n]
+            for n in [*filter(known.__contains__, each["tensors"])] or named_in(each["name"], known)
+        }
         for each in layers
     ]
     owner = {index: place for place in reversed(range(len(found))) for index in found[place]}
     for index in reversed(nodes):
-        readers = (reader for name in network.made(index) for reader in network.consumers.get(name, ()))
+        readers = (
+            reader for name in network.made(index) for reader in network.consumers.get(name, ())
+        )
         reader = next((reader for reader in readers if reader in owner), None)
         if index not in owner and reader is not None:
             owner[index] = owner[reader]
@@ -83,7 +95,13 @@ def beside(network: Network, target: Layers, baseline: Layers) -> list[Entry]:
     for prefix, layers, found in zip(("", "baseline_"), (target, baseline), placed, strict=True):
         for layer, nodes in zip(layers, found, strict=True):
             group = groups[min(nodes)] if nodes else []
-            empty = {"nodes": group, "ms": 0.0, "baseline_ms": 0.0, "layers": [], "baseline_layers": []}
+            empty = {
+                "nodes": group,
+                "ms": 0.0,
+                "baseline_ms": 0.0,
+                "layers": [],
+                "baseline_layers": [],
+            }
             row = rows.setdefault(min(group, default=-1), empty)
             row[f"{prefix}ms"] += layer["ms"]
             row[f"{prefix}layers"].append(layer["name"])
@@ -132,15 +150,20 @@ def profile(session: Session, target: TargetSettings, place: Place | None = None
         UnavailableError: It does not run the model.
         UsageError: It reports no times.
     """
-    models, original = session.subject.models, session.subject.original
+    models = session.subject.models
+    original = session.subject.original
     feed = models.feed("profile.in", session.subject.values(original, original.inputs))
     proto = clone(original.proto)
     for node in proto.graph.node:
         node.name = node.name or first_output(node)
     trace = Trace(target, models.write("profile", proto), feed, "profile", place)
-    layers: Layers = session.answered(models.workers.ask(trace), target.describe()).get("layers") or ()
+    layers: Layers = (
+        session.answered(models.workers.ask(trace), target.describe()).get("layers") or ()
+    )
     if not layers:
-        raise UnsuitableModelError(f"{target.describe()} reports no time of its layers; use `diagnose --slower-than`.")
+        raise UnsuitableModelError(
+            f"{target.describe()} reports no time of its layers; use `diagnose --slower-than`."
+        )
     return layers
 
 
@@ -151,21 +174,36 @@ def latency(session: Session, target: TargetSettings, what: str | None) -> Resul
         UnavailableError: A side does not run the model.
         UsageError: The baseline is none.
     """
-    subject, console, result = session.subject, session.console, session.result
+    subject = session.subject
+    console = session.console
+    result = session.result
     console.step(f"{target.describe()} beside {what or 'the reference'}, layer by layer")
     read = Path(what) if what is not None and what.endswith(".json") else None
     sides = [profile(session, target)]
-    sides.append(read_profile(read) if read else profile(session, *baseline_of(subject.workers, what, target)))
+    sides.append(
+        read_profile(read)
+        if read
+        else profile(session, *baseline_of(subject.workers, what, target))
+    )
     for name, layers in zip(("profile", "baseline_profile"), sides, strict=True):
         path = subject.workspace.folder / f"{name}.json"
         write_profile(path, layers)
         result.artifacts[name] = str(path)
     rows = beside(subject.network, *sides)
     for row in rows:
-        row["nodes"] = subject.describe_nodes(sorted(row["nodes"], key=subject.network.rank.__getitem__))
+        row["nodes"] = subject.describe_nodes(
+            sorted(row["nodes"], key=subject.network.rank.__getitem__)
+        )
     mine, its = (sum(layer["ms"] for layer in layers) for layers in sides)
-    result.extra["latency"] = {"ms": mine, "baseline_ms": its, "baseline": what or "reference", "rows": rows}
-    console.answer(f"{mine:.4g} ms in layers, {its:.4g} ms on the baseline. The largest differences:")
+    result.extra["latency"] = {
+        "ms": mine,
+        "baseline_ms": its,
+        "baseline": what or "reference",
+        "rows": rows,
+    }
+    console.answer(
+        f"{mine:.4g} ms in layers, {its:.4g} ms on the baseline. The largest differences:"
+    )
     shown = [
         (
             f"{row['ms'] - row['baseline_ms']:+.3f} ms",

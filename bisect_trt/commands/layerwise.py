@@ -1,8 +1,9 @@
 """``layerwise``: compares every tensor on the target with the reference's, and finds the first that is wrong.
 
-Tensors are seen by marking them as outputs. A mark keeps the target from fusing the tensor away, which may hide the failure. If
-the target refuses to run the model with every tensor marked, fewer are marked at a time. With ``--isolate`` each layer is also
-fed the reference's values, all layers side by side in one model, so that only its own error is left.
+Tensors are seen by marking them as outputs. A mark keeps the target from fusing the tensor away,
+which may hide the failure. If the target refuses to run the model with every tensor marked, fewer
+are marked at a time. With ``--isolate`` each layer is also fed the reference's values, all layers
+side by side in one model, so that only its own error is left.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample
 
 MOST_BUILDS = 8
 """A build may take a minute; tensors that no build has shown by then stay unseen."""
-_SHOWN, _SHOWN_REASONS = 5, 3
+_SHOWN = 5
+_SHOWN_REASONS = 3
 
 
 @dataclass
@@ -65,14 +67,16 @@ class LayerComparison:
     """The comparison of every tensor with the reference's.
 
     Attributes:
-        tensors: One comparison for each tensor that could be seen, in topological order: of the first input sample on which
-            it is wrong, else of the first sample.
+        tensors: One comparison for each tensor that could be seen, in topological order: of the
+            first input sample on which it is wrong, else of the first sample.
         unseen: The tensors that could not be seen, with the reason.
         origins: Nodes that compute a wrong tensor from right ones, in topological order.
-        outputs_fail: Whether a graph output is wrong with tensors marked; if not, marking may hide the failure.
+        outputs_fail: Whether a graph output is wrong with tensors marked; if not, marking may hide
+            the failure.
         refused: Why the target did not run the marked model, if so.
         mild: Origins of tensors with far smaller errors than the outputs have: mostly rounding.
-        hidden: Whether the model fails without marks and passes, or has far smaller errors, with them.
+        hidden: Whether the model fails without marks and passes, or has far smaller errors, with
+            them.
         builds: How many marked models the target was given.
         own: The error of each layer fed the reference's values; empty unless that was measured.
         own_unseen: The tensors for which it could not be measured, with the reason.
@@ -119,7 +123,8 @@ class Marking:
         Args:
             model: The model; its outputs have the original's names.
             names: The outputs to compare.
-            fed: Activations that it is fed beside the graph's inputs: the tensor by the name of the input.
+            fed: Activations that it is fed beside the graph's inputs: the tensor by the name of the
+                input.
         """
         reference = self.subject.reference
         request = Compare(
@@ -151,7 +156,9 @@ class Marking:
         """Return a run as the outcome of a probe, by the model's own outputs."""
         if isinstance(reply, Failed):
             return outcome_of_failure(reply)
-        own = tuple(comparison for comparison in reply.comparisons if comparison.name in self.outputs)
+        own = tuple(
+            comparison for comparison in reply.comparisons if comparison.name in self.outputs
+        )
         return outcome_of_comparisons(Compared(own), self.tolerance)
 
     def hides(self, original: Outcome | None, seen: Compared) -> bool:
@@ -162,20 +169,29 @@ class Marking:
 
     def summarize(self, found: Gathered, runs: Sequence[Compared]) -> LayerComparison:
         """Find the origins in what some runs showed, on each input sample alone; of several comparisons the worst counts."""
-        network, exact = self.subject.network, self.tolerance.atol or self.tolerance.rtol
+        network = self.subject.network
+        exact = self.tolerance.atol or self.tolerance.rtol
         weight = severity_weight(self.tolerance.precision)
         samples: dict[int, dict[str, TensorComparison]] = {}
-        for comparison in sorted((each for seen in runs for each in seen.comparisons), key=lambda each: -each.severity):
+        for comparison in sorted(
+            (each for seen in runs for each in seen.comparisons), key=lambda each: -each.severity
+        ):
             samples.setdefault(comparison.sample or 0, {}).setdefault(comparison.name, comparison)
-        firm, suspected, outputs_fail = set[int](), set[int](), False
+        firm = set[int]()
+        suspected = set[int]()
+        outputs_fail = False
         for tensors in samples.values():
-            worst = max((tensors[name].severity for name in self.outputs if name in tensors), default=0.0)
+            worst = max(
+                (tensors[name].severity for name in self.outputs if name in tensors), default=0.0
+            )
             # A tolerance that the user gave is exact.
             required = 0.0 if exact or not worst else required_severity(weight * worst) / weight
             firm.update(find_origins(network, tensors, required))
             suspected.update(find_origins(network, tensors))
             outputs_fail |= worst > 0
-        origins, mild = (sorted(nodes, key=network.rank.__getitem__) for nodes in (firm, suspected - firm))
+        origins, mild = (
+            sorted(nodes, key=network.rank.__getitem__) for nodes in (firm, suspected - firm)
+        )
         first = _of_samples(each for number in sorted(samples) for each in samples[number].values())
         lost = [name for name in network.computed if name not in self.subject.reference.infos]
         return LayerComparison(
@@ -198,10 +214,22 @@ def compare_layers(look: Marking, original: Outcome | None = None) -> LayerCompa
     telling = [seen for seen in found.runs if not look.hides(original, seen)]
     if found.runs and not telling:  # what still differs is another, smaller error
         layers = look.summarize(found, found.runs)
-        return replace(layers, origins=[], mild=(*layers.origins, *layers.mild), outputs_fail=False, hidden=True)
+        return replace(
+            layers,
+            origins=[],
+            mild=(*layers.origins, *layers.mild),
+            outputs_fail=False,
+            hidden=True,
+        )
     for seen in (each for each in found.runs if each not in telling):
-        names = [comparison.name for comparison in seen.comparisons if comparison.name not in look.outputs]
-        found.unseen |= dict.fromkeys(names, f"marking it and {len(names) - 1} others hides the failure")
+        names = [
+            comparison.name
+            for comparison in seen.comparisons
+            if comparison.name not in look.outputs
+        ]
+        found.unseen |= dict.fromkeys(
+            names, f"marking it and {len(names) - 1} others hides the failure"
+        )
     return look.summarize(found, telling)
 
 
@@ -213,7 +241,8 @@ def gather(
 ) -> Gathered:
     """Run a model with tensors marked; if the target refuses it, mark fewer.
 
-    The first retry omits the tensors that targets refuse most often, then the rest is split into halves, and halves of halves.
+    The first retry omits the tensors that targets refuse most often, then the rest is split into
+    halves, and halves of halves.
 
     Args:
         names: The tensors, in topological order.
@@ -221,7 +250,8 @@ def gather(
         attempt: Runs the model with some of them marked.
         most: How many runs may be tried.
     """
-    found, pending = Gathered(), deque([names])
+    found = Gathered()
+    pending = deque([names])
     while pending and (found.builds < most or not found.builds):
         group = pending.popleft()
         seen = attempt(group)
@@ -231,7 +261,8 @@ def gather(
             found.unseen |= {name: why for name, why in seen.skipped.items() if name in group}
             continue
         refused = outcome_of_failure(seen).reason if seen.kind == "crash" else seen.message
-        before, after = "the target does not run the model with", f"marked: {refused}"
+        before = "the target does not run the model with"
+        after = f"marked: {refused}"
         if found.builds == 1:
             found.refused = refused
             firm = [name for name in names if name not in fragile]
@@ -255,15 +286,20 @@ def _of_samples(comparisons: Iterable[TensorComparison]) -> dict[str, TensorComp
     """Return one comparison for each tensor: of the first input sample on which it is wrong, else of the first."""
     shown: dict[str, TensorComparison] = {}
     for comparison in comparisons:
-        if comparison.name not in shown or (shown[comparison.name].passed and not comparison.passed):
+        if comparison.name not in shown or (
+            shown[comparison.name].passed and not comparison.passed
+        ):
             shown[comparison.name] = comparison
     return shown
 
 
-def find_origins(network: Network, tensors: Mapping[str, TensorComparison], severity: float = 0.0) -> list[int]:
+def find_origins(
+    network: Network, tensors: Mapping[str, TensorComparison], severity: float = 0.0
+) -> list[int]:
     """Return the nodes that compute a wrong tensor and have no wrong tensor among their ancestors, in topological order.
 
-    A tensor between two wrong ones may match although it is wrong: few large elements make its tolerance large.
+    A tensor between two wrong ones may match although it is wrong: few large elements make its
+    tolerance large.
 
     Args:
         network: The model.
@@ -275,14 +311,18 @@ def find_origins(network: Network, tensors: Mapping[str, TensorComparison], seve
     for index in network.order:
         ancestors_clean = all(clean.get(name, True) for name in network.reads[index])
         seen = (tensors.get(name) for name in network.made(index))
-        is_wrong = any(each is not None and not each.passed and each.severity >= severity for each in seen)
+        is_wrong = any(
+            each is not None and not each.passed and each.severity >= severity for each in seen
+        )
         clean |= dict.fromkeys(network.made(index), ancestors_clean and not is_wrong)
         if ancestors_clean and is_wrong:
             origins.append(index)
     return origins
 
 
-def compare_own(look: Marking, names: Sequence[str] | None = None, most: int = MOST_BUILDS) -> LayerComparison:
+def compare_own(
+    look: Marking, names: Sequence[str] | None = None, most: int = MOST_BUILDS
+) -> LayerComparison:
     """Compare the tensors that nodes compute from the reference's values, so that only their own errors are left.
 
     All nodes are in one model, or in groups if the target refuses that. There are no ``origins``.
@@ -292,7 +332,8 @@ def compare_own(look: Marking, names: Sequence[str] | None = None, most: int = M
         names: The tensors to compute; ``None`` for all.
         most: How many models the target may be given.
     """
-    network, infos = look.subject.network, look.subject.reference.infos
+    network = look.subject.network
+    infos = look.subject.reference.infos
     wanted = [name for name in look.wanted if names is None or name in names]
     if not wanted:
         return LayerComparison()
@@ -314,15 +355,20 @@ def compare_own(look: Marking, names: Sequence[str] | None = None, most: int = M
     comparisons = _of_samples(each for seen in found.runs for each in seen.comparisons)
     tensors = {name: comparisons[name] for name in wanted if name in comparisons}
     unseen = {name: why for name, why in (found.unseen | left_out).items() if name not in tensors}
-    return LayerComparison(tensors, unseen, refused=None if found.runs else found.refused, builds=found.builds)
+    return LayerComparison(
+        tensors, unseen, refused=None if found.runs else found.refused, builds=found.builds
+    )
 
 
 def _frozen(subject: Subject) -> Arrays:
     """Return the values of shapes and indices, as far as all input samples agree on them."""
-    reference, frozen = subject.reference, {}
+    reference = subject.reference
+    frozen = {}
     for name in (*subject.network.inputs, *subject.network.computed):
         if name in reference.infos and is_frozen(reference.infos[name]):
-            first, *others = (sample.select([name])[name] for sample in (reference, *reference.more))
+            first, *others = (
+                sample.select([name])[name] for sample in (reference, *reference.more)
+            )
             if all(np.array_equal(first, other) for other in others):
                 frozen[name] = first
     return frozen
@@ -331,7 +377,9 @@ def _frozen(subject: Subject) -> Arrays:
 def tell(subject: Subject, layers: LayerComparison, console: Console) -> None:
     """Print the result of a layerwise comparison."""
     wrong = sum(not comparison.passed for comparison in layers.tensors.values())
-    console.say(f"  {wrong} of {len(layers.tensors)} tensors mismatch, from {len(layers.origins)} origin(s)")
+    console.say(
+        f"  {wrong} of {len(layers.tensors)} tensors mismatch, from {len(layers.origins)} origin(s)"
+    )
     for place, index in enumerate(layers.origins[:_SHOWN]):
         first, *rest = describe_origin(subject, index, layers)
         console.say(f"  {'first mismatch' if place == 0 else 'later origin'}: {first}")
@@ -339,10 +387,12 @@ def tell(subject: Subject, layers: LayerComparison, console: Console) -> None:
             console.say(f"    {line}")
     alone = sum(not comparison.passed for comparison in layers.own.values())
     notes = {
-        f"... and {len(layers.origins) - _SHOWN} more origins{IN_JSON}": len(layers.origins) > _SHOWN,
+        f"... and {len(layers.origins) - _SHOWN} more origins{IN_JSON}": len(layers.origins)
+        > _SHOWN,
         f"{len(layers.mild)} layer(s) have far smaller errors than the outputs: rounding{IN_JSON}": layers.mild,
         "marking hides the failure: with these tensors as outputs the model's own outputs do not fail": layers.hidden,
-        f"not all tensors can be marked at once: {layers.builds} builds with some of them each": layers.builds > 1,
+        f"not all tensors can be marked at once: {layers.builds} builds with some of them each": layers.builds
+        > 1,
         f"fed the reference's values, {alone} of {len(layers.own)} tensors mismatch{IN_JSON}": layers.own,
         f"{len(layers.own_unseen)} tensors could not be computed alone{IN_JSON}": layers.own_unseen,
         f"{len(layers.unseen)} tensors could not be seen{IN_JSON}": layers.unseen,
@@ -361,10 +411,20 @@ def describe_origin(subject: Subject, index: int, layers: LayerComparison) -> li
         sample = "" if comparison.sample is None else f"on sample {comparison.sample}, "
         return f"'{comparison.name}': {sample}{comparison.describe()}"
 
-    wrong = [layers.tensors[name] for name in made if name in layers.tensors and not layers.tensors[name].passed]
+    wrong = [
+        layers.tensors[name]
+        for name in made
+        if name in layers.tensors and not layers.tensors[name].passed
+    ]
     reads = [layers.tensors[name] for name in network.reads[index] if name in layers.tensors]
-    lines = [*map(describe, wrong), f"made by {network.describe(index)}{in_module(network.plain(index))}"]
-    lines += [f"  input '{each.name}' matches" if each.passed else f"  input {describe(each)}" for each in reads]
+    lines = [
+        *map(describe, wrong),
+        f"made by {network.describe(index)}{in_module(network.plain(index))}",
+    ]
+    lines += [
+        f"  input '{each.name}' matches" if each.passed else f"  input {describe(each)}"
+        for each in reads
+    ]
     own = (layers.own[name] for name in made if name in layers.own)
     return lines + [f"  fed the reference's values: {describe(each)}" for each in own]
 
@@ -374,7 +434,11 @@ def to_json(subject: Subject, layers: LayerComparison) -> Entry:
     network = subject.network
 
     def origin(index: int) -> Entry:
-        bad = next(name for name in network.made(index) if name in layers.tensors and not layers.tensors[name].passed)
+        bad = next(
+            name
+            for name in network.made(index)
+            if name in layers.tensors and not layers.tensors[name].passed
+        )
         return {
             "tensor": bad,
             "node": network.plain(index),
@@ -384,7 +448,8 @@ def to_json(subject: Subject, layers: LayerComparison) -> Entry:
         }
 
     def tensor(name: str, comparison: TensorComparison) -> Entry:
-        node, own = network.nodes[network.producer[name]], layers.own.get(name)
+        node = network.nodes[network.producer[name]]
+        own = layers.own.get(name)
         module = module_of(node)
         return {
             **comparison.to_json(),
@@ -411,7 +476,8 @@ def run(call: Call) -> Result:
     Raises:
         UnavailableError: The target does not run the model with tensors marked.
     """
-    own, target = call[Layerwise], call[Target].required()
+    own = call[Layerwise]
+    target = call[Target].required()
     if own.baseline is not None and not own.latency:
         raise MissingOptionError("--baseline needs --latency; add it.")
     given = written(call[CompareOptions])[:1] or ["--isolate"] * own.isolate
@@ -424,7 +490,9 @@ def run(call: Call) -> Result:
             from bisect_trt.commands.latency import latency  # noqa: PLC0415 - few ask for it
 
             return latency(session, target, own.baseline)
-        subject, console, result = session.subject, session.console, session.result
+        subject = session.subject
+        console = session.console
+        result = session.result
         look = Marking(subject, target, tolerance, own.timeout)
         console.step(f"{target.describe()} against the reference, every tensor an output")
         original = look.unmarked()
@@ -449,7 +517,10 @@ def run(call: Call) -> Result:
                 "Marking hides the failure. `bisect-trt diagnose` works without marks; `bisect-trt workaround` finds which "
                 "marks hide it."
             )
-            return result.end("inconclusive", "marking tensors hides the failure, so they do not show where it begins")
+            return result.end(
+                "inconclusive",
+                "marking tensors hides the failure, so they do not show where it begins",
+            )
         if not layers.origins:
             console.answer("Every tensor matches.")
             return result.end("not_reproduced")

@@ -1,6 +1,7 @@
 """Steps from a failing model to its minimal cases: find and extract suspects, minimize, order by blame, search the rest.
 
-Modules that not every search needs are imported in functions: a user's check may take less time than their import.
+Modules that not every search needs are imported in functions: a user's check may take less time
+than their import.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ Delivery = Callable[[Case, int], dict[str, Any]]
 MOST_FAILURES = 10
 """The largest number of failures that are searched for."""
 GROWTH_STEPS = 3
-"""Number of times that a layer that passes alone is extended by its producers, before the whole model is reduced."""
+"""Number of times that a layer that passes alone is extended by its producers, before the whole
+model is reduced."""
 SUSPECTS_TRIED = 3
 MOST_BUILDS = 3
 """Builds of models with the answer's nodes side by side."""
@@ -69,7 +71,9 @@ def describe_answer(network: Network, nodes: Sequence[int]) -> str:
     if len(nodes) == 1:
         return f"{network.describe(nodes[0])} fails alone"
     if not nodes:
-        return "No node is needed to fail: an output that is an input or a weight of the model differs"
+        return (
+            "No node is needed to fail: an output that is an input or a weight of the model differs"
+        )
     names = ", ".join(network.describe(index) for index in nodes[:_SHOWN])
     return f"{len(nodes)} nodes fail together: {names}{', ...' if len(nodes) > _SHOWN else ''}"
 
@@ -82,7 +86,9 @@ def tell_modules(session: Session, nodes: Sequence[int]) -> None:
         session.console.answer(f" {words}")
 
 
-def find_suspects(session: Session, check: BuiltinCheck, show: Callable[[LayerComparison], None]) -> list[int]:
+def find_suspects(
+    session: Session, check: BuiltinCheck, show: Callable[[LayerComparison], None]
+) -> list[int]:
     """Find the nodes that compute a wrong tensor from right ones, by marking every tensor as an output.
 
     If the original does not run, it is the node that the target's message names.
@@ -92,54 +98,74 @@ def find_suspects(session: Session, check: BuiltinCheck, show: Callable[[LayerCo
     """
     from bisect_trt.commands.layerwise import Marking, compare_layers  # noqa: PLC0415 - as the module says
 
-    subject, ledger, console = session.subject, session.prober.ledger, session.console
+    subject = session.subject
+    ledger = session.prober.ledger
+    console = session.console
     outcome = ledger.outcome(subject.original.key)
     if ledger.is_broken:
         console.say("  the model does not run at all, so there is nothing to compare")
         return named_nodes(subject.network, outcome.reason)[:1] if outcome is not None else []
     layers = compare_layers(Marking(subject, check.target, check.tolerance, check.timeout), outcome)
     if layers.refused:
-        console.say(f"  the target does not run the model with every tensor marked: {layers.refused}")
+        console.say(
+            f"  the target does not run the model with every tensor marked: {layers.refused}"
+        )
         return []
     show(layers)
     return layers.origins if layers.outputs_fail else []
 
 
-def extract_suspect(session: Session, target: TargetSettings | None, suspects: Sequence[int]) -> Case | None:
+def extract_suspect(
+    session: Session, target: TargetSettings | None, suspects: Sequence[int]
+) -> Case | None:
     """Probe each suspect alone with the reference's activations; if it passes, with its producers.
 
     Returns:
         The failing case, 1-minimal; ``None`` if no suspect fails.
     """
-    network, console = session.subject.network, session.console
+    network = session.subject.network
+    console = session.console
     # Inside the whole model the target runs it in the low precision.
     may_be_fp32 = target is not None and target.target.compiles and (target.fp16 or target.bf16)
     for index in suspects[:SUSPECTS_TRIED]:
-        console.step(f"Extract {network.describe(index)} and feed it the reference's activations: does it fail alone?")
+        console.step(
+            f"Extract {network.describe(index)} and feed it the reference's activations: does it fail alone?"
+        )
         units = frozenset({network.rank[index]})
         for step in range(GROWTH_STEPS + 1):
-            failing, held = _first_failing(session, units), False
+            failing = _first_failing(session, units)
+            held = False
             if failing is None and step == 0 and may_be_fp32:
                 console.say("  no, but alone it may run in fp32: try --hold-precision")
-                failing, held = _first_failing(session, units, held=True), True
+                failing = _first_failing(session, units, held=True)
+                held = True
             if failing is not None:
                 console.say(
-                    f"  yes, with {len(units)} units: minimize them" if step else "  yes: this is a minimal case"
+                    f"  yes, with {len(units)} units: minimize them"
+                    if step
+                    else "  yes: this is a minimal case"
                 )
                 return _minimize_case(session, failing, held=held)
             if step < GROWTH_STEPS:
                 console.say("  no: add its producers")
-                parents = {parent for unit in units for parent in network.parents(network.order[unit])}
-                units |= {network.rank[parent] for parent in parents if not network.constant[parent]}
+                parents = {
+                    parent for unit in units for parent in network.parents(network.order[unit])
+                }
+                units |= {
+                    network.rank[parent] for parent in parents if not network.constant[parent]
+                }
     if suspects:
         console.say("  no suspicious layer fails, alone or with its producers")
     return None
 
 
-def find_minimum(session: Session, mode: Mode, suspects: Sequence[int] = (), *, confirm: bool = False) -> Minimum:
+def find_minimum(
+    session: Session, mode: Mode, suspects: Sequence[int] = (), *, confirm: bool = False
+) -> Minimum:
     """Search the whole model for the fewest units that still fail.
 
-    The first suspect is tried as the first culprit. ``confirm`` asks the answer once more: several workers do that ahead.
+    The first suspect is tried as the first culprit. ``confirm`` asks the answer once more: several
+    workers do that ahead.
     """
     subject = session.subject
     suspect = subject.network.rank[suspects[0]] if suspects else None
@@ -150,16 +176,19 @@ def find_minimum(session: Session, mode: Mode, suspects: Sequence[int] = (), *, 
             return read_back(minimum, oracle)
         return minimum
 
-    return _followed(session, session.found(session.prober.search_from(subject.original, search, subject.cut)))
+    return _followed(
+        session, session.found(session.prober.search_from(subject.original, search, subject.cut))
+    )
 
 
 def _followed(session: Session, minimum: Minimum, *, held: bool = False) -> Minimum:
     """Return the wrong values inside a refused answer, if there are any, in place of the answer; see ``FOLLOWED``.
 
-    A wrong shape or value may be what a node further down is refused for. Without that node the candidate mismatches, which is
-    ``UNRESOLVED`` in the search for the refusal.
+    A wrong shape or value may be what a node further down is refused for. Without that node the
+    candidate mismatches, which is ``UNRESOLVED`` in the search for the refusal.
     """
-    subject, ledger = session.subject, session.prober.ledger
+    subject = session.subject
+    ledger = session.prober.ledger
     if not ledger.is_broken:
         return minimum
     for part in sorted(minimum.refused, key=lambda part: (len(part), sorted(part))):
@@ -170,7 +199,9 @@ def _followed(session: Session, minimum: Minimum, *, held: bool = False) -> Mini
         session.console.say("  a part of it is not refused but wrong: search that first")
         ledger.follow(outcome)
         search = partial(session.minimise, searched=searched)
-        wrong = session.prober.search(search, lambda units: subject.cut(units, held=held), subject.original)
+        wrong = session.prober.search(
+            search, lambda units: subject.cut(units, held=held), subject.original
+        )
         if wrong.units:
             return replace(wrong, why=wrong.why or FOLLOWED)
     return minimum
@@ -182,9 +213,13 @@ def _minimize_case(session: Session, failing: Subset, *, held: bool) -> Case:
 
     def search(oracle: Oracle) -> Minimum:
         heard = Transcript(oracle)
-        return session.confirmed(heard, make_minimal(failing, about_units(heard), subject.units.bare))
+        return session.confirmed(
+            heard, make_minimal(failing, about_units(heard), subject.units.bare)
+        )
 
-    minimum = session.prober.search(search, lambda units: subject.cut(units, held=held), subject.original)
+    minimum = session.prober.search(
+        search, lambda units: subject.cut(units, held=held), subject.original
+    )
     return Case(_followed(session, session.doubted(minimum), held=held), held)
 
 
@@ -201,23 +236,34 @@ def _first_failing(session: Session, units: Subset, *, held: bool = False) -> Su
 def by_blame(session: Session, answer: Candidate, suspects: Sequence[int] = ()) -> list[int]:
     """Return the nodes of an answer, the guilty first, without nodes that only compute weights.
 
-    Each node is fed the reference's values, all of them side by side in one model: the larger its own error, the more it is to
-    blame. Where that cannot be measured (a user's check, a target that does not run the model) and where no node has an error
-    of its own, suspects come first, and then the topological order counts.
+    Each node is fed the reference's values, all of them side by side in one model: the larger its
+    own error, the more it is to blame. Where that cannot be measured (a user's check, a target that
+    does not run the model) and where no node has an error of its own, suspects come first, and then
+    the topological order counts.
     """
     network = session.subject.network
-    nodes = [network.order[unit] for unit in sorted(answer.units) if not network.constant[network.order[unit]]]
+    nodes = [
+        network.order[unit]
+        for unit in sorted(answer.units)
+        if not network.constant[network.order[unit]]
+    ]
     if not nodes:  # the failure depends on no input
-        made = {network.producer.get(name) for node in answer.proto.graph.node for name in node.output}
+        made = {
+            network.producer.get(name) for node in answer.proto.graph.node for name in node.output
+        }
         nodes = [index for index in network.order if index in made and network.reads[index]]
     errors = _own_errors(session, answer, nodes) if len(nodes) > 1 else {}
     ranks = {node: place for place, node in enumerate(suspects)}
-    return sorted(nodes, key=lambda node: (-errors.get(node, 0.0), ranks.get(node, len(ranks)), network.rank[node]))
+    return sorted(
+        nodes,
+        key=lambda node: (-errors.get(node, 0.0), ranks.get(node, len(ranks)), network.rank[node]),
+    )
 
 
 def _own_errors(session: Session, answer: Candidate, nodes: Sequence[int]) -> dict[int, float]:
     """Return the severity of each node's own error, if it has one; infinite for NaN or Inf."""
-    check, subject = session.prober.check, session.subject
+    check = session.prober.check
+    subject = session.subject
     if not (isinstance(check, BuiltinCheck) and check.compares) or session.prober.ledger.is_broken:
         return {}
     from bisect_trt.commands.layerwise import Marking, compare_own  # noqa: PLC0415 - as the module says
@@ -236,15 +282,20 @@ def _own_errors(session: Session, answer: Candidate, nodes: Sequence[int]) -> di
 def named_nodes(network: Network, text: str) -> list[int]:
     """Return the nodes that a message names, in its order: by node names, tensor names, or names derived from these.
 
-    A runtime that rewrites a graph derives names from the original ones: ``x_q`` or ``x_token_220`` from ``x``.
+    A runtime that rewrites a graph derives names from the original ones: ``x_q`` or ``x_token_220``
+    from ``x``.
     """
     makers = {name: index for index in network.order for name in network.made(index)}
-    makers |= {network.nodes[index].name: index for index in network.order if network.nodes[index].name}
+    makers |= {
+        network.nodes[index].name: index for index in network.order if network.nodes[index].name
+    }
     words = list(dict.fromkeys(_words(text)))
     exact = [makers[word] for word in words if word in makers]
     if exact:
         return list(dict.fromkeys(exact))
-    derived = (word[:end] for word in words for end in range(len(word) - 1, 0, -1) if word[end] in "_/.:-")
+    derived = (
+        word[:end] for word in words for end in range(len(word) - 1, 0, -1) if word[end] in "_/.:-"
+    )
     return [makers[name] for name in derived if name in makers][:1]
 
 
@@ -256,7 +307,9 @@ def _words(text: str) -> Iterator[str]:
         yield from dict.fromkeys((word, word.rstrip(".:")))
 
 
-def look_for_others(session: Session, case: Case, deliver: Delivery | None = None, mode: Mode = Mode.AUTO) -> None:
+def look_for_others(
+    session: Session, case: Case, deliver: Delivery | None = None, mode: Mode = Mode.AUTO
+) -> None:
     """Probe the model without an answer; if it fails, in any way, and all failures are wanted, search the rest.
 
     Args:
@@ -266,7 +319,8 @@ def look_for_others(session: Session, case: Case, deliver: Delivery | None = Non
         mode: How to search.
 
     Raises:
-        BudgetSpent: No more probes may be made, and all failures are wanted; those found so far are in the result.
+        BudgetSpent: No more probes may be made, and all failures are wanted; those found so far are
+            in the result.
     """
     result = session.result
     if deliver is None and isinstance(session.prober.check, PromptCheck):
@@ -282,21 +336,34 @@ def look_for_others(session: Session, case: Case, deliver: Delivery | None = Non
             if deliver is not None:
                 raise
     if deliver is not None and result.extra["more_failures"] is False:
-        session.console.answer(f"That is all: {len(failures)} found, and the rest of the model does not fail.")
+        session.console.answer(
+            f"That is all: {len(failures)} found, and the rest of the model does not fail."
+        )
 
 
 def _search_others(
-    session: Session, case: Case, failures: list[dict[str, Any]], deliver: Delivery | None, mode: Mode
+    session: Session,
+    case: Case,
+    failures: list[dict[str, Any]],
+    deliver: Delivery | None,
+    mode: Mode,
 ) -> None:
     """Add to ``failures`` what fails without those before it."""
-    console, searched = session.console, session.subject.units.searched
-    taken = case.minimum.units.intersection(searched) or case.minimum.units  # else they only make weights
+    console = session.console
+    searched = session.subject.units.searched
+    taken = (
+        case.minimum.units.intersection(searched) or case.minimum.units
+    )  # else they only make weights
     while rest := _failing_rest(session, case, taken, sure=deliver is not None):
         if deliver is None:
-            console.answer("Without these nodes the rest of the model still fails (--all finds each failure).")
+            console.answer(
+                "Without these nodes the rest of the model still fails (--all finds each failure)."
+            )
             return
         if len(failures) == MOST_FAILURES:
-            console.answer(f"The rest of the model still fails; the search stops after {MOST_FAILURES} failures.")
+            console.answer(
+                f"The rest of the model still fails; the search stops after {MOST_FAILURES} failures."
+            )
             return
         console.step(f"The rest of the model fails too: failure {len(failures) + 1}")
         other = _search_rest(session, case, rest, mode)
@@ -310,11 +377,13 @@ def _search_others(
 def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) -> Sequence[int]:
     """Return the units that can be cut without the taken ones, if they fail; else none.
 
-    A failure of another kind (a refusal beside wrong values, a milder mismatch beside a NaN) is followed from here on. Sets
-    ``more_failures`` in the result: ``None`` if the rest cannot be judged. A pass is confirmed by more probes if it has to be
-    ``sure``.
+    A failure of another kind (a refusal beside wrong values, a milder mismatch beside a NaN) is
+    followed from here on. Sets ``more_failures`` in the result: ``None`` if the rest cannot be
+    judged. A pass is confirmed by more probes if it has to be ``sure``.
     """
-    subject, extra, ledger = session.subject, session.result.extra, session.prober.ledger
+    subject = session.subject
+    extra = session.result.extra
+    ledger = session.prober.ledger
     rest = subject.units.independent(taken)
     extra["more_failures"] = None if rest else False
     if not rest:
@@ -328,7 +397,10 @@ def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) ->
     candidate = replace(candidate, title=f"the rest: {candidate.title}")
     record = session.prober.probe(candidate)
     outcome = session.outcome(record)
-    fails = isinstance(session.prober.check, BuiltinCheck) and outcome.ending in (Ending.BROKEN, Ending.MISMATCHED)
+    fails = isinstance(session.prober.check, BuiltinCheck) and outcome.ending in (
+        Ending.BROKEN,
+        Ending.MISMATCHED,
+    )
     if fails and record.verdict is not Verdict.FAIL:
         session.console.say("  it fails in another way, which is followed from here on")
         ledger.follow(outcome)
@@ -336,7 +408,9 @@ def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) ->
     if sure and record.verdict is Verdict.PASS:
         record = reconfirm(session.prober, subject.original, candidate).record
     if record.verdict is Verdict.UNRESOLVED:
-        session.console.answer(f"Without these nodes the rest of the model cannot be judged: {record.reason}.")
+        session.console.answer(
+            f"Without these nodes the rest of the model cannot be judged: {record.reason}."
+        )
     else:
         extra["more_failures"] = record.verdict is Verdict.FAIL
     return rest if record.verdict is Verdict.FAIL else ()
@@ -345,15 +419,20 @@ def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) ->
 def _search_rest(session: Session, case: Case, rest: Sequence[int], mode: Mode) -> Case | None:
     """Return the fewest units of the rest that fail, in the precision of the answer; ``None`` if it fails no more."""
     subject = session.subject
-    # No failure is among the first units of the rest alone, as far as they are within something that passed.
+    # No failure is among the first units of the rest alone, as far as they are within something
+    # that passed.
     passed = (identity.units for identity in session.prober.ledger.passed)
-    within = (next((place for place, unit in enumerate(rest) if unit not in units), 0) for units in passed)
+    within = (
+        next((place for place, unit in enumerate(rest) if unit not in units), 0) for units in passed
+    )
     passing = max(within, default=0)
 
     def search(oracle: Oracle) -> Minimum:
         return session.minimise(oracle, mode, searched=rest, passing=passing)
 
-    minimum = session.prober.search(search, lambda units: subject.cut(units, held=case.held), subject.original)
+    minimum = session.prober.search(
+        search, lambda units: subject.cut(units, held=case.held), subject.original
+    )
     if not minimum.units:  # it failed once, and passed when it was probed again
         session.result.extra["more_failures"] = None
         return None

@@ -25,11 +25,20 @@ OUTPUTS_FILE = "outputs.jsonl"
 """In a run's folder: each file that the run wrote for the user, with its SHA-256."""
 _ANSWERS = {"output", "min_good"}
 """Options that name a file of the answer."""
-_IN_FOLDERS = ("model.onnx", "inputs.npz", "golden.npz", "reproduce.py", "run.json", "journal.jsonl", RESULT_FILE)
+_IN_FOLDERS = (
+    "model.onnx",
+    "inputs.npz",
+    "golden.npz",
+    "reproduce.py",
+    "run.json",
+    "journal.jsonl",
+    RESULT_FILE,
+)
 """Files that commands read in a folder that they are given: of a reproducer, or of a run."""
 _OF_RESULT = {"--json", "--report", "--junit"}
 _BY_CHECK = {"candidate", "artifacts"}
-"""Options that name files which a check command reads or writes too, so that its words may have the same names."""
+"""Options that name files which a check command reads or writes too, so that its words may have the
+same names."""
 _Identity: TypeAlias = tuple[int, int, str]
 
 
@@ -53,12 +62,22 @@ class Paths:
 
         Args:
             groups: The groups of options of a command.
-            values: The values of its options by field name: words of a command line, or Python values.
+            values: The values of its options by field name: words of a command line, or Python
+                values.
             inputs: The inputs of a Python call, which may be a file.
         """
         paths = cls()
-        named = [(entry, path) for group in groups for entry in entries(group) for path in _named(entry, values)]
-        paths._answers = [identity for entry, path in named if entry.name in _ANSWERS and (identity := _identity(path))]
+        named = [
+            (entry, path)
+            for group in groups
+            for entry in entries(group)
+            for path in _named(entry, values)
+        ]
+        paths._answers = [
+            identity
+            for entry, path in named
+            if entry.name in _ANSWERS and (identity := _identity(path))
+        ]
         for path, role, written in _roles(named, values, inputs):
             try:
                 if written:
@@ -106,7 +125,9 @@ class Paths:
             return
         first, first_written = self._roles.setdefault(identity, (role, written))
         if (written or first_written) and first != role:
-            message = f"{path} is {first} and {role}, so it would be overwritten; name another file."
+            message = (
+                f"{path} is {first} and {role}, so it would be overwritten; name another file."
+            )
             raise SameFileError(message, of_result=not _OF_RESULT.isdisjoint((first, role)))
 
     def may_write(self, paths: Iterable[Path], *, overwrite: bool) -> None:
@@ -122,7 +143,9 @@ class Paths:
         files = list(paths)
         self.add_outputs(file for path in files for file in (path, data_file(path)))
         for path in files:
-            check_output(path, overwrite=overwrite or self.wrote([path, data_file(path)]), read_back=True)
+            check_output(
+                path, overwrite=overwrite or self.wrote([path, data_file(path)]), read_back=True
+            )
 
     def add_outputs(self, paths: Iterable[Path]) -> None:
         """Add files of the answer, which are recorded when they are written.
@@ -142,7 +165,9 @@ class Paths:
     def wrote(self, paths: Iterable[Path]) -> bool:
         """Return whether at least one of some files exists, and each is as an earlier session of the run left it."""
         there = [path for path in map(os.path.realpath, paths) if os.path.isfile(path)]  # noqa: PTH113 - texts
-        return bool(there) and all(path in self.recorded and _digest(path) == self.recorded[path] for path in there)
+        return bool(there) and all(
+            path in self.recorded and _digest(path) == self.recorded[path] for path in there
+        )
 
     @contextmanager
     def recording(self, folder: Path) -> Iterator[None]:
@@ -223,7 +248,11 @@ def _roles(
     updated = {(entry.updates, _identity(path)) for entry, path in writes}
     for entry, path in reads:
         if (entry.name, _identity(path)) not in updated:
-            yield path, f"the {entry.name}" if entry.positional else f"the file of {entry.flag}", False
+            yield (
+                path,
+                f"the {entry.name}" if entry.positional else f"the file of {entry.flag}",
+                False,
+            )
     of_check = {_identity(path) for entry, path in writes if entry.name in _BY_CHECK}
     of_check |= {_identity(FIXED_PATH), _identity(POLYGRAPHYS_PATH)}
     words = values.get("check")
@@ -233,9 +262,12 @@ def _roles(
     if isinstance(inputs, str | os.PathLike):
         yield Path(inputs), "the file of the inputs", False
     if any(os.path.isfile(path) for _, path in writes):  # noqa: PTH113 - else no weights can be lost, and no model is read
-        for model in (path for entry, path in reads if entry.positional or entry.metavar == "MODEL"):
+        for model in (
+            path for entry, path in reads if entry.positional or entry.metavar == "MODEL"
+        ):
             yield from (
-                (file, "a file of the weights", False) for file in _weights(model, values.get("external_data_dir"))
+                (file, "a file of the weights", False)
+                for file in _weights(model, values.get("external_data_dir"))
             )
 
 

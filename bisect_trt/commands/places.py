@@ -63,13 +63,19 @@ def open_places(options: Places, console: Console, deadline: Deadline) -> tuple[
     for word, kind, parts in wanted:  # before an environment is created
         program = parts["python"] if kind == "python" else "ssh" if kind == "ssh" else None
         if program is not None and shutil.which(program) is None:
-            raise PlaceError(f"--on {word}: the program '{program}' does not exist here; check its path.")
+            raise PlaceError(
+                f"--on {word}: the program '{program}' does not exist here; check its path."
+            )
 
     def environment(packages: str) -> str:
         from bisect_trt.worker.environments import Environment, interpreter  # noqa: PLC0415 - of those alone
 
         try:
-            return str(interpreter(Environment.parse(packages), console.say, timeout=deadline.seconds_left()))
+            return str(
+                interpreter(
+                    Environment.parse(packages), console.say, timeout=deadline.seconds_left()
+                )
+            )
         except PlaceError:
             deadline.check()
             raise
@@ -97,7 +103,9 @@ def look_around(subject: Subject, target: TargetSettings) -> None:
             continue
         reply = subject.workers.ask(Look(target, packages), place=place)
         if isinstance(reply, Failed):
-            raise PlaceError(f"{place.said} cannot be used: {reply.message}; see `bisect-trt doctor --on`.")
+            raise PlaceError(
+                f"{place.said} cannot be used: {reply.message}; see `bisect-trt doctor --on`."
+            )
         subject.seen[place] = reply
         subject.console.say(f"  on {place.said}: {subject.seen[place].describe()}")
     if subject.seen:
@@ -129,7 +137,9 @@ def _require_alike(subject: Subject) -> None:
 def _unlike(one: Mapping[str, str], other: Mapping[str, str]) -> str:
     """Return the differences of two places in words; empty if there are none."""
     names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
-    return "; ".join(f"{name}: {one.get(name, 'none')} and {other.get(name, 'none')}" for name in names)
+    return "; ".join(
+        f"{name}: {one.get(name, 'none')} and {other.get(name, 'none')}" for name in names
+    )
 
 
 def require_target(subject: Subject, target: TargetSettings) -> None:
@@ -178,16 +188,26 @@ def require_reference(subject: Subject) -> None:
 
 def doctor(call: Call) -> Result:
     """Print versions and devices of this machine or of some places, and what each target lacks."""
-    places, console, result = open_places(call[Places], call.console, call.deadline), call.console, call.result
+    places = open_places(call[Places], call.console, call.deadline)
+    console = call.console
+    result = call.result
     for problem in (*FAILED, conflicting_builds()):
         if problem is not None:
             console.warn(problem)
-    packages = tuple(dict.fromkeys([*(each.name for plugin in selectable() for each in plugin.packages), "numpy"]))
+    packages = tuple(
+        dict.fromkeys(
+            [*(each.name for plugin in selectable() for each in plugin.packages), "numpy"]
+        )
+    )
     found = []
     # Each request has a process of its own, so that the crash of a library is reported.
-    with scratch() as folder, WorkerPool(Path(folder), fresh_process=True, places=places) as workers:
+    with (
+        scratch() as folder,
+        WorkerPool(Path(folder), fresh_process=True, places=places) as workers,
+    ):
         for place in dict.fromkeys(places) or (None,):
-            rows, known = environment(), dict[str, object]()
+            rows = environment()
+            known = dict[str, object]()
             if place is not None:
                 seen = workers.ask(Look(TargetSettings(), packages, start=False), place=place)
                 if isinstance(seen, Failed):
@@ -197,7 +217,10 @@ def doctor(call: Call) -> Result:
                 rows |= {"host": seen.found["host"], "interpreter": seen.found["executable"]}
             targets = missing_parts(workers, Path(folder), place)
             found.append({**known, "targets": targets})
-            rows |= {name: "yes" if missing is None else f"no: {missing}" for name, missing in targets.items()}
+            rows |= {
+                name: "yes" if missing is None else f"no: {missing}"
+                for name, missing in targets.items()
+            }
             for name, value in rows.items():
                 console.answer(f"{name}: {value}")
     result.extra |= {"places": found} if places else {"environment": environment(), **found[0]}
@@ -206,21 +229,25 @@ def doctor(call: Call) -> Result:
 
 def missing_parts(workers: WorkerPool, folder: Path, place: Place | None) -> dict[str, str | None]:
     """Return why each target cannot be used here or in a place, by its option; ``None`` if it can."""
-    model, inputs = folder / "tiny.onnx", folder / "tiny.npz"
+    model = folder / "tiny.onnx"
+    inputs = folder / "tiny.npz"
     model.write_bytes(TINY_MODEL)
     save_npz(inputs, {"x": np.ones(1, np.float32)})
     missing: dict[str, str | None] = {}
     asked: dict[str, Request[object]] = {}
     for name in names():
         try:
-            plugin, settings = find(name), TargetSettings(name)
+            plugin = find(name)
+            settings = TargetSettings(name)
         except UnavailableError as error:
             missing[f"--{name}"] = str(error)
             continue
         if plugin.selectable and (place is None or plugin.sent):
             asked[f"--{name}"] = About(settings)
         if name == "onnxrt":  # it is known to be there only once it has loaded a model
-            asked["--onnxrt --providers cuda"] = BuildEngine(settings.with_own(providers=("cuda",)), model, inputs)
+            asked["--onnxrt --providers cuda"] = BuildEngine(
+                settings.with_own(providers=("cuda",)), model, inputs
+            )
 
     def ask(request: Request[object], log: Path) -> str | None:
         try:
@@ -229,7 +256,11 @@ def missing_parts(workers: WorkerPool, folder: Path, place: Place | None) -> dic
             return str(error)
         if not isinstance(reply, Failed):
             return None
-        lines = log.read_text(errors="replace").strip().splitlines() if reply.kind == "crash" and log.exists() else ()
+        lines = (
+            log.read_text(errors="replace").strip().splitlines()
+            if reply.kind == "crash" and log.exists()
+            else ()
+        )
         return f"{reply.message}, after: {lines[-1]}" if lines else reply.message
 
     logs = [folder / f"target-{number}.log" for number in range(len(asked))]

@@ -44,7 +44,9 @@ def run(call: Call) -> Result:
     # A check command may judge TensorRT's engines; whether it does is seen when TensorRT is asked.
     check = call.check(target)
     if check.limits is not None and check.limits.slower_than is not None:
-        raise ConflictError("--slower-than compares each candidate of `precision` with itself; use --latency-limit.")
+        raise ConflictError(
+            "--slower-than compares each candidate of `precision` with itself; use --latency-limit."
+        )
     if check.limits is not None and settings.emulated and not settings.bits:
         raise ConflictError(
             f"{settings.low} is emulated on this target, so its time and memory are not measured; drop the limit."
@@ -55,20 +57,28 @@ def run(call: Call) -> Result:
     with call.subject(check.timeout, settings.target) as subject:
         if target is not None:
             by_layer = target.target.compiles and subject.about(target) == "layer"
-            settings, check = replace(settings, by_layer=by_layer), replace(check, by_layer=by_layer)
+            settings = replace(settings, by_layer=by_layer)
+            check = replace(check, by_layer=by_layer)
             if check.argv and not by_layer:  # the command judges models
-                check = replace(check, target=replace(target, fp16=False, bf16=False))  # the search lowers to these
-                settings, check = replace(settings, target=None), check.without_target(call.console)
+                check = replace(
+                    check, target=replace(target, fp16=False, bf16=False)
+                )  # the search lowers to these
+                settings = replace(settings, target=None)
+                check = check.without_target(call.console)
         return _search_nodes(call, subject, settings, check)
 
 
-def _search_nodes(call: Call, subject: Subject, settings: PrecisionSettings, check: CheckSettings) -> Result:
+def _search_nodes(
+    call: Call, subject: Subject, settings: PrecisionSettings, check: CheckSettings
+) -> Result:
     """The search among nodes, once it is known what lowers them."""
     settings = replace(settings, tolerance=check.tolerance)
     nodes = make_nodes(subject, settings)
     if settings.calibrated:
         check = replace(check, target=settings.target, by_layer=True)
-    return _search(call, subject, settings, built_in_check(check, subject, settings.precision), nodes)
+    return _search(
+        call, subject, settings, built_in_check(check, subject, settings.precision), nodes
+    )
 
 
 def _search_groups(call: Call, settings: PrecisionSettings, check: CheckSettings) -> Result:
@@ -78,15 +88,21 @@ def _search_groups(call: Call, settings: PrecisionSettings, check: CheckSettings
         if is_calibrated(subject, settings):
             return _search_nodes(call, subject, calibrate(subject, settings), check)
         if check.argv and check.target is not None:
-            settings, check = replace(settings, target=None), check.without_target(call.console)
+            settings = replace(settings, target=None)
+            check = check.without_target(call.console)
         if settings.target is not None:
-            target, why = groups.runs_or_emulated(subject, groups.typed_by_graph(subject, settings.target))
+            target, why = groups.runs_or_emulated(
+                subject, groups.typed_by_graph(subject, settings.target)
+            )
             if why is not None:
                 call.console.warn(why)
             call.result.extra["emulated"] = why
-            settings, check = replace(settings, target=target), replace(check, target=target)
+            settings = replace(settings, target=target)
+            check = replace(check, target=target)
         settings = replace(settings, tolerance=check.tolerance)
-        space = groups.GroupSpace(subject, settings)  # before the reference runs: of the model in floats
+        space = groups.GroupSpace(
+            subject, settings
+        )  # before the reference runs: of the model in floats
         tolerance = groups.tolerance_of(subject, check.tolerance, settings.bits)
         tolerance.check_names(subject.network.outputs)
         timed = settings.target is not None and settings.target.target.compiles
@@ -95,10 +111,16 @@ def _search_groups(call: Call, settings: PrecisionSettings, check: CheckSettings
 
 
 def _search(
-    call: Call, subject: Subject, settings: PrecisionSettings, check: CheckSettings, space: PrecisionSpace
+    call: Call,
+    subject: Subject,
+    settings: PrecisionSettings,
+    check: CheckSettings,
+    space: PrecisionSpace,
 ) -> Result:
     with call.searching(check, subject, settings.target) as session:
-        return find_precision(Task(subject, call.console, call.result, session.prober, space, settings), call[Search])
+        return find_precision(
+            Task(subject, call.console, call.result, session.prober, space, settings), call[Search]
+        )
 
 
 def find_precision(task: Task, search: Search) -> Result:
@@ -124,8 +146,11 @@ def find_precision(task: Task, search: Search) -> Result:
 
 def _find(fix: Fix, search: Search) -> Result:
     task = fix.task
-    space, low, console = task.space, task.settings.low, task.console
-    count, nothing = space.count(len(task.lowering.units)), frozenset[int]()
+    space = task.space
+    low = task.settings.low
+    console = task.console
+    count = space.count(len(task.lowering.units))
+    nothing = frozenset[int]()
     console.step(f"Which of {count} are likely to fail in {low}, by the reference run?")
     tell_suspects(task)
     for sentence in space.notes():
@@ -156,9 +181,13 @@ def _write_set(fix: Fix, count: int) -> Result:
         raise ValueRefusedError(
             f"--keep-set {count}: the curve of the last run has sets of {sizes} {space.noun}s; give one of these."
         )
-    needed, units = [node["outputs"] for node in last["minimal"]], frozenset(chosen["keep"])
-    minimal = frozenset(unit for unit in units if space.describe(frozenset({unit}))[0]["outputs"] in needed)
-    fix.minimum, fix.why = Minimum(minimal, proven=last["minimal_proven"], why=last["why"]), None
+    needed = [node["outputs"] for node in last["minimal"]]
+    units = frozenset(chosen["keep"])
+    minimal = frozenset(
+        unit for unit in units if space.describe(frozenset({unit}))[0]["outputs"] in needed
+    )
+    fix.minimum = Minimum(minimal, proven=last["minimal_proven"], why=last["why"])
+    fix.why = None
     fix.keep(units)
     task.console.step("Written and read back: does it pass?")
     minimum = write_answer(fix)
@@ -176,14 +205,22 @@ def _last_curve(task: Task) -> dict[str, Any]:
     Raises:
         UsageError: There is none.
     """
-    files = sorted(Path(RUNS_FOLDER).glob(f"*/{RESULT_FILE}"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    files = sorted(
+        Path(RUNS_FOLDER).glob(f"*/{RESULT_FILE}"),
+        key=lambda file: file.stat().st_mtime_ns,
+        reverse=True,
+    )
     wanted = ("precision", task.result.model.get("sha256"), task.settings.low)
     for file in files:
         try:
             last = read_result(file)
         except UnavailableError:
             continue
-        if (last["command"], last["model"].get("sha256"), last.get("precision")) == wanted and last.get("curve"):
+        if (
+            last["command"],
+            last["model"].get("sha256"),
+            last.get("precision"),
+        ) == wanted and last.get("curve"):
             return last
     raise ValueRefusedError(
         f"--keep-set: no run under {RUNS_FOLDER} has a curve for this model in {task.settings.low}; run the same command "

@@ -40,7 +40,8 @@ _MOST_ELEMENTS = 1 << 23
 """Elements of tensors that are read for their ranges: a few hundredths of a second."""
 _SHOWN_INPUTS = 64
 """Inputs of a node that are listed."""
-_ATTRIBUTE_LENGTH, _SHOWN_VALUES = 120, 32
+_ATTRIBUTE_LENGTH = 120
+_SHOWN_VALUES = 32
 
 
 def attempt(call: Call, work: Callable[[], object]) -> tuple[ExitStatus, BaseException | None]:
@@ -49,7 +50,8 @@ def attempt(call: Call, work: Callable[[], object]) -> tuple[ExitStatus, BaseExc
     Returns:
         The exit status, and the exception that ended it before it had an answer.
     """
-    result, began = call.result, time.monotonic()
+    result = call.result
+    began = time.monotonic()
     try:
         with system_errors(call):
             require_directory()
@@ -80,18 +82,29 @@ def system_errors(call: Call | None = None) -> Iterator[None]:
         fix = "check its path, permissions and disk"
         if error.errno == errno.EMFILE:
             fix = "raise the limit (ulimit -n), or give a smaller --workers"
-        run = "a file" if call is None or call.folder is None else f"a file of the run {call.folder}"
-        raise ResourceError(f"{error.filename or run} cannot be used: {error.strerror or error}; {fix}.") from error
+        run = (
+            "a file" if call is None or call.folder is None else f"a file of the run {call.folder}"
+        )
+        raise ResourceError(
+            f"{error.filename or run} cannot be used: {error.strerror or error}; {fix}."
+        ) from error
     except MemoryError as error:
-        raise ResourceError("not enough memory; free some, or feed less at a time (--input-shapes).") from error
+        raise ResourceError(
+            "not enough memory; free some, or feed less at a time (--input-shapes)."
+        ) from error
     except RecursionError as error:
-        raise ModelFileError("the model is nested too deeply; export it in a simpler form.") from error
+        raise ModelFileError(
+            "the model is nested too deeply; export it in a simpler form."
+        ) from error
 
 
 @contextmanager
 def recorded(session: Session, target: TargetSettings | None = None) -> Iterator[None]:
     """Fill in the result when the work ends, however it ends."""
-    subject, result, console, prober = session.subject, session.result, session.console, session.probing
+    subject = session.subject
+    result = session.result
+    console = session.console
+    prober = session.probing
     subject.record(result, prober)
     try:
         yield
@@ -103,13 +116,17 @@ def recorded(session: Session, target: TargetSettings | None = None) -> Iterator
                 **known,
                 "target": target.describe() if target is not None else None,
                 "graph": graph_of(subject, result),
-                "curve": error_curve(result.extra["tensors"]) if result.extra.get("tensors") else None,
+                "curve": error_curve(result.extra["tensors"])
+                if result.extra.get("tensors")
+                else None,
                 "probes": _probes(prober.ledger.records, console)
                 if prober is not None
                 else list(known.get("probes", ())),
             }
         except Exception as error:  # the answer is worth more than the report
-            console.warn(f"the report has no nodes ({type(error).__name__}: {error}); please report this.")
+            console.warn(
+                f"the report has no nodes ({type(error).__name__}: {error}); please report this."
+            )
 
 
 def _probes(records: list[Record], console: Console) -> list[Entry]:
@@ -140,7 +157,11 @@ def prepare_report() -> None:
 
 
 def leave_record(
-    result: Result, folder: Path | None, argv: tuple[str, ...], console: Console, report: Path | None
+    result: Result,
+    folder: Path | None,
+    argv: tuple[str, ...],
+    console: Console,
+    report: Path | None,
 ) -> bytes | None:
     """Write ``result.json`` and ``report.html`` to a run's folder; warn if one cannot be written.
 
@@ -165,7 +186,9 @@ def leave_record(
         },
     }
     for own in () if folder is None else (folder / RESULT_FILE, folder / REPORT_FILE):
-        if own.is_symlink() or own.is_fifo():  # it would be written to, and the folder may be a stranger's
+        if (
+            own.is_symlink() or own.is_fifo()
+        ):  # it would be written to, and the folder may be a stranger's
             own.unlink()
     try:
         content = None if folder is None else result.write(folder / RESULT_FILE)
@@ -183,11 +206,17 @@ def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> lis
     if result.artifacts.get("reproducer"):
         script = Path(str(result.artifacts["reproducer"])) / "reproduce.py"
         commands.insert(0, ("Reproduce the failure without bisect-trt", ["python", str(script)]))
-    unfinished = result.status in ("interrupted", "inconclusive", "error") and "--max-probes" not in str(result.why)
+    unfinished = result.status in (
+        "interrupted",
+        "inconclusive",
+        "error",
+    ) and "--max-probes" not in str(result.why)
     if argv and unfinished and result.probes["run"]:  # a resumed run has the same --max-probes
         commands.append(("Continue the run", ["bisect-trt", "resume", str(folder)]))
     if argv and result.probes["run"]:
-        commands.append(("List the probes; add a number to see one in full", ["bisect-trt", "log", str(folder)]))
+        commands.append(
+            ("List the probes; add a number to see one in full", ["bisect-trt", "log", str(folder)])
+        )
     if folder is not None:
         commands.append(("Write this page again", ["bisect-trt", "report", str(folder)]))
     return [{"what": what, "command": shlex.join(words)} for what, words in commands]
@@ -199,19 +228,28 @@ def graph_of(subject: Subject, result: Result) -> Entry:
     Returns:
         ``nodes``, the most important first, and ``tensors``, which these read and make, by name.
     """
-    network, extra = subject.network, result.extra
+    network = subject.network
+    extra = result.extra
     entries = [*extra.get("comparisons", ()), *extra.get("tensors", ())]
     passed = {entry["name"]: entry for entry in entries if entry["passed"]}
     # Of several input samples the first that fails counts.
-    comparisons = passed | {entry["name"]: entry for entry in reversed(entries) if not entry["passed"]}
+    comparisons = passed | {
+        entry["name"]: entry for entry in reversed(entries) if not entry["passed"]
+    }
     origins = [each["node"] for each in extra.get("origins", ())]
     wrong = [entry["name"] for entry in extra.get("comparisons", ()) if not entry["passed"]]
     groups = (_outputs(result.culprits), _outputs(origins), wrong, network.outputs)
-    found = ([network.producer[name] for name in group if name in network.producer] for group in groups)
+    found = (
+        [network.producer[name] for name in group if name in network.producer] for group in groups
+    )
     shown = list(dict.fromkeys(next(filter(None, found), [network.order[-1]])))[:MOST_NODES]
-    names = dict.fromkeys(name for node in shown for name in (*network.made(node), *network.reads[node]))
+    names = dict.fromkeys(
+        name for node in shown for name in (*network.made(node), *network.reads[node])
+    )
     ranges = _ranges(subject, [name for name in names if name not in network.initializers])
-    infos = subject.infos if "reference" in vars(subject) else network.infos  # the reference is not run for this
+    infos = (
+        subject.infos if "reference" in vars(subject) else network.infos
+    )  # the reference is not run for this
 
     def source(name: str) -> str:
         maker = network.producer.get(name)
@@ -219,7 +257,9 @@ def graph_of(subject: Subject, result: Result) -> Entry:
         return "input" if name in network.inputs else weight
 
     def describe(node: int) -> Entry:
-        proto, made, reads = network.nodes[node], network.made(node), network.reads[node]
+        proto = network.nodes[node]
+        made = network.made(node)
+        reads = network.reads[node]
         return {
             "name": proto.name,
             "op": proto.op_type,
@@ -233,7 +273,9 @@ def graph_of(subject: Subject, result: Result) -> Entry:
     def tensor(name: str) -> Entry:
         known: Entry = {}
         if (info := infos.get(name)) is not None:
-            shape = None if info.shape is None else ["?" if dim is None else dim for dim in info.shape]
+            shape = (
+                None if info.shape is None else ["?" if dim is None else dim for dim in info.shape]
+            )
             known |= {"dtype": info.dtype.name, "shape": shape}
         if (comparison := comparisons.get(name)) is not None:
             known["error"] = _error(comparison)
@@ -248,7 +290,8 @@ def graph_of(subject: Subject, result: Result) -> Entry:
 
 def _ranges(subject: Subject, names: Iterable[str]) -> dict[str, Entry]:
     """Return the ranges of the reference's values, of the nearest tensors first, as far as that is quick."""
-    left, ranges = _MOST_ELEMENTS, dict[str, Entry]()
+    left = _MOST_ELEMENTS
+    ranges = dict[str, Entry]()
     for name in names if "reference" in vars(subject) else ():
         info = subject.reference.infos.get(name)
         if info is None or info.dtype.kind == "c":
@@ -260,7 +303,9 @@ def _ranges(subject: Subject, names: Iterable[str]) -> dict[str, Entry]:
         for value in subject.reference.select([name]).values():
             stats = tensor_stats(value)
             ranges[name] = {
-                "reference": {key: n if isinstance(n, int) else plain_number(n) for key, n in stats.items()}
+                "reference": {
+                    key: n if isinstance(n, int) else plain_number(n) for key, n in stats.items()
+                }
             }
     return ranges
 
@@ -270,7 +315,8 @@ def _outputs(entries: Iterable[Json]) -> list[str]:
 
 
 def _error(comparison: Entry) -> Entry:
-    text, ratio = TensorComparison.from_json(comparison).describe(), plain_number(tolerance_ratio(comparison))
+    text = TensorComparison.from_json(comparison).describe()
+    ratio = plain_number(tolerance_ratio(comparison))
     return {"passed": comparison["passed"], "ratio": ratio, "text": text}
 
 

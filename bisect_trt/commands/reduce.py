@@ -1,6 +1,7 @@
 """``reduce``: finds the smallest model that still fails.
 
-Modules that not every search needs are imported in functions: a user's check may take less time than their import.
+Modules that not every search needs are imported in functions: a user's check may take less time
+than their import.
 """
 
 from __future__ import annotations
@@ -68,11 +69,17 @@ def reduce_model(session: Session, settings: Reduce, search: Search) -> Result:
             answer = smallest(session, own, search, other)
             minimum, culprits = _write(session, own, answer, other.minimum)
             failure = session.failure(minimum, culprits, own.output)
-            names = ", ".join(f"{each['op']} '{each['name'] or each['outputs'][0]}'" for each in culprits)
-            session.console.answer(f"{own.output}: another failure ({failure['minimality']}): {names}")
+            names = ", ".join(
+                f"{each['op']} '{each['name'] or each['outputs'][0]}'" for each in culprits
+            )
+            session.console.answer(
+                f"{own.output}: another failure ({failure['minimality']}): {names}"
+            )
             return failure
 
-        look_for_others(session, case, deliver_another if settings.find_all else None, settings.mode)
+        look_for_others(
+            session, case, deliver_another if settings.find_all else None, settings.mode
+        )
         # The rest of the model may be the largest that passes.
         answer = session.subject.cut(case.minimum.units, held=case.held)
         session.result.artifacts["min_good"] = _save_min_good(session, settings.min_good, answer)
@@ -100,10 +107,17 @@ def _reduce(session: Session, settings: Reduce, search: Search) -> Case:
 
 def _find_case(session: Session, settings: Reduce, search: Search) -> Case:
     """Find the fewest units that fail: a suspicious node if one fails alone, else by searching the whole model."""
-    subject, console, check = session.subject, session.console, session.prober.check
+    subject = session.subject
+    console = session.console
+    check = session.prober.check
     target = target_of(session)
     # Marking all tensors takes one build; bisecting a thousand nodes takes nine or ten.
-    looks = target is not None and target.target.compiles and settings.mode is Mode.AUTO and settings.both_ends
+    looks = (
+        target is not None
+        and target.target.compiles
+        and settings.mode is Mode.AUTO
+        and settings.both_ends
+    )
     if search.repeat is not None or looks:
         session.probe_original(search)
     suspects: list[int] = []
@@ -114,7 +128,8 @@ def _find_case(session: Session, settings: Reduce, search: Search) -> Case:
             return case
     if not settings.both_ends:
         return _reduce_one_end(session, settings.mode, start_held=settings.reduce_outputs)
-    # Else the written model is not, to the byte, the one that was probed: its tensors or the place of its weights differ.
+    # Else the written model is not, to the byte, the one that was probed: its tensors or the place
+    # of its weights differ.
     same = not search.shrink and not has_external_data(subject.network.proto)
     return Case(find_minimum(session, settings.mode, suspects, confirm=same))
 
@@ -134,10 +149,10 @@ def smallest(session: Session, settings: Reduce, search: Search, case: Case) -> 
 def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
     """Find the fewest ends that fail together with their ancestors; or the fewest starts with their descendants.
 
-    The last unit of the shortest failing prefix is a needed end. It is probed with its ancestors alone, then together with
-    ever shorter prefixes, which end in further needed ends, until the ends with their ancestors fail. Suffixes
-    and their first units are searched in the same way. With the graph's start kept, the outputs are the outputs of
-    the ends.
+    The last unit of the shortest failing prefix is a needed end. It is probed with its ancestors
+    alone, then together with ever shorter prefixes, which end in further needed ends, until the
+    ends with their ancestors fail. Suffixes and their first units are searched in the same way.
+    With the graph's start kept, the outputs are the outputs of the ends.
     """
     subject, network, units = session.subject, session.subject.network, session.subject.units
 
@@ -145,7 +160,11 @@ def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
         if not start_held:
             return subject.cut(units.with_weights(units.led_to(ends)))
         inside = units.to_nodes(units.leading_to(ends))
-        outputs = [name for unit in sorted(ends) for name in given_back(network, network.order[unit], inside)]
+        outputs = [
+            name
+            for unit in sorted(ends)
+            for name in given_back(network, network.order[unit], inside)
+        ]
         return subject.cut(units.leading_to(ends), outputs=outputs)
 
     def algorithm(oracle: Oracle) -> tuple[Minimum, Minimum]:
@@ -160,13 +179,16 @@ def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
     moved, ends = session.prober.search_from(subject.original, algorithm, build)
     left = build(ends.units)
     return Case(
-        replace(ends, units=left.units, why=ends.why or moved.why), outputs=left.outputs if start_held else None
+        replace(ends, units=left.units, why=ends.why or moved.why),
+        outputs=left.outputs if start_held else None,
     )
 
 
 def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Minimum) -> Result:
     """Write the answer, and print it."""
-    console, result, check = session.console, session.result, session.prober.check
+    console = session.console
+    result = session.result
+    check = session.prober.check
     minimum, result.culprits = _write(session, settings, answer, minimum)
     session.conclude(minimum)
     result.artifacts |= {
@@ -197,13 +219,18 @@ def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Mini
     return result
 
 
-def _write(session: Session, settings: Reduce, answer: Candidate, minimum: Minimum) -> tuple[Minimum, list[Entry]]:
+def _write(
+    session: Session, settings: Reduce, answer: Candidate, minimum: Minimum
+) -> tuple[Minimum, list[Entry]]:
     """Write an answer with its inputs and expected outputs, read it back, and probe it.
 
     Returns:
-        The minimum, unproven if the model that was read back does not fail; and the nodes, the most guilty first.
+        The minimum, unproven if the model that was read back does not fail; and the nodes, the most
+        guilty first.
     """
-    console, prober, workspace = session.console, session.prober, session.subject.workspace
+    console = session.console
+    prober = session.prober
+    workspace = session.subject.workspace
     workspace.save(answer.proto, settings.output)
     console.step("Write the model, read it back: does it still fail?")
     again = replace(answer, made=workspace.read_back(settings.output), title=READ_BACK, again=True)
@@ -213,7 +240,9 @@ def _write(session: Session, settings: Reduce, answer: Candidate, minimum: Minim
     for path, names in ((settings.inputs, answer.inputs), (settings.golden, answer.outputs)):
         save_npz(path, session.subject.values(answer, names))
     culprits = session.subject.describe_nodes(by_blame(session, answer))
-    return minimum if record.verdict is Verdict.FAIL else session.disagreed(minimum, record), culprits
+    return minimum if record.verdict is Verdict.FAIL else session.disagreed(
+        minimum, record
+    ), culprits
 
 
 def _save_min_good(session: Session, path: Path | None, answer: Candidate) -> str | None:
@@ -222,14 +251,23 @@ def _save_min_good(session: Session, path: Path | None, answer: Candidate) -> st
 
     def tensors(units: Subset, *, made: bool) -> set[str]:
         nodes = [network.order[unit] for unit in units]
-        return {name for node in nodes for name in (network.made(node) if made else network.reads[node])}
+        return {
+            name for node in nodes for name in (network.made(node) if made else network.reads[node])
+        }
 
-    reads, makes = tensors(answer.units, made=False), tensors(answer.units, made=True)
+    reads = tensors(answer.units, made=False)
+    makes = tensors(answer.units, made=True)
     near = [
         units
-        for units in {identity.units for identity in session.prober.ledger.passed if path is not None}
+        for units in {
+            identity.units for identity in session.prober.ledger.passed if path is not None
+        }
         if not answer.units <= units
-        and (units & answer.units or reads & tensors(units, made=True) or makes & tensors(units, made=False))
+        and (
+            units & answer.units
+            or reads & tensors(units, made=True)
+            or makes & tensors(units, made=False)
+        )
     ]
     if path is None or not near:
         return None
@@ -242,7 +280,9 @@ def run(call: Call) -> Result:
     """Find the smallest model that still fails."""
     own = call[Reduce]
     if not (own.reduce_inputs or own.reduce_outputs):
-        raise ConflictError("--no-reduce-inputs with --no-reduce-outputs leaves nothing to reduce; drop one.")
+        raise ConflictError(
+            "--no-reduce-inputs with --no-reduce-outputs leaves nothing to reduce; drop one."
+        )
     if own.find_all and not (own.reduce_inputs and own.reduce_outputs):
         raise ConflictError("--all conflicts with --no-reduce-inputs and --no-reduce-outputs.")
     call.may_write(*own.files, overwrite=own.overwrite)

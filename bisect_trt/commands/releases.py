@@ -68,15 +68,19 @@ _REASON_LENGTH = 200
 class ReleaseCheck:
     """The built-in comparison, or a command, in the environment with the packages of a candidate.
 
-    A release that cannot be installed or started, or that does not support the model, is ``UNRESOLVED``.
+    A release that cannot be installed or started, or that does not support the model, is
+    ``UNRESOLVED``.
 
     Attributes:
-        check: The check. A command contains ``{python}``, which becomes the interpreter of the environment.
+        check: The check. A command contains ``{python}``, which becomes the interpreter of the
+            environment.
         subject: The model.
         target: The runtime, if one is compared.
         failure: The failure to look for, if it is known.
-        network: The graph with the nodes that messages name: of the model, or of the minimal case that is probed.
-        newest: Whether this is the newest release, so that age is no explanation for a missing operator.
+        network: The graph with the nodes that messages name: of the model, or of the minimal case
+            that is probed.
+        newest: Whether this is the newest release, so that age is no explanation for a missing
+            operator.
     """
 
     check: BuiltinCheck | CommandCheck
@@ -105,9 +109,13 @@ class ReleaseCheck:
         python = interpreter(Environment.parse(files.packages), cancel=cancel, timeout=seconds)
         if isinstance(self.check, CommandCheck):
             return self.check.run(replace(files, python=python), cancel)
-        place, subject = make_place(f"env={files.packages}", lambda _: str(python)), self.subject
-        limit, timeout = subject.settings.data.memory_limit, self.check.timeout
-        with WorkerPool(subject.workspace.folder, memory_limit=limit, timeout=timeout, places=(place,)) as pool:
+        place = make_place(f"env={files.packages}", lambda _: str(python))
+        subject = self.subject
+        limit = subject.settings.data.memory_limit
+        timeout = self.check.timeout
+        with WorkerPool(
+            subject.workspace.folder, memory_limit=limit, timeout=timeout, places=(place,)
+        ) as pool:
             began = time.monotonic()  # without the making of the environment
             outcome = replace(self.check, workers=pool).run(files, cancel)
             seconds = time.monotonic() - began
@@ -121,17 +129,25 @@ class ReleaseCheck:
         refusal = refusal_of(outcome, self.network)
         if self.failure is not None and refusal_of(self.failure, self.network) == refusal:
             return replace(outcome, signature=self.failure.signature)
-        if self.target is not None and self.target.target.does_not_know(outcome.reason, newest=self.newest):
-            return replace(outcome, ending=Ending.OTHER, reason=f"it does not support the model: {outcome.reason}")
+        if self.target is not None and self.target.target.does_not_know(
+            outcome.reason, newest=self.newest
+        ):
+            return replace(
+                outcome,
+                ending=Ending.OTHER,
+                reason=f"it does not support the model: {outcome.reason}",
+            )
         return replace(outcome, signature=refusal)
 
 
 def refusal_of(failure: Outcome | Record, network: Network) -> str:
     """Return the kind of a failure with the node and operator that its message names first.
 
-    Messages change between releases. The text, without operands, counts only where it names no node.
+    Messages change between releases. The text, without operands, counts only where it names no
+    node.
     """
-    kind, operators = failure.signature.partition(":")[0], {node.op_type for node in network.nodes}
+    kind = failure.signature.partition(":")[0]
+    operators = {node.op_type for node in network.nodes}
     if nodes := named_nodes(network, failure.reason):
         return f"{kind}: {network.nodes[nodes[0]].op_type} {network.nodes[nodes[0]].name}"
     named = next((word for word in re.findall(r"\w+", failure.reason) if word in operators), None)
@@ -186,7 +202,9 @@ class Range:
         try:
             first, last = (Version(text) if text else None for text in (oldest, newest))
         except InvalidVersion as error:
-            raise ValueRefusedError(f"--from or --to: {error}; give a version such as 1.18 or 1.18.1.") from error
+            raise ValueRefusedError(
+                f"--from or --to: {error}; give a version such as 1.18 or 1.18.1."
+            ) from error
         if first is not None and not cls(None, last).has(first):
             raise ConflictError(f"--from {oldest} is newer than --to {newest}; swap them.")
         return cls(first, last)
@@ -196,13 +214,18 @@ class Range:
         if self.oldest is not None and release < self.oldest:
             return False
         newest = self.newest
-        return newest is None or release <= newest or release.release[: len(newest.release)] == newest.release
+        return (
+            newest is None
+            or release <= newest
+            or release.release[: len(newest.release)] == newest.release
+        )
 
 
 def list_releases(package: str, wanted: Range) -> dict[str, str]:
     """Return the releases of a range, the oldest first, each with its interpreter; an empty one is the running one.
 
-    Other installed interpreters are used, the nearest version first, where the running one has no releases as old or as new.
+    Other installed interpreters are used, the nearest version first, where the running one has no
+    releases as old or as new.
 
     Raises:
         UnavailableError: There are no releases, or the index does not answer.
@@ -216,15 +239,23 @@ def list_releases(package: str, wanted: Range) -> dict[str, str]:
             continue
         for release in list_index(package, python or None):
             found.setdefault(Version(release), python)
-        if found and min(found) <= (wanted.oldest or min(found)) and (wanted.newest or max(found)) <= max(found):
+        if (
+            found
+            and min(found) <= (wanted.oldest or min(found))
+            and (wanted.newest or max(found)) <= max(found)
+        ):
             break
     if some := sorted(filter(wanted.has, found)):
         return {str(release): found[release] for release in some}
     ends = "".join(
-        f" {word} {end}" for word, end in (("from", wanted.oldest), ("to", wanted.newest)) if end is not None
+        f" {word} {end}"
+        for word, end in (("from", wanted.oldest), ("to", wanted.newest))
+        if end is not None
     )
     there = f"it has {min(found)} to {max(found)}" if found else "it has none at all"
-    raise PlaceError(f"the index has no release of {package}{ends} for an interpreter here; {there}.")
+    raise PlaceError(
+        f"the index has no release of {package}{ends} for an interpreter here; {there}."
+    )
 
 
 @dataclass(frozen=True)
@@ -258,10 +289,13 @@ class Boundaries:
 
     def tell(self, console: Console) -> Since:
         """Print the boundaries, their doubt and the fix, and return them for ``ISSUE.md``."""
-        oldest, newest = self.history.oldest, self.history.newest
+        oldest = self.history.oldest
+        newest = self.history.newest
         assert oldest is not None, "a release fails"
         assert newest is not None, "a release fails"
-        first, before, after = self.releases[oldest.failing], self.passing(oldest), self.passing(newest)
+        first = self.releases[oldest.failing]
+        before = self.passing(oldest)
+        after = self.passing(newest)
         sentence = f"{self.package} {before} passes, {first} fails; "
         if before is None:
             sentence = f"{self.package} {first}, the oldest release with a verdict, fails; "
@@ -281,7 +315,10 @@ class Boundaries:
     def rows(self) -> list[tuple[str, str, str]]:
         """Release, verdict and reason of each probed release."""
         seen = sorted(self.history.seen.items())
-        return [(self.releases[place], verdict.value, self._reason(self.releases[place])) for place, verdict in seen]
+        return [
+            (self.releases[place], verdict.value, self._reason(self.releases[place]))
+            for place, verdict in seen
+        ]
 
     def to_json(self) -> dict[str, object]:
         """The fields of the result."""
@@ -290,9 +327,14 @@ class Boundaries:
         return {
             "package": self.package,
             "releases": {release: verdict for release, verdict, _ in self.rows()},
-            "first_failing": self.releases[oldest.failing] if oldest is not None and appeared else None,
+            "first_failing": self.releases[oldest.failing]
+            if oldest is not None and appeared
+            else None,
             "first_passing": self.passing(self.history.newest),
-            "failing": [[self.releases[first], self.releases[last]] for first, last in self.history.stretches],
+            "failing": [
+                [self.releases[first], self.releases[last]]
+                for first, last in self.history.stretches
+            ],
             "reasons": dict(self.reasons),
         }
 
@@ -321,7 +363,8 @@ def ask_releases(
     Raises:
         BudgetSpent: No more probes may be made.
     """
-    releases, prober = tuple(pythons), session.prober
+    releases = tuple(pythons)
+    prober = session.prober
 
     def build(place: int) -> Candidate:
         release = releases[place]
@@ -329,17 +372,23 @@ def ask_releases(
         environment = Environment(wanted, pythons[release], alone=bool(package.parts))
         return replace(model, title=f"{package.name} {release}", packages=str(environment))
 
-    space, check = Series(build), prober.check
+    space = Series(build)
+    check = prober.check
     assert isinstance(check, ReleaseCheck)
     if check.failure is None:
-        # The newest release defines the failure; an older one may lack an operator because of its age.
+        # The newest release defines the failure; an older one may lack an operator because of its
+        # age.
         prober.check = replace(check, newest=True)
         fails = space.probe(prober, len(releases) - 1) is Verdict.FAIL
-        prober.check = replace(check, failure=space.seen(prober)[len(releases) - 1] if fails else None)
+        prober.check = replace(
+            check, failure=space.seen(prober)[len(releases) - 1] if fails else None
+        )
     hint = releases.index(failing) if failing in releases else None
     history: History | None = None
     try:
-        history = space.search(prober, lambda ask: find_edges(len(releases), ask, hint, every=every))
+        history = space.search(
+            prober, lambda ask: find_edges(len(releases), ask, hint, every=every)
+        )
     finally:
         records = space.seen(prober)
         seen = History({place: record.verdict for place, record in records.items()})
@@ -349,36 +398,55 @@ def ask_releases(
     return found
 
 
-def since_when(session: Session, check: CheckSettings, case: Candidate, folder: Path, *, asked: bool) -> Since | None:
+def since_when(
+    session: Session, check: CheckSettings, case: Candidate, folder: Path, *, asked: bool
+) -> Since | None:
     """Find the boundaries for the minimal case of a diagnosis; without ``--releases``, print the command instead.
 
     An error is printed and does not end the diagnosis.
     """
-    target, console, prober = check.target, session.console, session.prober
+    target = check.target
+    console = session.console
+    prober = session.prober
     package = None if target is None else target.target.package(target)
     if target is None or package is None:
         return None
     command = shlex.join(["bisect-trt", "releases", str(folder), *target.flags(), *check.words])
     if not asked:
         if not target.low_precisions:  # else precision is a likelier reason than the release
-            console.answer(f"The first failing release was not searched, because that installs releases: {command}")
+            console.answer(
+                f"The first failing release was not searched, because that installs releases: {command}"
+            )
             session.result.suggest(command)
         return None
     console.step(f"Which releases of {package.name} fail?")
-    original, subject = prober.ledger.original, session.subject
+    original = prober.ledger.original
+    subject = session.subject
     failing = (record for record in reversed(prober.ledger.records) if record.signature == original)
     failure = prober.ledger.outcome(case.key) or next(failing, None)
-    known = [str(seen.found.get("packages", {}).get(package.name) or "") for seen in subject.seen.values()]
+    known = [
+        str(seen.found.get("packages", {}).get(package.name) or "")
+        for seen in subject.seen.values()
+    ]
     if not known:
         with suppress(metadata.PackageNotFoundError):
             known = [metadata.version(package.name)]
     try:
-        # Other nodes of the whole model may have the names that a message about the case is made of.
-        beside = prober.beside(in_releases(prober.check, subject, target, failure, Network(case.proto)))
-        pythons, case = list_releases(package.index_name, Range()), replace(case, runs=1)
-        found = ask_releases(replace(session, probing=beside), package, pythons, case, failing="".join(known[:1]))
+        # Other nodes of the whole model may have the names that a message about the case is made
+        # of.
+        beside = prober.beside(
+            in_releases(prober.check, subject, target, failure, Network(case.proto))
+        )
+        pythons = list_releases(package.index_name, Range())
+        case = replace(case, runs=1)
+        found = ask_releases(
+            replace(session, probing=beside), package, pythons, case, failing="".join(known[:1])
+        )
     except (BisectError, BudgetSpent) as error:
-        console.say(f"  not found: {error}" + (f" To continue: {command}" if isinstance(error, BudgetSpent) else ""))
+        console.say(
+            f"  not found: {error}"
+            + (f" To continue: {command}" if isinstance(error, BudgetSpent) else "")
+        )
         return None
     if found.history.oldest is None:
         console.answer(f"No release of {package.name} fails in an environment of its own.")
@@ -390,25 +458,35 @@ def newest_passes(session: Session, check: CheckSettings, doubt: Disagreement) -
     """Run the original in the newest release on the index, compared with ONNX's evaluator.
 
     Returns:
-        The upgrade, if it passes there; ``None`` where there is no newer release, it fails too, or the index does not answer.
+        The upgrade, if it passes there; ``None`` where there is no newer release, it fails too, or
+        the index does not answer.
     """
-    subject, target = session.subject, check.target
+    subject = session.subject
+    target = check.target
     package = None if target is None else target.target.package(target)
     if target is None or package is None:
         return None
     session.console.step(f"Is the newest release of {package.name} right?")
     try:
         release, python = [*list_releases(package.index_name, Range()).items()][-1]
-        environment = Environment(with_numpy(package.requirements(release)), python, alone=bool(package.parts))
-        candidate = replace(subject.original, values=doubt.values, title=release, packages=str(environment))
-        outcome = in_releases(session.prober.check, subject, target).run(session.prober.write(candidate))
+        environment = Environment(
+            with_numpy(package.requirements(release)), python, alone=bool(package.parts)
+        )
+        candidate = replace(
+            subject.original, values=doubt.values, title=release, packages=str(environment)
+        )
+        outcome = in_releases(session.prober.check, subject, target).run(
+            session.prober.write(candidate)
+        )
     except BisectError as error:
         session.console.say(f"  not found: {error}")
         return None
     session.console.say(f"  {release}: {outcome.reason}")
     if outcome.ending is not Ending.PASSED:
         return None
-    return Since(f"{package.name} {release} passes.", f"upgrade to {package.name} {release} or later")
+    return Since(
+        f"{package.name} {release} passes.", f"upgrade to {package.name} {release} or later"
+    )
 
 
 def run(call: Call) -> Result:
@@ -416,7 +494,8 @@ def run(call: Call) -> Result:
 
     With ``--repeat`` each release is probed up to that many times.
     """
-    own, console = call[Releases], call.console
+    own = call[Releases]
+    console = call.console
     folder = own.model if call.source is None else call.source.named
     if (folder / MODEL).is_file():
         call.options.change(Releases, model=folder / MODEL)
@@ -428,8 +507,16 @@ def run(call: Call) -> Result:
             call.options.change(Data, load_inputs=[folder / "inputs.npz"])
     target = call[Target].settings()
     if own.package is not None and not call.has_check:
-        raise MissingOptionError("--package needs a --check command; add one, or name a target instead.")
-    package = Package(own.package) if own.package else None if target is None else target.target.package(target)
+        raise MissingOptionError(
+            "--package needs a --check command; add one, or name a target instead."
+        )
+    package = (
+        Package(own.package)
+        if own.package
+        else None
+        if target is None
+        else target.target.package(target)
+    )
     if package is None:
         raise MissingOptionError(
             "no package: name a target that is a package with releases, such as --onnxrt, or --package NAME with a "
@@ -441,10 +528,14 @@ def run(call: Call) -> Result:
     check = replace(check, target=None) if check.argv else check
     with (
         call.subject(check.timeout, check.target, older=True) as subject,
-        call.searching(check, subject, target, lambda here: in_releases(here, subject, target)) as session,
+        call.searching(
+            check, subject, target, lambda here: in_releases(here, subject, target)
+        ) as session,
     ):
         pythons = list_releases(package.index_name, wanted)
-        console.step(f"{len(pythons)} releases of {package.name}: {next(iter(pythons))} to {[*pythons][-1]}")
+        console.step(
+            f"{len(pythons)} releases of {package.name}: {next(iter(pythons))} to {[*pythons][-1]}"
+        )
         console.step("Probe each release" if own.find_all else "Bisect the releases")
         model = replace(subject.original, runs=call[Search].repeat or 1)
         doubt = None if check.argv or len(subject.samples) > 1 else wrong_reference(subject)
@@ -452,7 +543,9 @@ def run(call: Call) -> Result:
             console.answer(f"{doubt.sentence} Releases are compared with the evaluator.")
             call.result.extra["reference_doubt"] = doubt.sentence
             model = replace(model, values=doubt.values)
-        found = ask_releases(session, package, pythons, model, beside=own.beside, every=own.find_all)
+        found = ask_releases(
+            session, package, pythons, model, beside=own.beside, every=own.find_all
+        )
         if own.find_all:
             console.table(("release", "verdict", "reason"), found.rows(), len(pythons))
         if found.history.oldest is None:
@@ -462,7 +555,11 @@ def run(call: Call) -> Result:
                 raise PlaceError(f"no release of {package.name} has a verdict{said}.")
             raise DoesNotReproduce(
                 f"no release of {package.name} from {found.releases[0]} to {found.releases[-1]} fails"
-                + (f"; {len(silent)} of {len(found.releases)} have no verdict{said}." if silent else ".")
+                + (
+                    f"; {len(silent)} of {len(found.releases)} have no verdict{said}."
+                    if silent
+                    else "."
+                )
                 + " Try older releases (--from), or the options and inputs with which it failed."
             )
         found.tell(console)

@@ -1,7 +1,7 @@
 """``repeat``: how often a build, or a run, fails, and which choices of the bad builds are the reason.
 
-The space is repetitions of the original. Where the target reports the choices of its builds, builds with pinned choices prove
-which of them are the reason (:mod:`bisect_trt.commands.build_choices`).
+The space is repetitions of the original. Where the target reports the choices of its builds, builds
+with pinned choices prove which of them are the reason (:mod:`bisect_trt.commands.build_choices`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.commands.build_choices import Build, Held, compare_builds, find_reasons, plain_choice, tell_choices
+from bisect_trt.commands.build_choices import (
+    Build,
+    Held,
+    compare_builds,
+    find_reasons,
+    plain_choice,
+    tell_choices,
+)
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import FOLDERS, sort_file
 from bisect_trt.commands.session import Session, saving_best
@@ -28,14 +35,24 @@ from bisect_trt.probe.oracles import ENGINE, BuiltinCheck, EngineCheck
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.statistics import INTERVAL_METHOD, rate_interval
-from bisect_trt.targets.choices import LAYERS, RECORD, TIMINGS, Choice, choices_of_layers, read_choices, write_choices
+from bisect_trt.targets.choices import (
+    LAYERS,
+    RECORD,
+    TIMINGS,
+    Choice,
+    choices_of_layers,
+    read_choices,
+    write_choices,
+)
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 
 _WANTED = {None: [], "good": ["good"], "bad": ["bad"], "both": ["good", "bad"]}
 _LEFT = (RECORD, LAYERS, TIMINGS, ENGINE)
-_TRIED, _TRIED_COSTLY = 10, 2
-"""The number of builds with only a reason pinned, and with all reasons forbidden; the second where a probe is a build."""
+_TRIED = 10
+_TRIED_COSTLY = 2
+"""The number of builds with only a reason pinned, and with all reasons forbidden; the second where
+a probe is a build."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +84,11 @@ class Repetition:
 
     def candidate(self, number: int) -> Candidate:
         """One repetition."""
-        original, title = self.session.subject.original, f"{self.what} {number}"
-        return replace(original, title=title, target=self.target, repetition=number, engine=self.engine)
+        original = self.session.subject.original
+        title = f"{self.what} {number}"
+        return replace(
+            original, title=title, target=self.target, repetition=number, engine=self.engine
+        )
 
     def choices(self, key: str) -> frozenset[Choice]:
         """The choices of a probed build that the target reports."""
@@ -82,8 +102,11 @@ class Repetition:
         """Return the verdict and the choices of a build with pinned and forbidden choices."""
         assert self.target is not None, "something was built"
         pinned = self.target.target.pinned(self.target, held.pins, held.bans)
-        original, units = self.session.subject.original, held.units or frozenset({0})
-        candidate = replace(original, title=held.title, target=pinned, units=units, repetition=held.repetition)
+        original = self.session.subject.original
+        units = held.units or frozenset({0})
+        candidate = replace(
+            original, title=held.title, target=pinned, units=units, repetition=held.repetition
+        )
         return self.session.prober.probe(candidate).verdict, self.choices(candidate.key)
 
     def sort(self, record: Record, number: int, choices: frozenset[Choice]) -> dict[str, str]:
@@ -92,8 +115,15 @@ class Repetition:
         if choices and not (source / RECORD).exists():
             write_choices(source / RECORD, sorted(choices))
         # The choices are read again when the run is resumed.
-        files = [sort_file(source / name, self.folder, record.verdict, number, copy=name == RECORD) for name in _LEFT]
-        return {Path(name).stem: str(file) for name, file in zip(_LEFT, files, strict=True) if file.is_file()}
+        files = [
+            sort_file(source / name, self.folder, record.verdict, number, copy=name == RECORD)
+            for name in _LEFT
+        ]
+        return {
+            Path(name).stem: str(file)
+            for name, file in zip(_LEFT, files, strict=True)
+            if file.is_file()
+        }
 
 
 def repeat(story: Repetition, most: int) -> Result:
@@ -103,7 +133,9 @@ def repeat(story: Repetition, most: int) -> Result:
     """
     console, result, extra = story.session.console, story.session.result, story.session.result.extra
     until = f", until {story.until} has been seen" if story.until else ""
-    console.step(f"1. {story.what.capitalize()} {'up to ' if story.until else ''}{most} times{until}")
+    console.step(
+        f"1. {story.what.capitalize()} {'up to ' if story.until else ''}{most} times{until}"
+    )
     extra |= {"choices": [], "reasons": [], "avoid": None}
     series: Series[int] = Series(story.candidate)
     missing = {verdict for verdict, name in FOLDERS.items() if name in _WANTED[story.until]}
@@ -128,9 +160,13 @@ def repeat(story: Repetition, most: int) -> Result:
         return result
     if story.same_engine or not any(build.choices for build in builds):
         title = "A check command" if story.target is None else story.target.target.title
-        extra["note"] = f"{title} does not report the choices of its builds, so they cannot be compared"
+        extra["note"] = (
+            f"{title} does not report the choices of its builds, so they cannot be compared"
+        )
         if story.same_engine:
-            extra["note"] = "all runs used the same build, so the difference is between runs, not builds"
+            extra["note"] = (
+                "all runs used the same build, so the difference is between runs, not builds"
+            )
         console.say(f"  {extra['note']}")
         return result
     console.step("2. Which choices are in bad builds only?")
@@ -140,7 +176,9 @@ def repeat(story: Repetition, most: int) -> Result:
 
 def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
     """Put each build and the failure rate into the result; return the builds that are good or bad."""
-    result, builds, seen = story.session.result, list[Build](), list[dict[str, Any]]()
+    result = story.session.result
+    builds = list[Build]()
+    seen = list[dict[str, Any]]()
     verdicts = series.verdicts(story.session.prober)
     for number, record in series.seen(story.session.prober).items():
         choices = story.choices(record.key) if story.what == "build" else frozenset()
@@ -155,12 +193,17 @@ def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
         )
         if record.verdict is not Verdict.UNRESOLVED:
             builds.append(Build(f"{story.what} {number}", record.verdict is Verdict.PASS, choices))
-    counts = {name: sum(each["verdict"] == verdict.value for each in seen) for verdict, name in FOLDERS.items()}
+    counts = {
+        name: sum(each["verdict"] == verdict.value for each in seen)
+        for verdict, name in FOLDERS.items()
+    }
     result.extra |= {
         "runs": len(seen),
         **counts,
         "rate": counts["bad"] / len(builds) if builds else None,
-        "interval": list(rate_interval(counts["bad"], len(builds), story.confidence)) if builds else None,
+        "interval": list(rate_interval(counts["bad"], len(builds), story.confidence))
+        if builds
+        else None,
         "confidence": story.confidence,
         "method": INTERVAL_METHOD,
         "until": story.until,
@@ -174,17 +217,28 @@ def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
 
 def _conclude(story: Repetition) -> None:
     """Print the failure rate, and set the status of the result."""
-    result, console, what, extra = story.session.result, story.session.console, story.what, story.session.result.extra
-    good, bad, runs = extra["good"], extra["bad"], extra["runs"]
+    result, console, what, extra = (
+        story.session.result,
+        story.session.console,
+        story.what,
+        story.session.result.extra,
+    )
+    good = extra["good"]
+    bad = extra["bad"]
+    runs = extra["runs"]
     missing = [name for name in _WANTED[story.until] if not extra[name]]
     if not good + bad:
-        result.end("inconclusive", f"all {runs} {what}s failed in another way; `bisect-trt log` lists them")
+        result.end(
+            "inconclusive", f"all {runs} {what}s failed in another way; `bisect-trt log` lists them"
+        )
         console.answer(f"Unknown: {result.why}.")
         return
     low, high = extra["interval"]
     interval = f"{low:.1%} to {high:.1%} with {story.confidence:g} confidence, {INTERVAL_METHOD}"
     broke = f" {extra['unresolved']} failed in another way." if extra["unresolved"] else ""
-    console.answer(f"It fails in {bad} of {good + bad} {what}s: {extra['rate']:.1%} ({interval}).{broke}")
+    console.answer(
+        f"It fails in {bad} of {good + bad} {what}s: {extra['rate']:.1%} ({interval}).{broke}"
+    )
     if names := [result.artifacts[name] for name in FOLDERS.values() if name in result.artifacts]:
         console.say(f"  their files are in {', '.join(map(str, names))}")
     result.end()
@@ -196,12 +250,16 @@ def _conclude(story: Repetition) -> None:
     elif not good:
         result.why = f"it fails in every {what}"
         command = "diagnose" if isinstance(story.session.prober.check, BuiltinCheck) else "reduce"
-        console.answer(f"It fails in every {what}, so it is deterministic: `bisect-trt {command}` finds the reason.")
+        console.answer(
+            f"It fails in every {what}, so it is deterministic: `bisect-trt {command}` finds the reason."
+        )
 
 
 def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
     """Find the choices that are the reason, by builds with choices pinned and forbidden; return why that is not proven."""
-    extra, console, target = story.session.result.extra, story.session.console, story.target
+    extra = story.session.result.extra
+    console = story.session.console
+    target = story.target
     assert target is not None, "something was built"
     if not target.target.engines or not any(c.pins for build in builds for c in build.choices):
         why = f"{target.target.title} cannot pin a choice, so no reason can be proven"
@@ -210,15 +268,23 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
     console.step("3. Which of them is the reason? Build with it pinned and with it forbidden")
     tries = _TRIED_COSTLY if target.target.compiles else _TRIED
     reasons = find_reasons(story.build, builds, tries)
-    extra["choices"] = compare_builds(builds, frozenset().union(*(each.choices for each in reasons if each.proven)))
+    extra["choices"] = compare_builds(
+        builds, frozenset().union(*(each.choices for each in reasons if each.proven))
+    )
     for reason in reasons:
         choices = sorted(reason.choices)
         words = " and ".join(f"'{each.layer}' with {each.said}" for each in choices)
-        sentence = f"Reason: {words}. Pinned in an otherwise good build it is bad, forbidden it is good."
+        sentence = (
+            f"Reason: {words}. Pinned in an otherwise good build it is bad, forbidden it is good."
+        )
         if not reason.proven:
             sentence = f"Not proven{f' ({words})' if words else ''}: {reason.why}."
         console.answer(sentence)
-        entry = {"choices": [*map(plain_choice, choices)], "proven": reason.proven, "why": reason.why}
+        entry = {
+            "choices": [*map(plain_choice, choices)],
+            "proven": reason.proven,
+            "why": reason.why,
+        }
         extra["reasons"].append(entry)
     if unproven := [reason.why for reason in reasons if not reason.proven]:
         return unproven[0]
@@ -227,8 +293,11 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
     verdicts: list[Verdict] = []
     while Verdict.FAIL not in verdicts and len(verdicts) < max(1, min(tries, enough)):
         number = len(verdicts) + 1
-        verdicts.append(story.build(Held(f"build {number} without it", bans=bans, repetition=number))[0])
-    bad, options = verdicts.count(Verdict.FAIL), target.target.flags(target.target.pinned(target, (), bans))
+        verdicts.append(
+            story.build(Held(f"build {number} without it", bans=bans, repetition=number))[0]
+        )
+    bad = verdicts.count(Verdict.FAIL)
+    options = target.target.flags(target.target.pinned(target, (), bans))
     runs = bad + verdicts.count(Verdict.PASS)
     extra["avoid"] = {"options": options, "runs": runs, "bad": bad}
     console.answer(f"Fix: build with {shlex.join(options)}")
@@ -244,32 +313,50 @@ def _build_once(session: Session, target: TargetSettings) -> Path | None:
     if not target.target.engines:
         return None
     inputs = subject.values(original, original.inputs)
-    failed = None if engine.is_file() else subject.models.build("once", original.proto, inputs, engine, target)
+    failed = (
+        None
+        if engine.is_file()
+        else subject.models.build("once", original.proto, inputs, engine, target)
+    )
     return engine if failed is None else None  # a probe reports the error
 
 
 def run(call: Call) -> Result:
     """Build or run a model repeatedly."""
-    own, search, kept = call[Repeat], call[Search], call[CheckOptions]
+    own = call[Repeat]
+    search = call[Search]
+    kept = call[CheckOptions]
     if search.repeat is not None:
-        raise ConflictError("--repeat conflicts with `repeat`, which measures the rate itself; use -n.")
+        raise ConflictError(
+            "--repeat conflicts with `repeat`, which measures the rate itself; use -n."
+        )
     most, until = own.limits()
     check = call.check(call[Target].settings())
     call.open(check)
     target = check.target
     if check.argv and target is not None:  # the command judges what is built, if something is
-        check = replace(check, by_layer=True) if target.target.engines else check.without_target(call.console)
+        check = (
+            replace(check, by_layer=True)
+            if target.target.engines
+            else check.without_target(call.console)
+        )
     call.fresh_process |= target is not None and target.target.compiles and not own.same_engine
     with call.searching(check) as session:
-        prober, builder, engine = session.prober, None, None
+        prober = session.prober
+        builder = None
+        engine = None
         inner = prober.check
         if isinstance(inner, BuiltinCheck | EngineCheck):
             builder = inner.target
             if own.same_engine:
-                prober.workers, engine = 1, _build_once(session, builder)
+                prober.workers = 1
+                engine = _build_once(session, builder)
             if isinstance(inner, BuiltinCheck):
                 inner = replace(inner, layers=True, same=own.same_engine)
             prober.check = replace(inner, records=not own.same_engine)
         sorted_to = kept.artifacts or kept.artifacts_dir != CheckOptions().artifacts_dir
         folder = kept.artifacts_dir if sorted_to else session.subject.workspace.folder
-        return repeat(Repetition(session, builder, until, folder, search.confidence, own.same_engine, engine), most)
+        return repeat(
+            Repetition(session, builder, until, folder, search.confidence, own.same_engine, engine),
+            most,
+        )

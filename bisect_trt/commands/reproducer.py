@@ -21,7 +21,16 @@ from bisect_trt.onnxlib.nodes import clone, first_output
 from bisect_trt.options.searches import Diagnose
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record
-from bisect_trt.report.reproducer import FILES, MODEL, SCRIPT, Reproducer, Since, Trial, pack, writing
+from bisect_trt.report.reproducer import (
+    FILES,
+    MODEL,
+    SCRIPT,
+    Reproducer,
+    Since,
+    Trial,
+    pack,
+    writing,
+)
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.place import rerun_command
@@ -31,7 +40,8 @@ from bisect_trt.worker.protocol import Failed
 _GRACE_SECONDS = 120.0
 _LEAST_SECONDS = 10.0
 """The time that the script gets where --max-time has none left."""
-"""Added to ten times the time of a probe: a fresh process with TensorRT takes ten seconds to start."""
+"""Added to ten times the time of a probe: a fresh process with TensorRT takes ten seconds to
+start."""
 _MOST_RUNS = 20
 """Runs of a script if the failure is flaky."""
 _NO_PACKAGE = "inconclusive: No module named "
@@ -42,8 +52,8 @@ def check_folder(folder: Path, archive: Path | None, *, overwrite: bool) -> None
     """Check that a reproducer can be written to a folder, without writing anything: there may be nothing to reproduce.
 
     Raises:
-        UsageError: The folder exists and is not empty, or it is a file, or it cannot be created; or its archive exists; or it
-            holds a symbolic link with a target that would be overwritten.
+        UsageError: The folder exists and is not empty, or it is a file, or it cannot be created; or
+            its archive exists; or it holds a symbolic link with a target that would be overwritten.
     """
     full = folder if folder.is_file() or (folder.is_dir() and any(folder.iterdir())) else None
     existing = archive if archive is not None and archive.exists() else full
@@ -88,7 +98,11 @@ class Left:
     steady: bool
 
     def finish(
-        self, session: Session, archive: Path | None = None, cause: Sequence[str] = (), since: Since | None = None
+        self,
+        session: Session,
+        archive: Path | None = None,
+        cause: Sequence[str] = (),
+        since: Since | None = None,
     ) -> None:
         """Write the texts again, once nothing more is probed, and pack the folder.
 
@@ -104,18 +118,24 @@ class Left:
 def _describe_search(session: Session, minimum: Minimum) -> str:
     """Describe the search."""
     subject = session.subject
-    proof = "1-minimal: without any one of its nodes the rest does not fail" if minimum.proven else "unproven"
+    proof = (
+        "1-minimal: without any one of its nodes the rest does not fail"
+        if minimum.proven
+        else "unproven"
+    )
     return (
         f"By `bisect-trt diagnose` from a model of {len(subject.network.nodes)} nodes, in "
         f"{len(session.prober.ledger.records)} probes. The answer is {proof}."
     )
 
 
-def leave_reproducer(session: Session, check: CheckSettings, answer: Answer, folder: Path, own: Diagnose) -> Left:
+def leave_reproducer(
+    session: Session, check: CheckSettings, answer: Answer, folder: Path, own: Diagnose
+) -> Left:
     """Write the folder, read its model back, probe that once more, and run the script.
 
-    The folder has only the nodes of the answer with their names and weights; with ``--anonymise``, with other names and weights,
-    as long as it still fails then.
+    The folder has only the nodes of the answer with their names and weights; with ``--anonymise``,
+    with other names and weights, as long as it still fails then.
 
     Raises:
         UsageError: The folder cannot be written.
@@ -123,18 +143,25 @@ def leave_reproducer(session: Session, check: CheckSettings, answer: Answer, fol
     assert check.target is not None
     subject = session.subject
     make_folder(folder)
-    candidate = replace(answer.candidate, made=strip(answer.candidate.proto), title="the reproducer, read back")
+    candidate = replace(
+        answer.candidate, made=strip(answer.candidate.proto), title="the reproducer, read back"
+    )
     disguised = _disguise(session, candidate, check.target, folder) if own.anonymise else None
     candidate, record = disguised or _read_back(session, candidate, folder)
-    outcome, sentence = session.outcome(record), describe_answer(subject.network, answer.blamed)
+    outcome = session.outcome(record)
+    sentence = describe_answer(subject.network, answer.blamed)
     if disguised:
         nodes = [f"{node.op_type} '{node.name}'" for node in candidate.proto.graph.node]
-        sentence = f"{nodes[0]} fails alone" if len(nodes) == 1 else f"{len(nodes)} nodes fail together"
+        sentence = (
+            f"{nodes[0]} fails alone" if len(nodes) == 1 else f"{len(nodes)} nodes fail together"
+        )
     target = candidate.settings(check.target)
     lowered = subject.models.lowered(folder / MODEL, target)
     ran = None if isinstance(lowered, Failed) else lowered
     carried, files = carry(target, folder / FILES)
-    places = {first_output(node): place for place, node in enumerate(answer.candidate.proto.graph.node)}
+    places = {
+        first_output(node): place for place, node in enumerate(answer.candidate.proto.graph.node)
+    }
     names = (first_output(subject.network.nodes[index]) for index in answer.blamed)
     reproducer = Reproducer(
         candidate.proto,
@@ -156,15 +183,23 @@ def leave_reproducer(session: Session, check: CheckSettings, answer: Answer, fol
         is_bug=answer.fault.is_bug,
         places=[seen.table() for seen in subject.seen.values()],
     )
-    written, minimum = reproducer.write(folder), answer.case.minimum
+    written = reproducer.write(folder)
+    minimum = answer.case.minimum
     trial = _try_script(session, folder, outcome.seconds)
-    command, why = rerun_command(folder / SCRIPT, subject.workers.places), None if trial.shows else trial.why
+    command = rerun_command(folder / SCRIPT, subject.workers.places)
+    why = None if trial.shows else trial.why
     session.result.extra.setdefault("report", {})["proof"] = {"command": command, "why": why}
     if record.verdict is not Verdict.FAIL:
         minimum = session.disagreed(minimum, record)
     elif trial.shows is False:
         minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {trial.why}")
-    return Left(minimum, replace(reproducer, trial=trial), folder, written, record.verdict is not Verdict.PASS)
+    return Left(
+        minimum,
+        replace(reproducer, trial=trial),
+        folder,
+        written,
+        record.verdict is not Verdict.PASS,
+    )
 
 
 def _read_back(session: Session, candidate: Candidate, folder: Path) -> tuple[Candidate, Record]:
@@ -179,13 +214,17 @@ def _disguise(
     session: Session, candidate: Candidate, target: TargetSettings, folder: Path
 ) -> tuple[Candidate, Record] | None:
     """Write the candidate with other names and weights; returns ``None`` if it does not fail then."""
-    subject, proto = session.subject, clone(candidate.proto)
+    subject = session.subject
+    proto = clone(candidate.proto)
     load_all_inside(proto, subject.workspace.weights.folder_of(proto))
     anonymous = anonymise(proto)
     if anonymous.kept:
-        session.console.warn(f"not anonymised: {len(anonymous.kept)} weights have types that cannot be replaced")
+        session.console.warn(
+            f"not anonymised: {len(anonymous.kept)} weights have types that cannot be replaced"
+        )
         return None
-    names, keep = anonymous.names, candidate.settings(target).keep
+    names = anonymous.names
+    keep = candidate.settings(target).keep
     fed = anonymous.rename(subject.values(candidate, candidate.inputs))
     made = subject.models.run("anonymous", anonymous.proto, fed)
     if not isinstance(made, Failed):
@@ -212,14 +251,17 @@ def without_paths(text: str, subject: Subject) -> str:
     folder = re.escape(str(subject.workspace.folder))
     absolute = re.escape(str(subject.workspace.folder.absolute()))
     text = re.sub(rf"(?:{absolute}|{folder})[^\s'\":,;]*", MODEL, text)
-    return text.replace(str(subject.settings.path.absolute()), MODEL).replace(str(subject.settings.path), MODEL)
+    return text.replace(str(subject.settings.path.absolute()), MODEL).replace(
+        str(subject.settings.path), MODEL
+    )
 
 
 def carry(target: TargetSettings, folder: Path) -> tuple[TargetSettings, list[str]]:
     """Copy the files that a target reads.
 
     Returns:
-        The target that reads the copies, by their paths in the reproducer's folder; and those paths.
+        The target that reads the copies, by their paths in the reproducer's folder; and those
+        paths.
 
     Raises:
         UsageError: They cannot be copied.
@@ -243,7 +285,8 @@ def carry(target: TargetSettings, folder: Path) -> tuple[TargetSettings, list[st
 
 def _try_script(session: Session, folder: Path, seconds: float) -> Trial:
     """Run the script where the target runs, as often as a flaky failure needs."""
-    limit, trial = 10 * seconds + _GRACE_SECONDS, Trial()
+    limit = 10 * seconds + _GRACE_SECONDS
+    trial = Trial()
     left = session.subject.workers.deadline.seconds_left()
     if left is not None:
         limit = min(limit, max(left, _LEAST_SECONDS))
@@ -272,7 +315,11 @@ def _run_script(subject: Subject, folder: Path, limit: float) -> Trial:
         return Trial(True)
     text = log.read_text(encoding="utf-8", errors="replace")
     how = end.describe() if end.limit or end.code < 0 else f"status {end.code}"
-    last = (text.strip().splitlines() or [""])[-1].replace(f"{folder.absolute()}/", "")  # no path of this machine
-    if end.code == 2 and last.startswith(_NO_PACKAGE):  # the target's worker finds its package elsewhere
+    last = (text.strip().splitlines() or [""])[-1].replace(
+        f"{folder.absolute()}/", ""
+    )  # no path of this machine
+    if end.code == 2 and last.startswith(
+        _NO_PACKAGE
+    ):  # the target's worker finds its package elsewhere
         return Trial(None, f"not run here ({last.removeprefix('inconclusive: ').rstrip('.')})")
     return Trial(False, f"{SCRIPT} ends with {how}{f': {last}' if last else ''}")

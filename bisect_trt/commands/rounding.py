@@ -1,8 +1,9 @@
 """Measures how far rounding alone moves the outputs of a model, and whether it can turn a decision (a tie).
 
-To first order, rounding moves a result by the rounding of each step times the condition of what follows (N. Higham, "Accuracy and
-Stability of Numerical Algorithms", 2002, chapter 1), and a sum of n terms rounds like a random walk of n steps. This is
-measured: each tensor is perturbed at random by the rounding of its node, and the model is run again on the reference.
+To first order, rounding moves a result by the rounding of each step times the condition of what
+follows (N. Higham, "Accuracy and Stability of Numerical Algorithms", 2002, chapter 1), and a sum of
+n terms rounds like a random walk of n steps. This is measured: each tensor is perturbed at random
+by the rounding of its node, and the model is run again on the reference.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ Computed = Values | str
 """The outputs of a model, or the reason why there are none."""
 Run = Callable[[onnx.ModelProto, Values], Computed]
 MUCH_WORSE = 4.0
-"""A target that is off by more than this multiple of the rounding error has a bug; below it, it may round more often."""
+"""A target that is off by more than this multiple of the rounding error has a bug; below it, it may
+round more often."""
 ULP = 2.0**-23
 """One unit in the last place of float32, relative to the value."""
 UNITS = {Precision.TF32: 2.0**-10, Precision.FP16: 2.0**-10, Precision.BF16: 2.0**-7}
@@ -49,9 +51,20 @@ _DECIDING = {
 }  # fmt: skip
 """Operators with results that change completely for the smallest change of their inputs."""
 _MONOTONIC = {"Cast", "Ceil", "Floor", "QuantizeLinear", "Round", "Sign"}
-"""Deciding operators that keep the order of their inputs, so that two results explain each result between them."""
-_DISCONTINUOUS = {*_DECIDING, "DynamicQuantizeLinear", "GridSample", "Mod", "Resize", "RoiAlign", "Upsample"}
-_INTEGERS = {kind for name, kind in onnx.TensorProto.DataType.items() if "INT" in name or name == "BOOL"}
+"""Deciding operators that keep the order of their inputs, so that two results explain each result
+between them."""
+_DISCONTINUOUS = {
+    *_DECIDING,
+    "DynamicQuantizeLinear",
+    "GridSample",
+    "Mod",
+    "Resize",
+    "RoiAlign",
+    "Upsample",
+}
+_INTEGERS = {
+    kind for name, kind in onnx.TensorProto.DataType.items() if "INT" in name or name == "BOOL"
+}
 _TERMS: Mapping[str, Callable[[Sequence[Sequence[int]], Sequence[int]], int]] = {
     "MatMul": lambda read, _: read[0][-1],
     "Gemm": lambda read, made: math.prod(read[0]) // made[0],
@@ -60,19 +73,25 @@ _TERMS: Mapping[str, Callable[[Sequence[Sequence[int]], Sequence[int]], int]] = 
     **dict.fromkeys(("CumSum", "LogSoftmax", "Softmax"), lambda read, _: max(read[0])),
     "Reduce": lambda read, made: math.prod(read[0]) // math.prod(made),
 }
-"""Number of terms that a node adds up for each output element, from the shapes of its inputs and output."""
+"""Number of terms that a node adds up for each output element, from the shapes of its inputs and
+output."""
 
 
-def rounding_alone(subject: Subject, check: CheckSettings, seen: Sequence[TensorComparison]) -> dict[str, Any] | None:
+def rounding_alone(
+    subject: Subject, check: CheckSettings, seen: Sequence[TensorComparison]
+) -> dict[str, Any] | None:
     """Run the reference with rounding added, twice, and compare it with itself.
 
     Returns:
-        The field ``amplified`` of the result, if rounding alone fails each output that fails on the target and is off at least a
-        quarter as far. ``None`` also where that cannot be measured: a target of low precision, NaN or Inf, a model that draws
+        The field ``amplified`` of the result, if rounding alone fails each output that fails on the
+        target and is off at least a
+        quarter as far. ``None`` also where that cannot be measured: a target of low precision, NaN
+            or Inf, a model that draws
         random numbers or is too large to be run once more.
     """
     failed = {each.name: each for each in seen if not each.passed}
-    proto, original = subject.network.proto, subject.original
+    proto = subject.network.proto
+    original = subject.original
     if not failed or check.target is None or check.target.low_precisions:
         return None
     # A runtime may keep a second copy of each weight, laid out for its kernels.
@@ -80,7 +99,8 @@ def rounding_alone(subject: Subject, check: CheckSettings, seen: Sequence[Tensor
     finite = all(math.isfinite(each.severity) for each in failed.values())
     if large or not finite or subject.reference.lost or drawing_nodes(proto):
         return None
-    golden, fed = subject.values(original, list(failed)), subject.values(original, original.inputs)
+    golden = subject.values(original, list(failed))
+    fed = subject.values(original, original.inputs)
 
     def run(model: onnx.ModelProto) -> Computed:
         made = subject.models.run("perturbed", model, fed)
@@ -89,17 +109,24 @@ def rounding_alone(subject: Subject, check: CheckSettings, seen: Sequence[Tensor
     perturbed = perturb(proto, subject.infos, ULP, golden, run, _TRIALS)
     if isinstance(perturbed, str):
         return None
-    alone = {each.name: each for each in compare_all(golden, perturbed, check.tolerance) if not each.passed}
+    alone = {
+        each.name: each
+        for each in compare_all(golden, perturbed, check.tolerance)
+        if not each.passed
+    }
     for name, each in failed.items():
         moved = alone.get(name)
         much = moved is None or (each.max_abs or 0.0) > MUCH_WORSE * (moved.max_abs or 0.0)
         if moved is None or much or each.severity > MUCH_WORSE * moved.severity:
             return None
     furthest = max(failed.values(), key=lambda each: each.severity)
-    by_rounding, off = alone[furthest.name].max_abs or 0.0, furthest.max_abs or 0.0
+    by_rounding = alone[furthest.name].max_abs or 0.0
+    off = furthest.max_abs or 0.0
     op, spread = _amplifier(subject, run)
     sentence = "Rounding explains the difference: if every tensor of the reference is perturbed in its last place, "
-    sentence += f"'{furthest.name}' changes by {by_rounding:.3g}; on the target it is off by {off:.3g}."
+    sentence += (
+        f"'{furthest.name}' changes by {by_rounding:.3g}; on the target it is off by {off:.3g}."
+    )
     sentence += f" {op} amplifies errors most." if op else ""
     sentence += " Use real inputs (--load-inputs)"
     if by_rounding < _MEANINGLESS * finite_rms(golden[furthest.name]):
@@ -108,16 +135,23 @@ def rounding_alone(subject: Subject, check: CheckSettings, seen: Sequence[Tensor
     return dict(to_plain({**found, "sentence": f"{sentence}."}))
 
 
-def _amplifier(subject: Subject, run: Callable[[onnx.ModelProto], Computed]) -> tuple[str | None, bool]:
+def _amplifier(
+    subject: Subject, run: Callable[[onnx.ModelProto], Computed]
+) -> tuple[str | None, bool]:
     """Find the operator that amplifies relative errors most, over all its nodes.
 
     Returns:
-        The operator, if any amplifies and that can be measured; and whether the gain is spread over many nodes, so that no piece
+        The operator, if any amplifies and that can be measured; and whether the gain is spread over
+        many nodes, so that no piece
         of the model is to blame: no node alone loses half of the digits that are lost.
     """
-    network, infos = subject.network, subject.infos
+    network = subject.network
+    infos = subject.infos
     names = [name for name in network.computed if name in infos and infos[name].dtype == np.float32]
-    if sum(4 * math.prod(int(dim or 1) for dim in infos[name].shape or ()) for name in names) > _MOST_BYTES:
+    if (
+        sum(4 * math.prod(int(dim or 1) for dim in infos[name].shape or ()) for name in names)
+        > _MOST_BYTES
+    ):
         return None, False
     perturbed = run(_perturbed(subject.marked(names), _roundings(network.proto, infos, ULP), 0))
     if isinstance(perturbed, str):
@@ -127,7 +161,8 @@ def _amplifier(subject: Subject, run: Callable[[onnx.ModelProto], Computed]) -> 
         golden = subject.reference.select([name])[name]
         scale = finite_rms(golden)
         errors[name] = finite_rms(perturbed[name] - golden) / scale if scale else 0.0
-    gains, most = defaultdict[str, float](float), 0.0  # in digits of base 2; as a factor
+    gains = defaultdict[str, float](float)  # in digits of base 2; as a factor
+    most = 0.0
     for index in network.order:
         read = max([ULP, *(errors.get(name, 0.0) for name in network.reads[index])])
         made = max((errors.get(name, 0.0) for name in network.made(index)), default=0.0)
@@ -160,12 +195,17 @@ def perturb(
     trials: int,
 ) -> Computed:
     """Return the outputs of a model with its fp32 tensors perturbed at random by their rounding: of several trials the worst."""
-    units, found = _roundings(model, infos, unit), Arrays()
+    units = _roundings(model, infos, unit)
+    found = Arrays()
 
     def off(value: Array, right: Array) -> float:
         with np.errstate(all="ignore"):
             same = value.shape == right.shape
-            return float(np.max(np.abs(value.astype(np.float64) - right), initial=0.0)) if same else 0.0
+            return (
+                float(np.max(np.abs(value.astype(np.float64) - right), initial=0.0))
+                if same
+                else 0.0
+            )
 
     for trial in range(trials):
         made = run(_perturbed(model, units, trial))
@@ -183,8 +223,11 @@ def _perturbed(model: onnx.ModelProto, units: Mapping[str, float], seed: int) ->
     nodes: list[onnx.NodeProto] = []
 
     def multiply(source: str, target: str, unit: float) -> None:
-        factor, number = f"{target}__factor", float(seed * 10_000 + len(nodes))
-        drawn = helper.make_node("RandomUniformLike", [source], [factor], low=1 - unit, high=1 + unit, seed=number)
+        factor = f"{target}__factor"
+        number = float(seed * 10_000 + len(nodes))
+        drawn = helper.make_node(
+            "RandomUniformLike", [source], [factor], low=1 - unit, high=1 + unit, seed=number
+        )
         nodes.extend([drawn, helper.make_node("Mul", [source, factor], [target])])
 
     weights = {tensor.name for tensor in model.graph.initializer}
@@ -204,16 +247,28 @@ def _perturbed(model: onnx.ModelProto, units: Mapping[str, float], seed: int) ->
     return result
 
 
-def _roundings(model: onnx.ModelProto, infos: Mapping[str, TensorInfo], unit: float) -> dict[str, float]:
+def _roundings(
+    model: onnx.ModelProto, infos: Mapping[str, TensorInfo], unit: float
+) -> dict[str, float]:
     """Return the rounding error of each float32 tensor that a node makes, relative to its value."""
-    shapes = {name: [dim if isinstance(dim, int) else 1 for dim in info.shape or ()] for name, info in infos.items()}
+    shapes = {
+        name: [dim if isinstance(dim, int) else 1 for dim in info.shape or ()]
+        for name, info in infos.items()
+    }
     units = dict.fromkeys((name for name, info in infos.items() if info.dtype == np.float32), unit)
     for node in model.graph.node:
-        terms = _TERMS.get("Reduce" if node.op_type.startswith(("Reduce", "Global")) else node.op_type)
+        terms = _TERMS.get(
+            "Reduce" if node.op_type.startswith(("Reduce", "Global")) else node.op_type
+        )
         try:
             made = shapes[node.output[0]]
             count = terms([shapes.get(name, ()) for name in node.input], made) if terms else 1
-        except (IndexError, KeyError, ValueError, ZeroDivisionError):  # an unknown shape, or one without elements
+        except (
+            IndexError,
+            KeyError,
+            ValueError,
+            ZeroDivisionError,
+        ):  # an unknown shape, or one without elements
             count = 1
         units |= {name: unit * math.sqrt(max(count, 1)) for name in node.output if name in units}
     return units
@@ -221,14 +276,18 @@ def _roundings(model: onnx.ModelProto, infos: Mapping[str, TensorInfo], unit: fl
 
 def _decides(node: onnx.NodeProto) -> bool:
     """Return whether the smallest change of a node's inputs may change its result completely."""
-    return node.op_type in _DECIDING and (node.op_type != "Cast" or attribute(node, "to") in _INTEGERS)
+    return node.op_type in _DECIDING and (
+        node.op_type != "Cast" or attribute(node, "to") in _INTEGERS
+    )
 
 
 def mark_decisions(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with the tensors that its deciding nodes read and make among its outputs; the same if it has none."""
     known = {value.name for value in (*model.graph.input, *model.graph.output)}
     made = {name for node in model.graph.node for name in node.output} - known
-    deciding = [name for node in model.graph.node if _decides(node) for name in (*node.input, *node.output)]
+    deciding = [
+        name for node in model.graph.node if _decides(node) for name in (*node.input, *node.output)
+    ]
     added = list(dict.fromkeys(name for name in deciding if name in made))
     if not added:
         return model
@@ -238,12 +297,16 @@ def mark_decisions(model: onnx.ModelProto) -> onnx.ModelProto:
     return marked
 
 
-def turned_decision(model: onnx.ModelProto, reference: Values, target: Values) -> onnx.NodeProto | None:
+def turned_decision(
+    model: onnx.ModelProto, reference: Values, target: Values
+) -> onnx.NodeProto | None:
     """Return the first node that decided otherwise on the target."""
 
     def differs(node: onnx.NodeProto) -> bool:
         names = [name for name in node.output if name in reference and name in target]
-        return _decides(node) and not all(np.array_equal(reference[name], target[name]) for name in names)
+        return _decides(node) and not all(
+            np.array_equal(reference[name], target[name]) for name in names
+        )
 
     return next(filter(differs, model.graph.node), None)
 
@@ -259,8 +322,9 @@ def rounding_turns(
 ) -> bool:
     """Return whether the rounding of what a node reads can turn its decision.
 
-    The node is run alone on the reference with its inputs moved as far as any two sides differ. Among equals that were computed,
-    either choice is right; among equals that the node is fed, the ONNX standard says which.
+    The node is run alone on the reference with its inputs moved as far as any two sides differ.
+    Among equals that were computed, either choice is right; among equals that the node is fed, the
+    ONNX standard says which.
 
     Args:
         node: The node that decided otherwise.
@@ -268,32 +332,48 @@ def rounding_turns(
         inputs: The input values of the model, which no side computes.
         sides: The tensors of the reference, then of other computations, which differ by rounding.
         decided: The tensors of the target, with the decision.
-        precision: The precision that the inputs of the model are rounded to, and that bounds the differences.
+        precision: The precision that the inputs of the model are rounded to, and that bounds the
+            differences.
         run: Runs a model on the reference.
     """
     reference = sides[0]
     names = [name for name in node.input if name]
-    stored = (each for each in model.graph.initializer if each.name in names and not each.external_data)
+    stored = (
+        each for each in model.graph.initializer if each.name in names and not each.external_data
+    )
     weights = {each.name: np.asarray(numpy_helper.to_array(each)) for each in stored}
-    known, decisive = {**reference, **inputs, **weights}, node.input[0]
-    if any(name not in known for name in names) or known[decisive].dtype.kind != "f" or not known[decisive].size:
+    known = {**reference, **inputs, **weights}
+    decisive = node.input[0]
+    if (
+        any(name not in known for name in names)
+        or known[decisive].dtype.kind != "f"
+        or not known[decisive].size
+    ):
         return False
     fed = {name: known[name] for name in names}
     unit = UNITS.get(precision, 0.0)
     moved: Array = np.zeros(fed[decisive].shape)
     if decisive in inputs and unit:
-        least = float(np.finfo(np.float16).smallest_subnormal) if precision is Precision.FP16 else 0.0
+        least = (
+            float(np.finfo(np.float16).smallest_subnormal) if precision is Precision.FP16 else 0.0
+        )
         moved = np.maximum(np.abs(fed[decisive]) * unit, least)
     for name in fed.keys() - weights.keys() - ({decisive} if decisive in inputs else set()):
-        apart = [_difference(fed[name], side.get(name), unit if name in inputs else None) for side in sides]
+        apart = [
+            _difference(fed[name], side.get(name), unit if name in inputs else None)
+            for side in sides
+        ]
         moved = np.maximum(moved, max(apart))
 
     def slack_of(value: Array) -> Array:
-        resolved = automatic_tolerance(value, coarser(precision, precision_of(value.dtype)) or precision)
+        resolved = automatic_tolerance(
+            value, coarser(precision, precision_of(value.dtype)) or precision
+        )
         return np.asarray(
             2
             * np.minimum(
-                moved if value is fed[decisive] else moved.max(), resolved.atol + resolved.rtol * np.abs(value)
+                moved if value is fed[decisive] else moved.max(),
+                resolved.atol + resolved.rtol * np.abs(value),
             )
         )
 
@@ -305,17 +385,28 @@ def rounding_turns(
         return np.clip(other, value - slack, value + slack).astype(value.dtype)
 
     slack = slack_of(fed[decisive])
-    ways = [{**fed, decisive: (fed[decisive] + way * slack).astype(fed[decisive].dtype)} for way in (0, -1, 1)]
-    ways += [{name: limited(value, side.get(name)) for name, value in fed.items()} for side in sides[1:]]
+    ways = [
+        {**fed, decisive: (fed[decisive] + way * slack).astype(fed[decisive].dtype)}
+        for way in (0, -1, 1)
+    ]
+    ways += [
+        {name: limited(value, side.get(name)) for name, value in fed.items()} for side in sides[1:]
+    ]
     alone = _alone(node, model, fed, reference)
     made = [each for each in (run(alone, values) for values in ways) if not isinstance(each, str)]
     if node.op_type in _CHOICES:
-        indices, is_exact = node.output[-1], decisive in inputs  # TopK returns the values first
+        indices = node.output[-1]  # TopK returns the values first
+        is_exact = decisive in inputs
         return any(
-            _equal_choice(node, fed[decisive], slack, each[indices], decided[indices], is_exact=is_exact)
+            _equal_choice(
+                node, fed[decisive], slack, each[indices], decided[indices], is_exact=is_exact
+            )
             for each in made
         )
-    return all(_explains(node, [each[name] for each in made], decided[name]) for name in filter(None, node.output))
+    return all(
+        _explains(node, [each[name] for each in made], decided[name])
+        for name in filter(None, node.output)
+    )
 
 
 def _explains(node: onnx.NodeProto, results: Sequence[Array], decided: Array) -> bool:
@@ -333,10 +424,14 @@ def with_decision(model: onnx.ModelProto, node: onnx.NodeProto, target: Values) 
     """Return the model without a node, with the target's results of that node as inputs."""
     taken = clone(model)
     keep_only(taken.graph.node, [each for each in taken.graph.node if each.output != node.output])
-    keep_only(taken.graph.output, [each for each in taken.graph.output if each.name not in node.output])
+    keep_only(
+        taken.graph.output, [each for each in taken.graph.output if each.name not in node.output]
+    )
     decided = {name: target[name] for name in node.output if name in target}
     for name, value in decided.items():
-        taken.graph.input.append(helper.make_tensor_value_info(name, element_type(value.dtype), value.shape))
+        taken.graph.input.append(
+            helper.make_tensor_value_info(name, element_type(value.dtype), value.shape)
+        )
     return taken
 
 
@@ -349,21 +444,35 @@ def _difference(one: Array, other: Array | None, unit: float | None) -> float:
     if other is None or other.shape != one.shape:
         return math.inf
     with np.errstate(all="ignore"):
-        apart = np.abs(one.astype(np.float64) - other.astype(np.float64))[np.isfinite(one) | np.isfinite(other)]
+        apart = np.abs(one.astype(np.float64) - other.astype(np.float64))[
+            np.isfinite(one) | np.isfinite(other)
+        ]
     return float(np.max(apart, initial=0.0)) if np.isfinite(apart).all() else math.inf
 
 
-def _alone(node: onnx.NodeProto, model: onnx.ModelProto, fed: Values, made: Values) -> onnx.ModelProto:
+def _alone(
+    node: onnx.NodeProto, model: onnx.ModelProto, fed: Values, made: Values
+) -> onnx.ModelProto:
     """Return a model of one node."""
     info = helper.make_tensor_value_info
     inputs = [info(name, element_type(value.dtype), value.shape) for name, value in fed.items()]
-    outputs = [info(name, element_type(made[name].dtype), [None] * made[name].ndim) for name in node.output if name]
+    outputs = [
+        info(name, element_type(made[name].dtype), [None] * made[name].ndim)
+        for name in node.output
+        if name
+    ]
     graph = helper.make_graph([node], "decision", inputs, outputs)
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
 def _equal_choice(
-    node: onnx.NodeProto, values: Array, slack: Array, right: Array, chosen: Array, *, is_exact: bool
+    node: onnx.NodeProto,
+    values: Array,
+    slack: Array,
+    right: Array,
+    chosen: Array,
+    *,
+    is_exact: bool,
 ) -> bool:
     """Return whether the values at two sets of indices differ by rounding at most.
 
@@ -373,11 +482,13 @@ def _equal_choice(
         slack: How far rounding moves each value.
         right: The indices that it chooses.
         chosen: The indices to judge, of the same shape.
-        is_exact: Whether both sides read the same values, so that the standard decides among equal ones.
+        is_exact: Whether both sides read the same values, so that the standard decides among equal
+            ones.
     """
     axis = attribute(node, "axis", -1 if node.op_type == "TopK" else 0) % values.ndim
     if node.op_type != "TopK" and not attribute(node, "keepdims", 1):
-        right, chosen = np.expand_dims(right, axis), np.expand_dims(chosen, axis)
+        right = np.expand_dims(right, axis)
+        chosen = np.expand_dims(chosen, axis)
     if right.shape != chosen.shape or not ((chosen >= 0) & (chosen < values.shape[axis])).all():
         return False
     best, taken, most = (

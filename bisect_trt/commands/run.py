@@ -45,7 +45,15 @@ from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
-from bisect_trt.tensors.files import NpzFile, SavedRun, Values, load_runs, same_samples, sample_files, save_samples
+from bisect_trt.tensors.files import (
+    NpzFile,
+    SavedRun,
+    Values,
+    load_runs,
+    same_samples,
+    sample_files,
+    save_samples,
+)
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample, Score, Trace
@@ -54,11 +62,24 @@ OPERATOR = "op:"
 """The prefix of a type of operators among names of tensors, as for ``--keep``."""
 MARK_ALL = "mark all"
 _COMPARED_OUTPUTS = {"load_outputs", "save_outputs"}
-_SINGLE_OUTPUTS = {"load_outputs", "save_outputs", "save_inputs", "onnx_outputs", "onnx_exclude_outputs", "save_onnx"}
+_SINGLE_OUTPUTS = {
+    "load_outputs",
+    "save_outputs",
+    "save_inputs",
+    "onnx_outputs",
+    "onnx_exclude_outputs",
+    "save_onnx",
+}
 """Options about single outputs."""
 _NEED_A_MODEL = {"onnx_exclude_outputs", "save_onnx", "save_inputs", "save_outputs"}
 """Options that do not apply to saved outputs."""
-_TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "uint8": "int8"}
+_TYPES = {
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8",
+    "uint8": "int8",
+}
 """The precisions of types in the layers of engines, where a type has another name."""
 _PRECISIONS = {"fp32", "fp16", "bf16", "fp8", "int8", "int4", "fp4"}
 """Layers of other types (integers, masks) are not counted."""
@@ -80,7 +101,11 @@ def run(call: Call) -> Result:
     metric, limits = call.deciding(bounded=False)
     call.open(None, options.load_outputs)
     if limits is not None:
-        refuse_options(options, _SINGLE_OUTPUTS, "does not apply to limits, which measure the whole model; drop it.")
+        refuse_options(
+            options,
+            _SINGLE_OUTPUTS,
+            "does not apply to limits, which measure the whole model; drop it.",
+        )
         check = CheckSettings(CheckOptions(timeout=options.timeout), target=target, limits=limits)
         with call.searching(check) as session:
             return measure(session, target)
@@ -92,19 +117,30 @@ def run(call: Call) -> Result:
         if target.build_only:
             return build(session, target, tolerance, options)
         if metric is not None:
-            refuse_options(options, _SINGLE_OUTPUTS, "does not apply to --metric, which scores all outputs; drop it.")
+            refuse_options(
+                options,
+                _SINGLE_OUTPUTS,
+                "does not apply to --metric, which scores all outputs; drop it.",
+            )
             return score(session, target, metric, options.timeout)
-        return _compare_target(session, target, tolerance, options, Table(session.console, session.result, call[Plots]))
+        return _compare_target(
+            session, target, tolerance, options, Table(session.console, session.result, call[Plots])
+        )
 
 
-def score(session: Session, target: TargetSettings, metric: MetricOptions, timeout: float | None) -> Result:
+def score(
+    session: Session, target: TargetSettings, metric: MetricOptions, timeout: float | None
+) -> Result:
     """Score the target on the whole set.
 
     Raises:
-        UsageError: A sample does not fit the model, or the metric does not fit the outputs or labels.
+        UsageError: A sample does not fit the model, or the metric does not fit the outputs or
+            labels.
         UnavailableError: The reference or a target cannot run the model.
     """
-    subject, console, result = session.subject, session.console, session.result
+    subject = session.subject
+    console = session.console
+    result = session.result
     model = subject.models.write("measured", subject.as_in_file(subject.network.proto))
     scale = make_scale(subject, metric)
     console.step(f"{target.describe()}, on all {scale.data.count} samples")
@@ -127,41 +163,65 @@ def measure(session: Session, target: TargetSettings) -> Result:
     record = session.prober.probe(session.subject.original)
     outcome = session.outcome(record)
     if outcome.ending is Ending.BROKEN:
-        raise ModelRefusedError(f"the target cannot run {session.subject.settings.path}: {outcome.reason}.")
+        raise ModelRefusedError(
+            f"the target cannot run {session.subject.settings.path}: {outcome.reason}."
+        )
     session.result.extra["comparisons"] = []
     status, said = {
         Verdict.PASS: ("found", "Within the limits"),
         Verdict.FAIL: ("not_reproduced", "Past a limit"),
-        Verdict.UNRESOLVED: ("inconclusive", "Unknown, because the machine is too noisy or the limit too close"),
+        Verdict.UNRESOLVED: (
+            "inconclusive",
+            "Unknown, because the machine is too noisy or the limit too close",
+        ),
     }[record.verdict]
     session.console.answer(f"{said}: {record.reason}.")
-    return session.result.end(status, record.reason if record.verdict is Verdict.UNRESOLVED else None)
+    return session.result.end(
+        status, record.reason if record.verdict is Verdict.UNRESOLVED else None
+    )
 
 
-def build(session: Session, target: TargetSettings, tolerance: ToleranceOptions, options: RunOptions) -> Result:
+def build(
+    session: Session, target: TargetSettings, tolerance: ToleranceOptions, options: RunOptions
+) -> Result:
     """Parse and build the model, and report the precisions of its layers; nothing is run.
 
     Args:
         session: The model and the result.
         target: The target.
         tolerance: The tolerances for the worker.
-        options: The tensors that are outputs, the file for that model, and the time that a build may take.
+        options: The tensors that are outputs, the file for that model, and the time that a build
+            may take.
     """
-    subject, console, result, timeout = session.subject, session.console, session.result, options.timeout
-    refuse_options(options, _COMPARED_OUTPUTS, "has no effect with --build-only, which runs nothing; drop it.")
+    subject = session.subject
+    console = session.console
+    result = session.result
+    timeout = options.timeout
+    refuse_options(
+        options, _COMPARED_OUTPUTS, "has no effect with --build-only, which runs nothing; drop it."
+    )
     console.step(f"{target.describe()}: parse and build")
     # One engine for all samples: where dimensions are free, its profile covers the shapes of each.
-    feeds = [subject.models.feed(f"inputs-{number}", sample) for number, sample in enumerate(subject.samples, 1)]
+    feeds = [
+        subject.models.feed(f"inputs-{number}", sample)
+        for number, sample in enumerate(subject.samples, 1)
+    ]
     samples = tuple(Sample(feed, feed) for feed in feeds)
     names = choose_outputs(subject.network, options.onnx_outputs, options.onnx_exclude_outputs)
     model = subject.models.write("built", subject.as_in_file(marked(subject, names)))
     _save_lowered(session, model, target, options.save_onnx)
     reply = subject.workers.ask(Compare(target, model, samples, tolerance, layers=True), timeout)
     if isinstance(reply, Failed):
-        trace = subject.workers.ask(Trace(target, model, feeds[0]), timeout) if reply.kind == "build" else reply
+        trace = (
+            subject.workers.ask(Trace(target, model, feeds[0]), timeout)
+            if reply.kind == "build"
+            else reply
+        )
         parts = None if isinstance(trace, Failed) else trace.get("partition")
         result.extra["partition"] = parts
-        console.answer(f"It does not build: {reply.message}.{f' {describe_partition(parts)}' if parts else ''}")
+        console.answer(
+            f"It does not build: {reply.message}.{f' {describe_partition(parts)}' if parts else ''}"
+        )
         return result.end("not_reproduced", reply.message)
     audit = audit_precision(target, reply.layers)
     result.extra |= {"layers": list(reply.layers), "precision_audit": audit}
@@ -171,7 +231,8 @@ def build(session: Session, target: TargetSettings, tolerance: ToleranceOptions,
 
 def describe_partition(parts: Json) -> str:
     """Return which nodes the parser refuses, in a sentence, and which parts are left between them."""
-    refused, sizes = parts["refused"], [len(part) for part in parts["parts"]]
+    refused = parts["refused"]
+    sizes = [len(part) for part in parts["parts"]]
     if not refused:
         return "The parser takes each node; the builder refuses the model."
     known = quoted(each["node"] for each in refused)
@@ -185,11 +246,13 @@ def audit_precision(target: TargetSettings, layers: Sequence[Json]) -> Entry:
     """Compare the requested precisions with the precisions of the layers in ``RuntimeSession.layers``.
 
     Returns:
-        The requested precisions (``asked``), the layers in each (``counts``) and in any (``total``), and a ``sentence``.
+        The requested precisions (``asked``), the layers in each (``counts``) and in any
+        (``total``), and a ``sentence``.
     """
     types = ({_TYPES.get(name, name) for name in each.get("precisions") or ()} for each in layers)
     kinds = [found & _PRECISIONS for found in types]
-    counts, total = Counter(name for each in kinds for name in each), sum(map(bool, kinds))
+    counts = Counter(name for each in kinds for name in each)
+    total = sum(map(bool, kinds))
     found = "".join(f", {number} in {name}" for name, number in counts.most_common())
     sentence = f"{len(layers)} layers{found}."
     asked = [name for name in target.low_precisions if name != "tf32"]
@@ -224,21 +287,29 @@ class Table:
     comparisons: list[TensorComparison] = field(default_factory=list)
 
     def add(
-        self, comparisons: Sequence[TensorComparison], samples: Sequence[tuple[Values, Values]], prefix: str = ""
+        self,
+        comparisons: Sequence[TensorComparison],
+        samples: Sequence[tuple[Values, Values]],
+        prefix: str = "",
     ) -> None:
         """Print a line for each output, with details if it does not match or with ``-v``; draw the plots.
 
         Args:
             comparisons: One for each output and sample.
-            samples: The outputs of the target and of the reference for each sample, to draw; empty if nothing is drawn.
+            samples: The outputs of the target and of the reference for each sample, to draw; empty
+                if nothing is drawn.
             prefix: Begins each line.
         """
         self.comparisons += comparisons
         for comparison in comparisons:
             sample = "" if comparison.sample is None else f"sample {comparison.sample}: "
             word = "match   " if comparison.passed else "MISMATCH"
-            self.console.say(f"  {prefix}{sample}{word} '{comparison.name}': {comparison.describe()}")
-            if comparison.details is not None and (not comparison.passed or self.console.verbosity > 0):
+            self.console.say(
+                f"  {prefix}{sample}{word} '{comparison.name}': {comparison.describe()}"
+            )
+            if comparison.details is not None and (
+                not comparison.passed or self.console.verbosity > 0
+            ):
                 self.console.say(f"    {comparison.details.describe()}")
             if comparison.reference_nonfinite:
                 self.console.warn(
@@ -255,7 +326,8 @@ class Table:
     def conclude(self) -> Result:
         """Print how many match, and return the result."""
         self.result.extra["comparisons"] = [comparison.to_json() for comparison in self.comparisons]
-        count, failed = len(self.comparisons), sum(not comparison.passed for comparison in self.comparisons)
+        count = len(self.comparisons)
+        failed = sum(not comparison.passed for comparison in self.comparisons)
         self.console.say(f"{failed} of {count} do not match." if failed else f"All {count} match.")
         return self.result.end("not_reproduced" if failed else "found")
 
@@ -264,15 +336,21 @@ def _compare_saved(call: Call) -> Result:
     """Compare each saved run with the last one, as the reference.
 
     Raises:
-        UsageError: There are not two runs to compare, they do not fit each other, or an option needs a model.
+        UsageError: There are not two runs to compare, they do not fit each other, or an option
+            needs a model.
     """
-    options, console = call[RunOptions], call.console
+    options = call[RunOptions]
+    console = call.console
     if call[Target].settings(engines=True) is not None or not options.load_outputs:
-        raise MissingOptionError("no model to run; give one, or two saved results with --load-outputs and no target.")
+        raise MissingOptionError(
+            "no model to run; give one, or two saved results with --load-outputs and no target."
+        )
     why = "needs a model; give one, or drop the option."
     refuse_options(options, _NEED_A_MODEL, why)
     if call[MetricOptions].metric is not None or call[Data].external_data_dir is not None:
-        raise ConflictError(f"--{'metric' if call[MetricOptions].metric is not None else 'external-data-dir'} {why}")
+        raise ConflictError(
+            f"--{'metric' if call[MetricOptions].metric is not None else 'external-data-dir'} {why}"
+        )
     call[MetricOptions].check(bounded=False)
     tolerance = tolerance_options(call[CompareOptions], None, nonfinite_equal=False)
     *runs, right = [run for path in options.load_outputs for run in load_runs(path)]
@@ -287,7 +365,9 @@ def _compare_saved(call: Call) -> Result:
         console.step(f"{run.name} against {right.name}, {len(names)} output(s)")
         samples = list(zip(run.samples, right.samples, strict=True))
         for number, (target, reference) in enumerate(samples, 1):
-            shared = _shared(run.name, target, _shared(right.name, reference, names, console), console)
+            shared = _shared(
+                run.name, target, _shared(right.name, reference, names, console), console
+            )
             tolerance.check_names(shared)
             seen = compare_all(reference, target, tolerance, shared, details=True)
             if len(samples) > 1:
@@ -296,7 +376,9 @@ def _compare_saved(call: Call) -> Result:
     return table.conclude()
 
 
-def _shared(name: str, sample: Mapping[str, Any], wanted: Sequence[str], console: Console) -> list[str]:
+def _shared(
+    name: str, sample: Mapping[str, Any], wanted: Sequence[str], console: Console
+) -> list[str]:
     """Return the wanted outputs that a saved sample has; warn about the others.
 
     Raises:
@@ -304,14 +386,20 @@ def _shared(name: str, sample: Mapping[str, Any], wanted: Sequence[str], console
     """
     shared = [output for output in wanted if output in sample]
     if not shared:
-        raise InputValuesError(f"{name} has none of the outputs to compare, {quoted(wanted)}; it has {quoted(sample)}.")
+        raise InputValuesError(
+            f"{name} has none of the outputs to compare, {quoted(wanted)}; it has {quoted(sample)}."
+        )
     if missing := [output for output in wanted if output not in sample]:
         console.warn(f"{name} has no {quoted(missing)}, so that is not compared")
     return shared
 
 
 def _compare_target(
-    session: Session, target: TargetSettings, tolerance: ToleranceOptions, options: RunOptions, table: Table
+    session: Session,
+    target: TargetSettings,
+    tolerance: ToleranceOptions,
+    options: RunOptions,
+    table: Table,
 ) -> Result:
     """Compare outputs of a target with saved runs, or with the reference if there are none; write the requested files."""
     subject, console, models = session.subject, session.console, session.subject.models
@@ -324,19 +412,37 @@ def _compare_target(
     console.step(f"{target.describe()} against {against}, {len(names)} output(s)")
     typed = marked(subject, names)
     model = models.write("compared", subject.as_in_file(typed))
-    inputs = [models.feed(f"inputs-{number}", sample) for number, sample in enumerate(subject.samples, 1)]
-    outputs = tuple(subject.workspace.scratch(f"outputs-{number}.npz") for number in range(1, len(inputs) + 1))
-    golden = [(f"{run.name}: ", _golden(session, run, place, names)) for place, run in enumerate(runs)]
+    inputs = [
+        models.feed(f"inputs-{number}", sample) for number, sample in enumerate(subject.samples, 1)
+    ]
+    outputs = tuple(
+        subject.workspace.scratch(f"outputs-{number}.npz") for number in range(1, len(inputs) + 1)
+    )
+    golden = [
+        (f"{run.name}: ", _golden(session, run, place, names)) for place, run in enumerate(runs)
+    ]
     if not runs:
-        golden.append(("", [subject.workspace.scratch(f"golden-{place}.npz") for place in range(len(inputs))]))
+        golden.append(
+            ("", [subject.workspace.scratch(f"golden-{place}.npz") for place in range(len(inputs))])
+        )
         expected = models.write("expected", typed)
         for fed, file in zip(inputs, golden[0][1], strict=True):
             session.answered(models.collect(expected, fed, file), "the reference")
     _save_lowered(session, model, target, options.save_onnx)
 
     def compare(model: Path, golden: Sequence[Path]) -> Compared | Failed:
-        samples, compared = tuple(map(Sample, inputs, golden)), tuple(names)
-        request = Compare(target, model, samples, tolerance, compared, every=True, details=True, save_outputs=outputs)
+        samples = tuple(map(Sample, inputs, golden))
+        compared = tuple(names)
+        request = Compare(
+            target,
+            model,
+            samples,
+            tolerance,
+            compared,
+            every=True,
+            details=True,
+            save_outputs=outputs,
+        )
         return subject.workers.ask(request, options.timeout)
 
     for prefix, files in golden:
@@ -344,11 +450,19 @@ def _compare_target(
         for name in (skipped := [name for name in names if name in reply.skipped]):
             console.warn(f"'{name}' is not compared: {reply.skipped[name]}")
         if skipped and not reply.comparisons:
-            raise ModelRefusedError("No output is left to compare; mark tensors before them: --onnx-outputs NAME.")
-        pairs = [(NpzFile(a), NpzFile(b)) for a, b in zip(outputs, files, strict=True) if a.exists()]
+            raise ModelRefusedError(
+                "No output is left to compare; mark tensors before them: --onnx-outputs NAME."
+            )
+        pairs = [
+            (NpzFile(a), NpzFile(b)) for a, b in zip(outputs, files, strict=True) if a.exists()
+        ]
         table.add(reply.comparisons, pairs, prefix if len(golden) > 1 else "")
     if options.save_outputs is not None:
-        save_samples(options.save_outputs, [NpzFile(path) for path in outputs if path.exists()], target.describe())
+        save_samples(
+            options.save_outputs,
+            [NpzFile(path) for path in outputs if path.exists()],
+            target.describe(),
+        )
     return table.conclude()
 
 
@@ -364,14 +478,22 @@ def marked(subject: Subject, names: Sequence[str]) -> onnx.ModelProto:
     infos: Mapping[str, TensorInfo] = network.infos
     if any(name not in infos for name in new):
         infos = subject.infos  # types that inference does not find are those of the reference run
-    return mark_outputs(network, names, {name: replace(infos[name], shape=None) for name in new if name in infos})
+    return mark_outputs(
+        network, names, {name: replace(infos[name], shape=None) for name in new if name in infos}
+    )
 
 
 def _golden(session: Session, run: SavedRun, place: int, names: Sequence[str]) -> list[Path]:
     """Write the outputs of a saved run for the worker, a file for each sample."""
     same_samples(run, len(session.subject.samples), "the target runs")
-    known = ({name: each[name] for name in _shared(run.name, each, names, session.console)} for each in run.samples)
-    return [session.subject.models.feed(f"golden-{place}-{number}", each) for number, each in enumerate(known, 1)]
+    known = (
+        {name: each[name] for name in _shared(run.name, each, names, session.console)}
+        for each in run.samples
+    )
+    return [
+        session.subject.models.feed(f"golden-{place}-{number}", each)
+        for number, each in enumerate(known, 1)
+    ]
 
 
 def _save_lowered(session: Session, model: Path, target: TargetSettings, path: Path | None) -> None:
@@ -384,19 +506,22 @@ def _save_lowered(session: Session, model: Path, target: TargetSettings, path: P
     session.result.artifacts["onnx"] = str(path)
 
 
-def choose_outputs(network: Network, wanted: Sequence[str], excluded: Sequence[str] = ()) -> list[str]:
+def choose_outputs(
+    network: Network, wanted: Sequence[str], excluded: Sequence[str] = ()
+) -> list[str]:
     """Return the tensors to compare, each once.
 
     Args:
         network: The model.
-        wanted: Names and globs of tensors, or ``op:TYPE`` for the outputs of operators of a type; ``mark all`` for all
-            tensors; by default the graph's outputs.
+        wanted: Names and globs of tensors, or ``op:TYPE`` for the outputs of operators of a type;
+            ``mark all`` for all tensors; by default the graph's outputs.
         excluded: Tensors to exclude, in the same form.
 
     Raises:
         UsageError: A name or glob matches no tensor, or none is left.
     """
-    every, chosen = [*dict.fromkeys([*network.computed, *network.outputs])], network.outputs
+    every = [*dict.fromkeys([*network.computed, *network.outputs])]
+    chosen = network.outputs
     if " ".join(wanted) == MARK_ALL:
         chosen = every
     elif wanted:  # a weight that a node computes can be named too
@@ -408,9 +533,14 @@ def choose_outputs(network: Network, wanted: Sequence[str], excluded: Sequence[s
     return left
 
 
-def _matching(option: str, patterns: Sequence[str], known: Sequence[str], network: Network) -> list[str]:
+def _matching(
+    option: str, patterns: Sequence[str], known: Sequence[str], network: Network
+) -> list[str]:
     """Return the tensors that names, globs and types match; a name with glob characters matches itself."""
-    operators = {name: f"{OPERATOR}{network.nodes[maker].op_type}" for name, maker in network.producer.items()}
+    operators = {
+        name: f"{OPERATOR}{network.nodes[maker].op_type}"
+        for name, maker in network.producer.items()
+    }
     found: list[str] = []
     for pattern in patterns:
         labels = operators if pattern.startswith(OPERATOR) else dict(zip(known, known, strict=True))

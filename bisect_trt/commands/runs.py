@@ -57,11 +57,22 @@ class Binding:
 
     @classmethod
     def of(
-        cls, argv: Sequence[str], model: Path, files: Iterable[Path], weights: Path | None, *, python: bool
+        cls,
+        argv: Sequence[str],
+        model: Path,
+        files: Iterable[Path],
+        weights: Path | None,
+        *,
+        python: bool,
     ) -> Binding:
         """Return the binding to a command line, a model with its weights, and other files that exist."""
         digests = {str(path): sha256_of(path) for path in (model, *files) if path.is_file()}
-        return cls(tuple(argv), str(Path.cwd()), {**digests, **_weights(model, weights or model.parent)}, python)
+        return cls(
+            tuple(argv),
+            str(Path.cwd()),
+            {**digests, **_weights(model, weights or model.parent)},
+            python,
+        )
 
     def write(self, folder: Path) -> None:
         """Write the binding into a run's folder.
@@ -82,7 +93,14 @@ class Binding:
         try:
             plain = strict_json(read_inside(folder, RUN_FILE, _MOST_BYTES))
             return msgspec.convert({each.name: plain[each.name] for each in fields(cls)}, cls)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            RecursionError,
+            msgspec.ValidationError,
+        ) as error:
             raise RunFolderError(
                 f"{folder} is not the folder of a bisect-trt run ({RUN_FILE} is missing or damaged); "
                 "runs are under .bisect-trt in the directory where they were started."
@@ -94,8 +112,14 @@ class Binding:
         Raises:
             UsageError: Something has changed; the message names it.
         """
-        changed = [f"the content of {name}" for name, digest in self.files.items() if now.files.get(name) != digest]
-        changed += [f"the file {name}, which is new" for name in now.files if name not in self.files]
+        changed = [
+            f"the content of {name}"
+            for name, digest in self.files.items()
+            if now.files.get(name) != digest
+        ]
+        changed += [
+            f"the file {name}, which is new" for name in now.files if name not in self.files
+        ]
         if self.argv != now.argv:
             changed.append("the options")
         if self.version != now.version:
@@ -114,7 +138,8 @@ def bind_function(function: Callable[..., object]) -> dict[str, str]:
     """
     bound = ""
     if isinstance(function, functools.partial):
-        bound, function = f"{function.args}{sorted(function.keywords.items())}", function.func
+        bound = f"{function.args}{sorted(function.keywords.items())}"
+        function = function.func
     code = function if hasattr(function, "__qualname__") else type(function)
     try:
         source = inspect.getsource(code)
@@ -150,8 +175,10 @@ def newest_run(file: str = RUN_FILE) -> Path:
 
 def log(call: Call) -> Result:
     """Show every probe of a run with its reason, or one in full."""
-    own, show = call[LogOptions], call.console.answer
-    folder, number = own.run, own.number
+    own = call[LogOptions]
+    show = call.console.answer
+    folder = own.run
+    number = own.number
     if folder is not None and number is None and str(folder).isdecimal() and not folder.exists():
         folder, number = None, int(str(folder))
     folder = newest_run() if folder is None else folder
@@ -163,7 +190,11 @@ def log(call: Call) -> Result:
         _show_probe(folder, verdicts[number], show)
         return call.result
     command, *words = binding.argv or ("",)
-    show(f"bisect_trt.{command}({', '.join(words)})" if binding.python else f"bisect-trt {shlex.join(binding.argv)}")
+    show(
+        f"bisect_trt.{command}({', '.join(words)})"
+        if binding.python
+        else f"bisect-trt {shlex.join(binding.argv)}"
+    )
     show(f"in {binding.cwd}, version {binding.version}")
     for _, entry in sorted(verdicts.items()):
         show(
@@ -178,7 +209,9 @@ def _show_probe(run: Path, entry: Json, show: Callable[[str], None]) -> None:
     """Print one probe: its candidate, the command that runs it again, its output."""
     folder = run / "candidates" / str(entry["key"])[:KEY_LENGTH]
     inside = folder / "model.onnx"
-    model = inside if inside.exists() else folder.with_suffix(".onnx")  # with a shared file of weights
+    model = (
+        inside if inside.exists() else folder.with_suffix(".onnx")
+    )  # with a shared file of weights
     show(f"probe {entry['number']}: {entry['verdict']}, {entry['reason']}")
     show(f"candidate: {model} ({entry['title']})")
     show(f"inputs: {folder / 'inputs.npz'}")
@@ -201,7 +234,9 @@ def report(call: Call) -> Result:
     result = read_result(source)
     path = own.output or (source if source.is_dir() else source.parent) / REPORT_FILE
     if own.output is None and path.is_symlink():  # the folder may be a stranger's
-        raise OutputFileError(f"{path} is a symbolic link, and its target would be overwritten; name a file with -o.")
+        raise OutputFileError(
+            f"{path} is a symbolic link, and its target would be overwritten; name a file with -o."
+        )
     check_output(path, overwrite=True)
     from bisect_trt.report.page import write_report  # noqa: PLC0415 - every command imports this module, and few Jinja2
 

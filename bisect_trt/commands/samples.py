@@ -1,7 +1,8 @@
 """``samples``: which of many inputs fail, and the smallest input that still fails.
 
-The space is first the samples, then the positions along each free dimension, then parts of the inputs, from slices to elements.
-A removed part is zero; the answer is 1-minimal if no remaining position and no remaining element can be removed.
+The space is first the samples, then the positions along each free dimension, then parts of the
+inputs, from slices to elements. A removed part is zero; the answer is 1-minimal if no remaining
+position and no remaining element can be removed.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ _SHOWN = 12
 _MOST_ELEMENTS = 1000
 """The largest number of elements of the smallest input in the JSON."""
 _CONFIRMATIONS = 3
-MANY, FEW = 16, 8
-"""Limits: of more than 16 samples the 8 that fail worst are diagnosed; every tensor of each is computed and compared."""
+MANY = 16
+FEW = 8
+"""Limits: of more than 16 samples the 8 that fail worst are diagnosed; every tensor of each is
+computed and compared."""
 
 Symbols = Mapping[str, Sequence[Axis]]
 """The free dimensions of the inputs, by name: the inputs and axes that have each."""
@@ -59,7 +62,9 @@ class _Reduction:
     def candidate(self, values: Values, title: str) -> Candidate:
         candidate = self.fed.candidate(values, title, fixed=True)
         shapes = "-".join("x".join(map(str, value.shape)) for value in values.values())
-        return replace(candidate, engine=self.fed.engine(shapes, candidate.proto, values, self.target))
+        return replace(
+            candidate, engine=self.fed.engine(shapes, candidate.proto, values, self.target)
+        )
 
     def run(self, symbols: Symbols) -> None:
         """Remove positions along the free dimensions, then elements, and both again if more positions can be removed.
@@ -80,7 +85,9 @@ class _Reduction:
             values = self.values
             size = values[places[0][0]].shape[places[0][1]]
 
-            def build(units: Subset, values: Values = values, places: Sequence[Axis] = places) -> Values:
+            def build(
+                units: Subset, values: Values = values, places: Sequence[Axis] = places
+            ) -> Values:
                 made = dict(values)
                 for name, axis in places:
                     made[name] = made[name].take(sorted(units), axis=axis)
@@ -97,10 +104,16 @@ class _Reduction:
             values = self.values
             parts: list[tuple[str, tuple[int, ...]]] = []
             for name, value in values.items():
-                used = is_nonzero(value).reshape(*value.shape[:level], math.prod(value.shape[level:])).any(axis=-1)
+                used = (
+                    is_nonzero(value)
+                    .reshape(*value.shape[:level], math.prod(value.shape[level:]))
+                    .any(axis=-1)
+                )
                 parts += [(name, tuple(map(int, index))) for index in np.argwhere(used)]
 
-            def build(units: Subset, values: Values = values, parts: Sequence[tuple[str, Any]] = parts) -> Values:
+            def build(
+                units: Subset, values: Values = values, parts: Sequence[tuple[str, Any]] = parts
+            ) -> Values:
                 made = {name: np.zeros_like(each) for name, each in values.items()}
                 for name, index in (parts[unit] for unit in units):
                     made[name][index] = values[name][index]
@@ -110,18 +123,24 @@ class _Reduction:
                 what = "elements" if level == depth else "slices" if level else "inputs"
                 self._keep_fewest(len(parts), build, f"{what} that are not zero")
 
-    def _keep_fewest(self, count: int, build: Callable[[Subset], Values], what: str, *, least: int = 0) -> None:
+    def _keep_fewest(
+        self, count: int, build: Callable[[Subset], Values], what: str, *, least: int = 0
+    ) -> None:
         """Keep the fewest units that fail; the smallest failing values are kept, however this ends.
 
-        Probes run one at a time, because speculation would repeat the search from its start for each of many units.
+        Probes run one at a time, because speculation would repeat the search from its start for
+        each of many units.
         """
-        everything, before = frozenset(range(count)), self.left
+        everything = frozenset(range(count))
+        before = self.left
 
         def probe(chosen: Subset) -> Verdict:
             made = build(chosen)
             if self.fed.refused(made) is not None:
                 return Verdict.UNRESOLVED
-            return self.session.prober.probe(self.candidate(made, f"{len(chosen)} of {count} {what}")).verdict
+            return self.session.prober.probe(
+                self.candidate(made, f"{len(chosen)} of {count} {what}")
+            ).verdict
 
         limited = Limited(probe, everything, self.left, Verdict.FAIL)
         known = cache(limited)
@@ -136,19 +155,24 @@ class _Reduction:
                 ask(frozenset())
         finally:
             best = min(found, limited.best, key=len)
-            self.values, self.left = build(best), limited.left or 0
+            self.values = build(best)
+            self.left = limited.left or 0
             if len(best) < count:
-                self.session.console.say(f"  {len(best)} of {count} {what} left, after {before - self.left} questions")
+                self.session.console.say(
+                    f"  {len(best)} of {count} {what} left, after {before - self.left} questions"
+                )
 
 
 def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Result:
     """Probe each sample, and reduce the smallest that fails; what is known so far is in the result however this ends.
 
     Returns:
-        The result; its ``samples`` has the numbers of ``failing``, ``passing`` and ``unresolved`` samples, the verdict of
-        ``each``, and the ``minimal_input``.
+        The result; its ``samples`` has the numbers of ``failing``, ``passing`` and ``unresolved``
+        samples, the verdict of ``each``, and the ``minimal_input``.
     """
-    subject, console, ledger = session.subject, session.console, session.prober.ledger
+    subject = session.subject
+    console = session.console
+    ledger = session.prober.ledger
     samples, total, target = subject.samples, len(subject.samples), target_of(session)
     console.step(f"Which of {total} samples fail?")
     story = _Reduction(session, Fed(session, subject.declared, lambda: samples), target, samples[0])
@@ -163,17 +187,26 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
         each = sorted(series.verdicts(session.prober).items())
         found = session.result.extra["samples"] = {
             "total": total,
-            "each": [{"sample": number, **said, "shapes": _shapes(samples[number - 1])} for number, said in each],
+            "each": [
+                {"sample": number, **said, "shapes": _shapes(samples[number - 1])}
+                for number, said in each
+            ],
             **{
                 name: [number for number, said in each if said["verdict"] == verdict]
-                for name, verdict in (("failing", "FAIL"), ("passing", "PASS"), ("unresolved", "UNRESOLVED"))
+                for name, verdict in (
+                    ("failing", "FAIL"),
+                    ("passing", "PASS"),
+                    ("unresolved", "UNRESOLVED"),
+                )
             },
         }
         return found
 
     def so_far() -> None:
         found = seen()
-        console.answer(f"So far {len(found['failing'])} of {len(found['each'])} samples fail; {total} were given.")
+        console.answer(
+            f"So far {len(found['failing'])} of {len(found['each'])} samples fail; {total} were given."
+        )
 
     with saving_best(so_far):
         series.search(session.prober, lambda ask: [ask(number) for number in range(1, total + 1)])
@@ -183,18 +216,23 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
         raise ModelRefusedError(f"no sample has a verdict: {found['each'][0]['reason']}.")
     if not failing:
         raise DoesNotReproduce(f"none of the {total} samples fails.")
-    console.answer(f"{len(failing)} of {total} samples fail: {first_few([*map(str, failing)], _SHOWN)}.")
+    console.answer(
+        f"{len(failing)} of {total} samples fail: {first_few([*map(str, failing)], _SHOWN)}."
+    )
     # The fewest elements, and of those the fewest that are not zero.
     number = min(failing, key=lambda each: (*_sizes(samples[each - 1]), each))
     story.values = samples[number - 1]
     console.step(f"Sample {number} is the smallest that fails: which parts are needed?")
     outcome = ledger.outcome(story.candidate(story.values, "").key)
     assert outcome is not None, "it was probed"
-    ledger.original, ledger.severity = outcome.signature, outcome.severity  # the reduced input must fail in this way
+    ledger.original = outcome.signature  # the reduced input must fail in this way
+    ledger.severity = outcome.severity
     why = changed = None
     with saving_best(lambda: _deliver(story, check, output, number, "the search did not end")):
         try:
-            story.run({} if target is not None and target.target.compiles else free_symbols(subject, None))
+            story.run(
+                {} if target is not None and target.target.compiles else free_symbols(subject, None)
+            )
         except Enough:
             why = f"stopped after {MOST_QUESTIONS} questions"
         save_npz(output, story.values)
@@ -206,7 +244,13 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
 
 
 def _deliver(
-    story: _Reduction, check: CheckSettings, output: Path, number: int, why: str | None, *, steady: bool = True
+    story: _Reduction,
+    check: CheckSettings,
+    output: Path,
+    number: int,
+    why: str | None,
+    *,
+    steady: bool = True,
 ) -> Result:
     """Write the reduced sample, and print it, its minimality, and the command that shows the failure."""
     session, values, console = story.session, story.values, story.session.console
@@ -249,16 +293,22 @@ def _deliver(
 def keep_worst_samples(subject: Subject, check: CheckSettings, result: Result) -> None:
     """Keep the samples that fail worst, if there are more than 16 and some fail; else keep all.
 
-    The model is run once on all of them, and only its outputs are compared. A resumed run finds the same samples.
+    The model is run once on all of them, and only its outputs are compared. A resumed run finds the
+    same samples.
     """
     if len(subject.samples) <= MANY or check.target is None:
         return
-    models, scratch = subject.models, subject.workspace.scratch
-    inputs = tuple(models.feed(f"many-{place}", sample) for place, sample in enumerate(subject.samples))
+    models = subject.models
+    scratch = subject.workspace.scratch
+    inputs = tuple(
+        models.feed(f"many-{place}", sample) for place, sample in enumerate(subject.samples)
+    )
     golden = tuple(scratch(f"many-{place}.golden.npz") for place in range(len(inputs)))
     reply: Any = None
     try:
-        right = Collect(reference_settings(), models.write("many", subject.truth.proto), inputs, golden)
+        right = Collect(
+            reference_settings(), models.write("many", subject.truth.proto), inputs, golden
+        )
         if not isinstance(models.workers.ask(right, here=True), Failed):
             samples = tuple(Sample(*files) for files in zip(inputs, golden, strict=True))
             model = models.write("many", subject.network.proto)
@@ -278,7 +328,11 @@ def keep_worst_samples(subject: Subject, check: CheckSettings, result: Result) -
             f"{len(severity)} of {len(subject.samples)} samples fail; the worst are diagnosed: {', '.join(map(str, stay))} "
             f"(samples 1 to {len(stay)} below)"
         )
-        result.extra["looked_at"] = {"of": len(subject.samples), "fail": sorted(severity), "stay": stay}
+        result.extra["looked_at"] = {
+            "of": len(subject.samples),
+            "fail": sorted(severity),
+            "stay": stay,
+        }
         subject.samples = [subject.samples[number - 1] for number in stay]
 
 
@@ -290,7 +344,9 @@ def is_nonzero(value: NDArray[Any]) -> NDArray[np.bool_]:
 
 def _sizes(values: Values) -> tuple[int, int]:
     """Return the number of elements, and of nonzero elements."""
-    return sum(value.size for value in values.values()), sum(int(is_nonzero(value).sum()) for value in values.values())
+    return sum(value.size for value in values.values()), sum(
+        int(is_nonzero(value).sum()) for value in values.values()
+    )
 
 
 def _shapes(values: Values) -> dict[str, list[int]]:

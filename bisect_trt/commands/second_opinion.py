@@ -1,7 +1,8 @@
 """Asks others where the reference and the target may be wrong together, or where a newer release may be right.
 
-The reference is the ONNX Runtime of this environment, so a wrong kernel of that release is in both. ONNX's reference evaluator
-shares no code with it; the release of this environment may be newer than the one in a place.
+The reference is the ONNX Runtime of this environment, so a wrong kernel of that release is in both.
+ONNX's reference evaluator shares no code with it; the release of this environment may be newer than
+the one in a place.
 """
 
 from __future__ import annotations
@@ -67,11 +68,15 @@ def wrong_reference(subject: Subject) -> Disagreement | None:
         or subject.reference.lost
     ):
         return None
-    layers = compare_layers(Marking(subject, EVALUATOR, ToleranceOptions(nonfinite_equal=True), EVALUATOR_SECONDS))
+    layers = compare_layers(
+        Marking(subject, EVALUATOR, ToleranceOptions(nonfinite_equal=True), EVALUATOR_SECONDS)
+    )
     if layers.refused or not layers.outputs_fail or not layers.origins:
         return None
     first = layers.origins[0]
-    differing = next(layers.tensors[name] for name in network.made(first) if not layers.tensors[name].passed)
+    differing = next(
+        layers.tensors[name] for name in network.made(first) if not layers.tensors[name].passed
+    )
     fed = subject.values(subject.original, subject.original.inputs)
     outputs = subject.models.run("fault", network.proto, fed, EVALUATOR, EVALUATOR_SECONDS)
     if isinstance(outputs, Failed):
@@ -85,7 +90,8 @@ def right_here(session: Session, check: CheckSettings, case: Candidate) -> Since
     Returns:
         The upgrade, if the case passes here; ``None`` where the release is not newer, or fails too.
     """
-    subject, target = session.subject, check.target
+    subject = session.subject
+    target = check.target
     check_here = session.prober.check
     if target is None or not isinstance(check_here, BuiltinCheck) or not subject.workers.places:
         return None

@@ -43,7 +43,9 @@ from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.protocol import LOST, Failed
 
 Done = TypeVar("Done")
-FAILURE_LOST = Minimum(frozenset(), proven=False, why="the failure is lost as soon as the model is rebuilt")
+FAILURE_LOST = Minimum(
+    frozenset(), proven=False, why="the failure is lost as soon as the model is rebuilt"
+)
 """The result of a search where all units together pass."""
 
 
@@ -53,7 +55,8 @@ NEVER_PASSES = "even a model of Identity nodes only does not pass, so the nodes 
 class RebuiltPasses(BisectError):  # noqa: N818 - an ending, not an error
     """The original fails, and the model rebuilt of all its units passes, so it cannot be cut."""
 
-    code, remedy = "BT3003", "Remove the difference from the model, or repeat the check to see how often it fails."
+    code = "BT3003"
+    remedy = "Remove the difference from the model, or repeat the check to see how often it fails."
 
 
 class _Lost(Exception):  # noqa: N818 - never leaves this module
@@ -83,7 +86,8 @@ class Session:
         subject: The model, its reference activations and its candidates.
         console: Prints messages and answers.
         result: The result, filled in as the command goes on.
-        probing: Probes candidates and remembers the verdicts; ``None`` for commands that only compare.
+        probing: Probes candidates and remembers the verdicts; ``None`` for commands that only
+            compare.
     """
 
     subject: Subject
@@ -102,14 +106,15 @@ class Session:
         """The options ``--on`` of the places where the target runs."""
         return [word for place in self.subject.workers.places for word in ("--on", place.said)]
 
-    def command(self, name: str, check: CheckSettings, model: Path | None = None, inputs: Path | None = None) -> str:
+    def command(
+        self, name: str, check: CheckSettings, model: Path | None = None, inputs: Path | None = None
+    ) -> str:
         """Return the command line, or the Python call, that runs a command with this check, on ``inputs`` or the same data."""
-        settings, target = self.subject.settings, check.target
+        settings = self.subject.settings
+        target = check.target
         file = str(model or settings.path)
         if check.function is not None:
-            return (
-                f"bisect_trt.{name}({file!r}, {getattr(check.function, '__name__', 'check')}, inputs={str(inputs)!r})"
-            )
+            return f"bisect_trt.{name}({file!r}, {getattr(check.function, '__name__', 'check')}, inputs={str(inputs)!r})"
         words = ["bisect-trt", name, file, *(["-o", "reduced.onnx"] if name == "reduce" else [])]
         words += [*(target.flags() if target is not None else ()), *self.place_words]
         words += written(settings.data) if inputs is None else ["--load-inputs", str(inputs)]
@@ -140,8 +145,11 @@ class Session:
         Raises:
             DoesNotReproduce: It never fails.
         """
-        original, units = candidate or self.subject.original, len(self.subject.units)
-        record = self.prober.probe_original(original, repeat=search.repeat, confidence=search.confidence, units=units)
+        original = candidate or self.subject.original
+        units = len(self.subject.units)
+        record = self.prober.probe_original(
+            original, repeat=search.repeat, confidence=search.confidence, units=units
+        )
         flakiness = self.prober.flakiness
         if search.repeat is not None:
             names = ("runs", "failures", "rate", "passes_needed", "confidence")
@@ -188,7 +196,9 @@ class Session:
     def without(self, taken: Subset, searched: Sequence[int] | None = None) -> Subset:
         """Return all units of the model, or of some of its units, that can be kept without the taken ones."""
         units = self.subject.units
-        return units.with_weights(units.independent(taken.intersection(units.searched) or taken, searched))
+        return units.with_weights(
+            units.independent(taken.intersection(units.searched) or taken, searched)
+        )
 
     def confirmed(
         self,
@@ -199,8 +209,9 @@ class Session:
     ) -> Minimum:
         """Return a minimum confirmed for checks that may be flaky; the answers of a user at a prompt are not repeated.
 
-        ``complete`` adds to a set the units that cannot be removed while it is kept, by default for nodes; ``without`` returns
-        all units that can be kept without some, or ``None`` if that is no candidate.
+        ``complete`` adds to a set the units that cannot be removed while it is kept, by default for
+        nodes; ``without`` returns all units that can be kept without some, or ``None`` if that is
+        no candidate.
         """
         if isinstance(self.prober.check, PromptCheck):
             return minimum
@@ -217,10 +228,16 @@ class Session:
             return self.doubted(minimum)
         subject = self.subject
         rebuilt = subject.cut(subject.units.with_weights(subject.units.everything))
-        was, now = subject.original.proto.graph, rebuilt.proto.graph
+        was = subject.original.proto.graph
+        now = rebuilt.proto.graph
         parts = ("node", "initializer", "input", "output")
-        if all(len(getattr(was, part)) == len(getattr(now, part)) for part in parts) and self._passes_now():
-            raise RebuiltPasses(f"{FLAKY.format(ORIGINAL_PASSED)}; `bisect-trt repeat` measures how often.")
+        if (
+            all(len(getattr(was, part)) == len(getattr(now, part)) for part in parts)
+            and self._passes_now()
+        ):
+            raise RebuiltPasses(
+                f"{FLAKY.format(ORIGINAL_PASSED)}; `bisect-trt repeat` measures how often."
+            )
         raise RebuiltPasses(
             "Re-serializing the model makes the failure disappear, or breaks it in another way, so it cannot be cut. Unused "
             "nodes and weights, metadata and the order of nodes may be lost; check whether the model that `bisect-trt sanitize` "
@@ -264,13 +281,19 @@ class Session:
     def failure(self, minimum: Minimum, culprits: Sequence[Entry], path: Path) -> Entry:
         """Return one failure among several for the result: its nodes, their minimality, the model."""
         minimality, why = self._proof(minimum)
-        return {"culprits": list(culprits), "minimality": minimality, "why": why, "reduced": str(path)}
+        return {
+            "culprits": list(culprits),
+            "minimality": minimality,
+            "why": why,
+            "reduced": str(path),
+        }
 
     def never_passes(self, answer: Subset | None = None) -> str | None:
         """Return why nothing is proven, where what must pass does not: the model without the answer, or Identity nodes only.
 
-        A check that cannot run, and a runtime that refuses every such model, fail all candidates. A command of the user may
-        also fail whatever it is given, now and then; one unit that failed alone is no proof against that.
+        A check that cannot run, and a runtime that refuses every such model, fail all candidates. A
+        command of the user may also fail whatever it is given, now and then; one unit that failed
+        alone is no proof against that.
 
         Args:
             answer: The units of the answer; ``None`` if they are not nodes.
@@ -280,15 +303,21 @@ class Session:
         single = answer is None or len(answer.intersection(self.subject.units.searched)) <= 1
         if isinstance(check, PromptCheck) or (prober.ledger.passed and not (by_user and single)):
             return None
-        if isinstance(check, MetricCheck):  # Identity nodes have no score, and the reference meets the bound
+        if isinstance(
+            check, MetricCheck
+        ):  # Identity nodes have no score, and the reference meets the bound
             return NEVER_PASSES if prober.ledger.is_broken else None
         rest = self.subject.rest(answer) if answer else None
         try:
             for candidate in filter(None, (rest, self.subject.identity)):
                 if prober.probe(candidate).verdict is Verdict.PASS:
-                    again = replace(candidate, title=f"{candidate.title}, twice more", again=True, runs=2)
+                    again = replace(
+                        candidate, title=f"{candidate.title}, twice more", again=True, runs=2
+                    )
                     if by_user and prober.probe(again).verdict is Verdict.FAIL:
-                        return FLAKY.format(f"'{candidate.title}' passed, and failed when asked again")
+                        return FLAKY.format(
+                            f"'{candidate.title}' passed, and failed when asked again"
+                        )
                     return None
         except BudgetSpent as error:
             return None if prober.ledger.passed else f"no probe has passed: {error}"
@@ -299,7 +328,9 @@ class Session:
         flakiness = self.prober.flakiness
         if not minimum.proven:
             return "unproven", minimum.why
-        lost = next((record for record in self.prober.ledger.records if record.signature == LOST), None)
+        lost = next(
+            (record for record in self.prober.ledger.records if record.signature == LOST), None
+        )
         if lost is not None:
             return "unproven", f"'{lost.title}' could not be probed: {lost.reason}"
         if (doubt := self.never_passes(minimum.units)) is not None:
@@ -317,7 +348,9 @@ class Session:
 
     def doubted(self, minimum: Minimum) -> Minimum:
         """Return the minimum as unproven if the model without a unit fails like the original, with another message."""
-        akin = [identity for identity in self.prober.ledger.akin if identity.units in minimum.refused]
+        akin = [
+            identity for identity in self.prober.ledger.akin if identity.units in minimum.refused
+        ]
         if not minimum.proven or not akin:
             return minimum
         record = next(record for record in self.prober.ledger.records if record.key == akin[0].key)
@@ -329,10 +362,13 @@ class Session:
         prober, check = self.prober, self.prober.check
         if not isinstance(check, MetricCheck):
             return
-        scale, original = check.scale, self.outcome(prober.ledger.records[0]).metric
+        scale = check.scale
+        original = self.outcome(prober.ledger.records[0]).metric
         measured = check.measure(prober.write(candidate))
         if isinstance(measured, Failed):
-            self.console.warn(f"the answer could not be scored on the whole set: {measured.message}")
+            self.console.warn(
+                f"the answer could not be scored on the whole set: {measured.message}"
+            )
             return
         self.result.extra["metric"] = scale.to_json(measured) | {
             "original": None if original is None else original["candidate"],
@@ -342,13 +378,17 @@ class Session:
                 if (seen := self.outcome(record).metric) is not None
             ],
         }
-        self.console.answer(f"  {scale.describe(measured)}; the reference has {scale.metric.say(scale.reference)}")
+        self.console.answer(
+            f"  {scale.describe(measured)}; the reference has {scale.metric.say(scale.reference)}"
+        )
 
     def note_score(self) -> None:
         """Put the score of the first candidate into a result that ends before there is an answer."""
         ledger = self.prober.ledger
         outcomes = (ledger.outcome(record.key) for record in ledger.records)
-        found = next((each.metric for each in outcomes if each is not None and each.metric is not None), None)
+        found = next(
+            (each.metric for each in outcomes if each is not None and each.metric is not None), None
+        )
         if found is not None:
             self.result.extra.setdefault("metric", dict(found))
 
@@ -362,7 +402,11 @@ class Session:
                 return story()
             except Undo:
                 undone = self.prober.ledger.forget_last()
-                print(f"Took back probe {undone.number}." if undone else "There is nothing to take back.")
+                print(
+                    f"Took back probe {undone.number}."
+                    if undone
+                    else "There is nothing to take back."
+                )
 
     @property
     def best(self) -> Identity | None:
@@ -372,8 +416,11 @@ class Session:
 
     def save_best(self, path: Path) -> None:
         """Write the smallest failing candidate so far, if there is one."""
-        subject, best = self.subject, self.best
-        if best is None or says_less("inconclusive", subject.workspace.folder):  # a resumed run may have its answer
+        subject = self.subject
+        best = self.best
+        if best is None or says_less(
+            "inconclusive", subject.workspace.folder
+        ):  # a resumed run may have its answer
             return
         with subject.workers.deadline.extended():
             subject.workspace.save(subject.cut(best.units).proto, path)
@@ -391,7 +438,8 @@ def unless_lost(algorithm: Callable[[Ask], Minimum], ask: Ask, everything: Subse
         The result of the search; ``FAILURE_LOST`` if all units together do not fail.
     """
     heard: set[Units] = set()
-    patience, fails = len(everything).bit_length() + 1, False
+    patience = len(everything).bit_length() + 1
+    fails = False
 
     def watched(units: Subset) -> Verdict:
         nonlocal fails

@@ -1,9 +1,10 @@
 """Shapes of candidates: dimensions that have to stay free for the failure, and tensors that can be smaller.
 
-The first probe is about the model as it is in its file. Candidates have fixed shapes if it fails with fixed shapes too. If it
-passes with them, candidates keep the dimensions that depend on input dimensions. Reference runs at other sizes show which
-these are, one run for each dimension of the inputs, and their ranges over a target's profile. The tensors of the minimal case
-are made smaller last.
+The first probe is about the model as it is in its file. Candidates have fixed shapes if it fails
+with fixed shapes too. If it passes with them, candidates keep the dimensions that depend on input
+dimensions. Reference runs at other sizes show which these are, one run for each dimension of the
+inputs, and their ranges over a target's profile. The tensors of the minimal case are made smaller
+last.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from bisect_trt.onnxlib.cut import between, nothing_stored, splice
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, attribute, clone, drawing_nodes
-from bisect_trt.onnxlib.shapes import Shape, element_type, fix_input_shapes, forget_shapes, free_inputs
+from bisect_trt.onnxlib.shapes import (
+    Shape,
+    element_type,
+    fix_input_shapes,
+    forget_shapes,
+    free_inputs,
+)
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import reconfirm
@@ -42,7 +49,8 @@ from bisect_trt.tensors.inputs import resized
 Axis = tuple[str, int]
 """A tensor's name, and one of its dimensions."""
 MOST_PROBES = 40
-"""Most probes of shrinking; each step that succeeds leaves a model that fails, so it can stop anywhere."""
+"""Most probes of shrinking; each step that succeeds leaves a model that fails, so it can stop
+anywhere."""
 _SCRATCH_SAMPLE = 1_000_000
 """The sample number of runs that only compute shapes."""
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE}
@@ -55,7 +63,8 @@ _PARAMETERS: Mapping[str, Mapping[int, bool]] = {
     "QLinearConv": {4: True, 5: True, 8: False},
     **{key: {1: True, 2: True} for key in ("QuantizeLinear", "DequantizeLinear")},
 }
-"""Inputs with one axis that must be as long as the channels of the output, and whether one number is allowed instead."""
+"""Inputs with one axis that must be as long as the channels of the output, and whether one number
+is allowed instead."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,10 @@ class Freed:
 
     def infos(self, known: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
         """Types and shapes of tensors, with their free dimensions."""
-        return {name: replace(info, shape=self.shapes.get(name, info.shape)) for name, info in known.items()}
+        return {
+            name: replace(info, shape=self.shapes.get(name, info.shape))
+            for name, info in known.items()
+        }
 
     def dress(self, candidate: Candidate) -> Candidate:
         """The candidate with the profile that it needs, if the target has one."""
@@ -85,7 +97,11 @@ class Freed:
         ranges: dict[str, ShapeRange] = {}
         for value in candidate.proto.graph.input:
             dims = [dim.dim_value or None for dim in value.type.tensor_type.shape.dim]
-            if value.name in self.ranges and None in dims and len(dims) == len(self.ranges[value.name][0]):
+            if (
+                value.name in self.ranges
+                and None in dims
+                and len(dims) == len(self.ranges[value.name][0])
+            ):
                 low, usual, high = (
                     tuple(dim or size for dim, size in zip(dims, shape, strict=True))
                     for shape in self.ranges[value.name]
@@ -109,7 +125,9 @@ def free_symbols(subject: Subject, target: TargetSettings | None) -> dict[str, l
             if name in profile:
                 free = profile[name][0][axis : axis + 1] != profile[name][2][axis : axis + 1]
             if free and axis < value.ndim:
-                symbols.setdefault(dim if isinstance(dim, str) else f"{name}_{axis}", []).append((name, axis))
+                symbols.setdefault(dim if isinstance(dim, str) else f"{name}_{axis}", []).append(
+                    (name, axis)
+                )
     return symbols
 
 
@@ -127,39 +145,55 @@ def free_where_needed(session: Session) -> bool:
     Returns:
         Whether they are kept.
     """
-    subject, console, prober = session.subject, session.console, session.prober
+    subject = session.subject
+    console = session.console
+    prober = session.prober
     target = target_of(session)
     symbols = free_symbols(subject, target)
     if not symbols or subject.freed is not None or isinstance(prober.check, PromptCheck):
         return False
     names = ", ".join(symbols)
-    console.step(f"It fails with free dimensions ({names}), as in its file: does it fail with fixed shapes?")
+    console.step(
+        f"It fails with free dimensions ({names}), as in its file: does it fail with fixed shapes?"
+    )
     profile = profile_of(target)
     fixed = subject.fixed
     if target is not None and profile:
         fixed = replace(fixed, target=target.target.spanning(target, {}))
     record = prober.probe(fixed)
     if record.verdict is Verdict.PASS:
-        record = reconfirm(prober, subject.original, fixed).record  # fixed shapes must pass each time
+        record = reconfirm(
+            prober, subject.original, fixed
+        ).record  # fixed shapes must pass each time
     if record.verdict is Verdict.FAIL:
         console.say("  yes, so candidates have fixed shapes")
         return False
-    answer = "it passes" if record.verdict is Verdict.PASS else f"it breaks in another way ({record.reason})"
+    answer = (
+        "it passes"
+        if record.verdict is Verdict.PASS
+        else f"it breaks in another way ({record.reason})"
+    )
     console.say(f"  no, {answer}: candidates keep the free dimensions")
     subject.free(free(subject, symbols, target))
     return True
 
 
-def free(subject: Subject, symbols: Mapping[str, Sequence[Axis]], target: TargetSettings | None) -> Freed:
+def free(
+    subject: Subject, symbols: Mapping[str, Sequence[Axis]], target: TargetSettings | None
+) -> Freed:
     """Find the tensors that depend on dimensions of the inputs, by running the reference at other sizes."""
-    sample, profile = subject.samples[0], profile_of(target)
-    declared: dict[str, list[int | str | None]] = {name: list(value.shape) for name, value in sample.items()}
+    sample = subject.samples[0]
+    profile = profile_of(target)
+    declared: dict[str, list[int | str | None]] = {
+        name: list(value.shape) for name, value in sample.items()
+    }
     other: dict[Axis, int] = {}
     for number, (symbol, places) in enumerate(symbols.items(), 1):  # each changes by another number
         for name, axis in places:
             declared[name][axis] = symbol
         name, axis = places[0]
-        size, within = sample[name].shape[axis], [shape[axis] for shape in profile.get(name, ())]
+        size = sample[name].shape[axis]
+        within = [shape[axis] for shape in profile.get(name, ())]
         allowed = (each for each in (size + number, size - number, *within) if each != size)
         fits = (each for each in allowed if not within or min(within) <= each <= max(within))
         other |= dict.fromkeys(places, next(fits))
@@ -168,13 +202,19 @@ def free(subject: Subject, symbols: Mapping[str, Sequence[Axis]], target: Target
     def run_at(changed: Mapping[Axis, int]) -> dict[str, Sequence[int]]:
         """Return the shapes of all tensors at other sizes; the sample's values are repeated or cut."""
         inputs = {
-            name: resized(value, tuple(changed.get((name, axis), size) for axis, size in enumerate(value.shape)))
+            name: resized(
+                value,
+                tuple(changed.get((name, axis), size) for axis, size in enumerate(value.shape)),
+            )
             for name, value in sample.items()
         }
-        run = Reference(network, inputs, subject.workspace, subject.models, _SCRATCH_SAMPLE, subject.swap_limit)
+        run = Reference(
+            network, inputs, subject.workspace, subject.models, _SCRATCH_SAMPLE, subject.swap_limit
+        )
         return _static(run.infos)
 
-    here, there = _static(subject.reference.infos), run_at(other)
+    here = _static(subject.reference.infos)
+    there = run_at(other)
     shapes: dict[str, Shape] = {}
     for name, sizes in here.items():
         changed = there.get(name, sizes)
@@ -183,19 +223,29 @@ def free(subject: Subject, symbols: Mapping[str, Sequence[Axis]], target: Target
             changes = zip(names, sizes, changed, strict=True)
             shapes[name] = tuple(symbol if one != two else one for symbol, one, two in changes)
     places = [place for each in symbols.values() for place in each if place[0] in profile]
-    ends = [run_at({(n, axis): profile[n][end][axis] for n, axis in places}) for end in range(3)] if profile else []
+    ends = (
+        [run_at({(n, axis): profile[n][end][axis] for n, axis in places}) for end in range(3)]
+        if profile
+        else []
+    )
     ranges: dict[str, ShapeRange] = {}
     for name, sizes in here.items():
         if ends and all(len(end.get(name, ())) == len(sizes) for end in ends):
             low, usual, high = (end[name] for end in ends)
             # One size may fall while another grows.
-            lowest, highest = (tuple(map(pick, zip(low, high, sizes, strict=True))) for pick in (min, max))
+            lowest, highest = (
+                tuple(map(pick, zip(low, high, sizes, strict=True))) for pick in (min, max)
+            )
             ranges[name] = (lowest, tuple(np.clip(usual, lowest, highest).tolist()), highest)
     return Freed(network, shapes, target, ranges)
 
 
 def _static(infos: Mapping[str, TensorInfo]) -> dict[str, Sequence[int]]:
-    return {name: [int(dim or 0) for dim in info.shape] for name, info in infos.items() if info.shape is not None}
+    return {
+        name: [int(dim or 0) for dim in info.shape]
+        for name, info in infos.items()
+        if info.shape is not None
+    }
 
 
 def _free_places(answer: Candidate) -> dict[str, list[Axis]]:
@@ -221,7 +271,11 @@ def needed_dimensions(session: Session, answer: Candidate) -> Candidate:
     static = freed.dress(replace(answer, made=fixed, title="the answer, with fixed shapes"))
     needed = bool(names) and session.prober.probe(static).verdict is not Verdict.FAIL
     session.result.extra["dynamic"] = {"needed": needed, "dimensions": []}
-    console.say(f"  yes, it fails only with {names} free" if needed else "  no: it fails with fixed shapes too")
+    console.say(
+        f"  yes, it fails only with {names} free"
+        if needed
+        else "  no: it fails with fixed shapes too"
+    )
     return answer if needed else static
 
 
@@ -232,10 +286,15 @@ def tell_dynamic(session: Session, answer: Candidate) -> None:
         return
     values = session.subject.values(answer, answer.inputs)
     for symbol, places in _free_places(answer).items():
-        inputs = [{"name": name, "axis": axis, "size": int(values[name].shape[axis])} for name, axis in places]
+        inputs = [
+            {"name": name, "axis": axis, "size": int(values[name].shape[axis])}
+            for name, axis in places
+        ]
         known["dimensions"].append({"name": symbol, "inputs": inputs})
     names = ", ".join(f"'{each['name']}'" for each in known["dimensions"])
-    session.console.answer(f"  The model must stay dynamic in {names}: with fixed shapes it passes.")
+    session.console.answer(
+        f"  The model must stay dynamic in {names}: with fixed shapes it passes."
+    )
 
 
 @dataclass(frozen=True)
@@ -284,11 +343,15 @@ def axes_by_size(piece: Piece) -> dict[int, list[Axis]]:
 def cut_axes(piece: Piece, windows: Mapping[Axis, slice]) -> Piece:
     """Return the piece with axes of its inputs and weights cut to windows.
 
-    Axes that belong together must be cut together, or the model is inconsistent, which :func:`is_sound` or the reference shows.
+    Axes that belong together must be cut together, or the model is inconsistent, which
+    :func:`is_sound` or the reference shows.
     """
 
     def cut(name: str, value: NDArray[Any]) -> NDArray[Any]:
-        return np.asarray(value[tuple(windows.get((name, axis), slice(None)) for axis in range(value.ndim))], order="C")
+        return np.asarray(
+            value[tuple(windows.get((name, axis), slice(None)) for axis in range(value.ndim))],
+            order="C",
+        )
 
     proto = clone(piece.proto)
     inputs = {name: cut(name, value) for name, value in piece.inputs.items()}
@@ -310,12 +373,16 @@ def cut_axes(piece: Piece, windows: Mapping[Axis, slice]) -> Piece:
 def with_output_shapes(model: onnx.ModelProto, golden: Values) -> onnx.ModelProto:
     """Return the model with the output shapes of a run, unless its inputs have free dimensions."""
     proto = clone(model)
-    if any(dim.dim_param for value in proto.graph.input for dim in value.type.tensor_type.shape.dim):
+    if any(
+        dim.dim_param for value in proto.graph.input for dim in value.type.tensor_type.shape.dim
+    ):
         return proto
     for value in proto.graph.output:
         if value.name in golden:
             array = golden[value.name]
-            value.CopyFrom(helper.make_tensor_value_info(value.name, element_type(array.dtype), array.shape))
+            value.CopyFrom(
+                helper.make_tensor_value_info(value.name, element_type(array.dtype), array.shape)
+            )
     return proto
 
 
@@ -331,14 +398,19 @@ def is_sound(proto: onnx.ModelProto) -> bool:
 def _parameters_fit(network: Network) -> bool:
     """Return whether each layer has as many parameters as channels, as far as shapes are known.
 
-    ONNX's shape inference does not check that, and a runtime may read past the end of a bias that is too short.
+    ONNX's shape inference does not check that, and a runtime may read past the end of a bias that
+    is too short.
     """
     infos = {name: info.shape for name, info in network.infos.items() if info.is_static}
     infos |= {tensor.name: tuple(tensor.dims) for tensor in network.proto.graph.initializer}
     for node in network.nodes:
         made = infos.get(node.output[0] if node.output else "") or ()
         axis = attribute(node, "axis", 1) if "Linear" in node.op_type[-6:] else 1
-        if node.domain not in DEFAULT_DOMAINS or not -len(made) <= axis < len(made) or attribute(node, "block_size", 0):
+        if (
+            node.domain not in DEFAULT_DOMAINS
+            or not -len(made) <= axis < len(made)
+            or attribute(node, "block_size", 0)
+        ):
             continue
         for place, scalar in _PARAMETERS.get(node.op_type, {}).items():
             fitting = [(made[axis],), *([(), (1,)] if scalar else [])]
@@ -350,26 +422,32 @@ def _parameters_fit(network: Network) -> bool:
 def shrink(session: Session, answer: Candidate) -> Candidate:
     """Return the smallest form of a candidate that still fails with the same signature, and as severely.
 
-    Outputs are dropped, then axes shortened (batch, channels, height, width, sequence). A model that ONNX's checker refuses costs
-    no probe, nor does one on which the reference fails or gives new NaN or Inf.
+    Outputs are dropped, then axes shortened (batch, channels, height, width, sequence). A model
+    that ONNX's checker refuses costs no probe, nor does one on which the reference fails or gives
+    new NaN or Inf.
 
     Returns:
         A candidate that was seen to fail: a smaller one, or the same.
     """
-    infos, console = session.subject.reference.infos, session.console
+    infos = session.subject.reference.infos
+    console = session.console
     known = all(name in infos and infos[name].is_static for name in answer.inputs)
     if has_external_data(answer.proto) or not known:
         console.say("  its weights or inputs cannot be changed, so it stays as it is")
         return answer
     if drawing_nodes(answer.proto):
-        console.say("  it draws random numbers, and a few of them may match by chance, so it stays as it is")
+        console.say(
+            "  it draws random numbers, and a few of them may match by chance, so it stays as it is"
+        )
         return answer
     shrinker = _Shrinker(session, answer)
     before = shrinker.piece.elements
     shrinker.drop_outputs()
     shrinker.cut_all_axes()
     after = shrinker.piece.elements
-    console.say(f"  {before} elements of inputs and weights became {after}, in {shrinker.probes} probes")
+    console.say(
+        f"  {before} elements of inputs and weights became {after}, in {shrinker.probes} probes"
+    )
     return shrinker.best
 
 
@@ -392,7 +470,9 @@ class _Shrinker:
         self.piece = Piece(answer.proto, {name: values[name] for name in order})
         self._sound = is_sound(answer.proto)
         self._golden: Values = {name: values[name] for name in answer.outputs if name in values}
-        self._finite = {name for name, value in self._golden.items() if not any(count_nonfinite(value))}
+        self._finite = {
+            name for name, value in self._golden.items() if not any(count_nonfinite(value))
+        }
         self._seen = session.outcome(record).comparisons
         # A case that is off by 30 quantization steps must not end as one that is off by a tie.
         self._least = required_severity(_distance(self._seen))
@@ -403,9 +483,15 @@ class _Shrinker:
         if golden is None:
             return False
         proto = with_output_shapes(piece.proto, golden)
-        values, outputs = {**piece.inputs, **golden}, tuple(piece.outputs)
+        values = {**piece.inputs, **golden}
+        outputs = tuple(piece.outputs)
         candidate = replace(
-            self.best, made=proto, inputs=tuple(piece.inputs), outputs=outputs, title=title, values=values
+            self.best,
+            made=proto,
+            inputs=tuple(piece.inputs),
+            outputs=outputs,
+            title=title,
+            values=values,
         )
         freed = self._session.subject.freed
         candidate = candidate if freed is None else freed.dress(candidate)
@@ -415,7 +501,10 @@ class _Shrinker:
         is_same = record.verdict is Verdict.FAIL and record.signature == self._signature
         if not is_same or _distance(seen) < self._least:
             return False
-        self.piece, self.best, self._golden, self._seen = replace(piece, proto=proto), candidate, golden, seen
+        self.piece = replace(piece, proto=proto)
+        self.best = candidate
+        self._golden = golden
+        self._seen = seen
         return True
 
     def _expected(self, piece: Piece) -> Values | None:
@@ -427,12 +516,16 @@ class _Shrinker:
             return None
         if any(any(count_nonfinite(golden[name])) for name in self._finite.intersection(golden)):
             return None
-        return golden if not self._sound or is_sound(with_output_shapes(piece.proto, golden)) else None
+        return (
+            golden if not self._sound or is_sound(with_output_shapes(piece.proto, golden)) else None
+        )
 
     def drop_outputs(self) -> None:
         """Keep one output if it fails; else drop the outputs that are not needed."""
         names = self.piece.outputs
-        if len(names) > 1 and not any(self._try(keep_outputs(self.piece, [name]), "one output") for name in names):
+        if len(names) > 1 and not any(
+            self._try(keep_outputs(self.piece, [name]), "one output") for name in names
+        ):
             for name in names[::-1]:
                 rest = [other for other in self.piece.outputs if other != name]
                 self._try(keep_outputs(self.piece, rest), "fewer outputs")
@@ -454,9 +547,13 @@ class _Shrinker:
             return 1
         left = size
         while left > 1:
-            half = (left + 1) // 2  # the halves of an odd size overlap, so that all axes have one size
+            half = (
+                left + 1
+            ) // 2  # the halves of an odd size overlap, so that all axes have one size
             near = (half, left) != (1, size) and self._cut(axes, left, half)
-            known = self._worst(axes[0][1], left) is not None  # then the far half is not worth a probe
+            known = (
+                self._worst(axes[0][1], left) is not None
+            )  # then the far half is not worth a probe
             if not near and (known or not self._cut(axes, left, half, far=True)):
                 break
             left = half
@@ -477,5 +574,9 @@ class _Shrinker:
         for seen in self._seen:
             if not seen.passed and seen.worst is not None and seen.name in self._golden:
                 axes = enumerate(zip(seen.worst.index, self._golden[seen.name].shape, strict=True))
-                found |= {axis: index for axis, (index, length) in axes if length == size and axis not in found}
+                found |= {
+                    axis: index
+                    for axis, (index, length) in axes
+                    if length == size and axis not in found
+                }
         return found.get(place, next(iter(found.values()), None))

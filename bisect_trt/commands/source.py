@@ -16,7 +16,12 @@ import onnx
 from numpy.typing import NDArray
 
 from bisect_trt.commands.subject import ModelSettings
-from bisect_trt.errors import InputValuesError, ModelFileError, UnsuitableModelError, ValueRefusedError
+from bisect_trt.errors import (
+    InputValuesError,
+    ModelFileError,
+    UnsuitableModelError,
+    ValueRefusedError,
+)
 from bisect_trt.tensors.files import Values, load_runs, save_npz
 from bisect_trt.tensors.info import dtype_from_name
 
@@ -26,9 +31,13 @@ _PROTO_LIMIT_BYTES = (1 << 31) - 1
 
 
 Model: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | Any
-"""A path, an ``onnx.ModelProto``, a ``torch.nn.Module`` or a ``torch.export.ExportedProgram``; they are not changed."""
-Inputs: TypeAlias = Values | Sequence[Values] | str | Path | tuple[Any, ...] | Mapping[str, Any] | list[Any] | Any
-"""One sample, several, or a file for ``--load-inputs``; for a module one argument, a tuple of arguments, or a dict by name."""
+"""A path, an ``onnx.ModelProto``, a ``torch.nn.Module`` or a ``torch.export.ExportedProgram``; they
+are not changed."""
+Inputs: TypeAlias = (
+    Values | Sequence[Values] | str | Path | tuple[Any, ...] | Mapping[str, Any] | list[Any] | Any
+)
+"""One sample, several, or a file for ``--load-inputs``; for a module one argument, a tuple of
+arguments, or a dict by name."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,9 @@ class Source:
     inputs: Inputs | None = None
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.model, str | os.PathLike | onnx.ModelProto) or _is_torch(self.model)):
+        if not (
+            isinstance(self.model, str | os.PathLike | onnx.ModelProto) or _is_torch(self.model)
+        ):
             raise ValueRefusedError(
                 f"model: give a path, an onnx.ModelProto or a torch.nn.Module, not {type(self.model).__name__}."
             )
@@ -57,7 +68,9 @@ class Source:
         """The model's path; ``model.onnx`` for a model in memory."""
         return Path(self.model) if isinstance(self.model, str | os.PathLike) else MODEL_FILE
 
-    def place(self, settings: ModelSettings, folder: Path) -> tuple[ModelSettings, dict[str, Any] | None]:
+    def place(
+        self, settings: ModelSettings, folder: Path
+    ) -> tuple[ModelSettings, dict[str, Any] | None]:
         """Write a model and inputs in memory to a folder.
 
         Returns:
@@ -67,11 +80,16 @@ class Source:
             UnavailableError: PyTorch cannot export the module.
             UsageError: The model is larger than 2 GiB, or the inputs do not fit.
         """
-        exported, inputs = None, self.inputs
+        exported = None
+        inputs = self.inputs
         if _is_torch(self.model):
             settings = replace(settings, path=folder / MODEL_FILE)
             inputs = export(self.model, inputs, settings.path)
-            exported = {"by": "dynamo", "torch": sys.modules["torch"].__version__, "model": str(settings.path)}
+            exported = {
+                "by": "dynamo",
+                "torch": sys.modules["torch"].__version__,
+                "model": str(settings.path),
+            }
         elif not isinstance(self.model, str | os.PathLike):
             if self.model.ByteSize() > _PROTO_LIMIT_BYTES:
                 raise UnsuitableModelError(
@@ -114,8 +132,8 @@ def _saved(inputs: Inputs | None, folder: Path) -> Iterator[Path]:
 def export(model: Any, inputs: Any, path: Path) -> list[Values]:  # noqa: ANN401 - a module without types
     """Export a PyTorch module in evaluation mode; the exporter records the module of each node.
 
-    ``inputs`` is a tensor, a tuple of positional arguments, a mapping of arguments by name, a list of these, one for each
-    sample, or a file with arguments by name.
+    ``inputs`` is a tensor, a tuple of positional arguments, a mapping of arguments by name, a list
+    of these, one for each sample, or a file with arguments by name.
 
     Returns:
         For each sample the values of the model's inputs by name.
@@ -162,10 +180,14 @@ def _arguments(torch: Any, model: Any, given: Any) -> tuple[tuple[Any, ...], dic
     Raises:
         UsageError: They do not fit.
     """
-    whole = torch.utils._pytree.tree_map_only(np.ndarray, lambda array: torch.from_numpy(array.copy()), given)
-    args, kwargs = (whole if isinstance(whole, tuple) else (whole,)), dict[str, Any]()
+    whole = torch.utils._pytree.tree_map_only(
+        np.ndarray, lambda array: torch.from_numpy(array.copy()), given
+    )
+    args = whole if isinstance(whole, tuple) else (whole,)
+    kwargs = dict[str, Any]()
     if isinstance(whole, Mapping):
-        args, kwargs = (), dict(whole)
+        args = ()
+        kwargs = dict(whole)
     if not isinstance(model, torch.nn.Module):
         return args, kwargs
     try:
@@ -183,7 +205,9 @@ def _fed(torch: Any, sample: object, names: Sequence[str]) -> Values:  # noqa: A
     Raises:
         UnavailableError: The model has another number of inputs.
     """
-    tensors = [each for each in torch.utils._pytree.tree_leaves(sample) if isinstance(each, torch.Tensor)]
+    tensors = [
+        each for each in torch.utils._pytree.tree_leaves(sample) if isinstance(each, torch.Tensor)
+    ]
     if len(names) != len(tensors):
         raise ModelFileError(
             f"the exported model has the inputs {', '.join(names)}, but {len(tensors)} tensors are given; export it to ONNX "

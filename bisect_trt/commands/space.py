@@ -1,7 +1,7 @@
 """Spaces: the units that a command searches, and the candidate of a subset of them.
 
-A command declares its space and passes a strategy of :mod:`bisect_trt.search` to it. Probing, caching, speculation and budgets
-are the same for all spaces.
+A command declares its space and passes a strategy of :mod:`bisect_trt.search` to it. Probing,
+caching, speculation and budgets are the same for all spaces.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Series(Generic[Unit]):
 
     Attributes:
         build: Returns the candidate of a unit.
-        refuse: Returns why a unit cannot be probed; such a unit is ``UNRESOLVED`` and costs no probe.
+        refuse: Returns why a unit cannot be probed; such a unit is ``UNRESOLVED`` and costs no
+            probe.
         apart: Whether each unit may fail in its own way, rather than like the first failure.
     """
 
@@ -64,7 +65,9 @@ class Series(Generic[Unit]):
     _keys: dict[Unit, str] = field(default_factory=dict)
     _refused: dict[Unit, str | None] = field(default_factory=dict)
 
-    def search(self, prober: Prober, strategy: Callable[[Callable[[Unit], Verdict]], Result]) -> Result:
+    def search(
+        self, prober: Prober, strategy: Callable[[Callable[[Unit], Verdict]], Result]
+    ) -> Result:
         """Run a strategy that asks about one unit at a time.
 
         Raises:
@@ -78,11 +81,16 @@ class Series(Generic[Unit]):
             def about(unit: Unit) -> Verdict:
                 self._refused[unit] = self.refuse(unit)
                 number = self._numbers.setdefault(unit, len(self._numbers))
-                return Verdict.UNRESOLVED if self._refused[unit] is not None else ask(frozenset({number}))
+                return (
+                    Verdict.UNRESOLVED
+                    if self._refused[unit] is not None
+                    else ask(frozenset({number}))
+                )
 
             return strategy(about)
 
-        before, prober.ledger.apart = prober.ledger.apart, self.apart
+        before = prober.ledger.apart
+        prober.ledger.apart = self.apart
         try:
             return prober.search(over_units(asking), built)
         finally:
@@ -103,8 +111,15 @@ class Series(Generic[Unit]):
 
     def verdicts(self, prober: Prober) -> dict[Unit, dict[str, Any]]:
         """Return ``verdict``, ``reason`` and ``signature`` of each unit as plain values; refused units have no signature."""
-        refused = {unit: (Verdict.UNRESOLVED, why, None) for unit, why in self._refused.items() if why is not None}
-        seen = {unit: (each.verdict, each.reason, each.signature) for unit, each in self.seen(prober).items()}
+        refused = {
+            unit: (Verdict.UNRESOLVED, why, None)
+            for unit, why in self._refused.items()
+            if why is not None
+        }
+        seen = {
+            unit: (each.verdict, each.reason, each.signature)
+            for unit, each in self.seen(prober).items()
+        }
         return {
             unit: {"verdict": verdict.value, "reason": reason, "signature": signature}
             for unit, (verdict, reason, signature) in {**refused, **seen}.items()
@@ -132,7 +147,8 @@ class Fed:
         forget: bool = False,
     ) -> None:
         """Free the ``declared`` dimensions, with ``forget`` inner shapes too; the reference should run the ``likely`` values."""
-        self._session, self._likely = session, likely
+        self._session = session
+        self._likely = likely
         self.proto = free_inputs(session.subject.network.proto, declared, forget=forget)
         self._golden: dict[str, Path | str] = {}
         self._engines: dict[str, Path | None] = {}
@@ -154,15 +170,20 @@ class Fed:
         target: TargetSettings | None = None,
     ) -> Candidate:
         """Return the model with values that were not refused, its shapes ``fixed`` to theirs or free."""
-        proto, whole, outputs = self.proto, dict(values), tuple[str, ...]()
+        proto = self.proto
+        whole = dict(values)
+        outputs = tuple[str, ...]()
         if not self._session.subject.models.build_only:
             made = self._expected(values)
             assert isinstance(made, Path), "it was not refused"
-            whole, outputs = {**values, **load_npz(made)}, tuple(self._session.subject.network.outputs)
+            whole = {**values, **load_npz(made)}
+            outputs = tuple(self._session.subject.network.outputs)
         if fixed:
             proto = free_inputs(proto, {}, forget=True)
             fix_input_shapes(proto, shapes_of(values))
-        return Candidate(proto, tuple(values), outputs, title, values=whole, engine=engine, target=target)
+        return Candidate(
+            proto, tuple(values), outputs, title, values=whole, engine=engine, target=target
+        )
 
     def engine(
         self,
@@ -191,9 +212,15 @@ class Fed:
         if key not in self._golden:
             made = self._session.subject.workspace.scratch(f"fed-{key}.golden.npz")
             failed = self._run(values, made)
-            self._golden[key] = made if failed is None else f"the reference does not run it: {failed.message}"
+            self._golden[key] = (
+                made if failed is None else f"the reference does not run it: {failed.message}"
+            )
             # A model that the reference cannot load at all is judged by the user's check alone.
-            if failed and self._session.unreferenced and (failed.kind == "build" or not self._runs_any):
+            if (
+                failed
+                and self._session.unreferenced
+                and (failed.kind == "build" or not self._runs_any)
+            ):
                 save_npz(made, {})
                 self._golden[key] = made
         return self._golden[key]

@@ -1,6 +1,7 @@
 """Operators on which ONNX's reference evaluator has no vote, because it computes other values than the ONNX standard says.
 
-Each entry is held by a test against NumPy in float64. What the evaluator refuses needs none: it has no outputs then.
+Each entry is held by a test against NumPy in float64. What the evaluator refuses needs none: it has
+no outputs then.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ def _objection(node: onnx.NodeProto, opset: int) -> str:
         if len(node.input) > _LENGTHS and node.input[_LENGTHS]:
             ignored.append("sequence_lens")
         return f"it ignores '{ignored[0]}' of {op}" if ignored else ""
-    pixels, nearest = attribute(node, "coordinate_transformation_mode", b""), attribute(node, "nearest_mode", b"")
+    pixels = attribute(node, "coordinate_transformation_mode", b"")
+    nearest = attribute(node, "nearest_mode", b"")
     wrong = {
         "LRN of other channels": op == "LRN",
-        "LpNormalization of signed values": op == "LpNormalization" and attribute(node, "p", 2) == 1,
-        f"{op} with SAME_LOWER": op == "MaxPool" and attribute(node, "auto_pad", b"") == b"SAME_LOWER",
+        "LpNormalization of signed values": op == "LpNormalization"
+        and attribute(node, "p", 2) == 1,
+        f"{op} with SAME_LOWER": op == "MaxPool"
+        and attribute(node, "auto_pad", b"") == b"SAME_LOWER",
         "RoiAlign before opset 16": op == "RoiAlign" and opset < 16,
         "GridSample with border": op == "GridSample"
         and attribute(node, "mode", b"") in (b"cubic", b"bicubic")
@@ -42,4 +46,6 @@ def _objection(node: onnx.NodeProto, opset: int) -> str:
         "Resize with floor or ceil": op == "Resize" and nearest in (b"floor", b"ceil"),
         "the mask of Dropout": op == "Dropout" and opset < 12 and len(node.output) > 1,
     }
-    return next((f"it computes {what} in another way" for what, applies in wrong.items() if applies), "")
+    return next(
+        (f"it computes {what} in another way" for what, applies in wrong.items() if applies), ""
+    )

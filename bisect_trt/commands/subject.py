@@ -63,8 +63,10 @@ class ModelSettings:
     """The model and its input data.
 
     Attributes:
-        stays_free: Whether the command keeps the file's free dimensions, so that no warning about their sizes is needed.
-        older: Whether models are written with the lowest IR version that they need, for older runtimes.
+        stays_free: Whether the command keeps the file's free dimensions, so that no warning about
+            their sizes is needed.
+        older: Whether models are written with the lowest IR version that they need, for older
+            runtimes.
     """
 
     path: Path
@@ -102,15 +104,19 @@ class Subject:
         samples: The input values, one or more samples.
         seen: The packages and devices of each place that was examined.
         declared: The shapes that its file gives the inputs, by name.
-        truth: The graph that the reference runs: the model's own, unless ``precision --reference`` gives another.
+        truth: The graph that the reference runs: the model's own, unless ``precision --reference``
+            gives another.
         console: Prints warnings.
-        ir_version: The IR versions of the ``file`` and ``written`` into candidates, where these differ.
+        ir_version: The IR versions of the ``file`` and ``written`` into candidates, where these
+            differ.
         freed: The dimensions that candidates keep free, where the failure needs that.
     """
 
     freed: Freed | None = None
     ir_version: Mapping[str, int] | None = None
-    _probes_file = False  # whether the first probe has the IR version of the file, and not that of candidates
+    _probes_file = (
+        False  # whether the first probe has the IR version of the file, and not that of candidates
+    )
 
     def __init__(
         self,
@@ -184,7 +190,10 @@ class Subject:
         if lowered and self.ir_version is not None:
             model.ir_version = self.ir_version["file"]
         sparse = {weight.values.name for weight in self._sparse}
-        keep_only(model.graph.initializer, [tensor for tensor in model.graph.initializer if tensor.name not in sparse])
+        keep_only(
+            model.graph.initializer,
+            [tensor for tensor in model.graph.initializer if tensor.name not in sparse],
+        )
         model.graph.sparse_initializer.extend(self._sparse)
         return model
 
@@ -202,21 +211,29 @@ class Subject:
         """
         data = self.settings.data
         proto = self.network.proto
-        infos = {value.name: info for value in proto.graph.input if (info := to_info(value)) is not None}
+        infos = {
+            value.name: info for value in proto.graph.input if (info := to_info(value)) is not None
+        }
         self.declared = {name: info.shape for name, info in infos.items() if info.shape is not None}
         samples = None
         shapes: Mapping[str, Sequence[int | None]] = data.input_shapes
         if data.given:
-            samples = make_inputs(_resized(input_infos(self.network), shapes), data, self.settings.most)
+            samples = make_inputs(
+                _resized(input_infos(self.network), shapes), data, self.settings.most
+            )
             shapes = common_shapes(samples)
         sizes = input_sizes(proto, shapes, assume=not data.given)
         self._assumed = sizes.assumed
         if not self.settings.stays_free:
             self.say_sizes()
         if sizes.contradicted:
-            self.network = Network(free_inputs(proto, {name: sizes.shapes[name] for name in sizes.contradicted}))
+            self.network = Network(
+                free_inputs(proto, {name: sizes.shapes[name] for name in sizes.contradicted})
+            )
         if samples is None:
-            samples = make_inputs(_resized(input_infos(self.network), sizes.shapes), data, self.settings.most)
+            samples = make_inputs(
+                _resized(input_infos(self.network), sizes.shapes), data, self.settings.most
+            )
         self._warn_of_names(samples)
         return samples
 
@@ -226,7 +243,9 @@ class Subject:
             seen: dict[str, tuple[str, int]] = {}
             for name, value in sample.items():
                 for dim, size in zip(self.declared.get(name, ()), value.shape, strict=False):
-                    first, expected = seen.setdefault(dim, (name, size)) if isinstance(dim, str) else (name, size)
+                    first, expected = (
+                        seen.setdefault(dim, (name, size)) if isinstance(dim, str) else (name, size)
+                    )
                     if size != expected:
                         self.console.warn(
                             f"the dimension '{dim}' is {expected} in '{first}' and {size} in '{name}' of sample {number}; "
@@ -258,14 +277,17 @@ class Subject:
 
     def free(self, freed: Freed) -> None:
         """Keep these dimensions free in all later candidates."""
-        self.freed, self.network = freed, freed.network
+        self.freed = freed
+        self.network = freed.network
         for made in _MADE:
             self.__dict__.pop(made, None)
 
     def other(self, path: Path, reference: Reference) -> Subject:
         """Return the subject of a model derived from this one, with the same inputs and expected outputs."""
         made = copy.copy(self)
-        made.settings = replace(self.settings, path=path, data=replace(self.settings.data, external_data_dir=None))
+        made.settings = replace(
+            self.settings, path=path, data=replace(self.settings.data, external_data_dir=None)
+        )
         proto = self.workspace.read_back(path)
         take_input_shapes(proto, self.network)
         made.network = Network(proto)
@@ -341,7 +363,9 @@ class Subject:
     @cached_property
     def infos(self) -> Mapping[str, TensorInfo]:
         """Types and shapes of tensors: from the reference run, else from shape inference."""
-        known: Mapping[str, TensorInfo] = ChainMap(cast("Any", self.reference.infos), cast("Any", self.network.infos))
+        known: Mapping[str, TensorInfo] = ChainMap(
+            cast("Any", self.reference.infos), cast("Any", self.network.infos)
+        )
         return known if self.freed is None else self.freed.infos(known)
 
     @cached_property
@@ -357,10 +381,15 @@ class Subject:
     @cached_property
     def original(self) -> Candidate:
         """The model itself."""
-        network, units = self.network, self.units.everything
+        network = self.network
+        units = self.units.everything
         title = "the original" if self.freed is None else "the original, its dimensions free"
         original = Candidate(
-            self.as_in_file(network.proto), tuple(network.inputs), tuple(network.outputs), title, units
+            self.as_in_file(network.proto),
+            tuple(network.inputs),
+            tuple(network.outputs),
+            title,
+            units,
         )
         return original if self.freed is None else self.freed.dress(original)
 
@@ -377,12 +406,16 @@ class Subject:
         infos: dict[str, TensorInfo] = {}
         for name in self.network.inputs or self.network.outputs:
             if name in self.infos:
-                sizes = tuple(dim if isinstance(dim, int) else 1 for dim in self.infos[name].shape or ())
+                sizes = tuple(
+                    dim if isinstance(dim, int) else 1 for dim in self.infos[name].shape or ()
+                )
                 infos[name] = TensorInfo(name, self.infos[name].dtype, sizes)
         inputs = {name: np.zeros(info.sizes or (), info.dtype) for name, info in infos.items()}
         outputs = {f"{name}/identity": value for name, value in inputs.items()}
         proto = identity_model(self.network.proto, infos)
-        return Candidate(proto, tuple(inputs), tuple(outputs), "Identity nodes only", values=inputs | outputs)
+        return Candidate(
+            proto, tuple(inputs), tuple(outputs), "Identity nodes only", values=inputs | outputs
+        )
 
     def rest(self, taken: Subset, *, held: bool = False) -> Candidate | None:
         """Return the model without some units and what depends on them for a value; ``None`` if nothing is left."""
@@ -392,7 +425,9 @@ class Subject:
         candidate = self.cut(self.units.with_weights(units), held=held)
         return replace(candidate, title=f"the rest: {candidate.title}")
 
-    def cut(self, units: Subset, *, held: bool = False, outputs: Sequence[str] | None = None) -> Candidate:
+    def cut(
+        self, units: Subset, *, held: bool = False, outputs: Sequence[str] | None = None
+    ) -> Candidate:
         """Return the candidate that consists of some units.
 
         Args:
@@ -401,7 +436,13 @@ class Subject:
             outputs: Its outputs; by default all tensors that something outside reads.
         """
         bare = self.units.bare(units)
-        piece = cut(self.network, map(self.network.order.__getitem__, bare), self.infos, self.constants, outputs)
+        piece = cut(
+            self.network,
+            map(self.network.order.__getitem__, bare),
+            self.infos,
+            self.constants,
+            outputs,
+        )
         title = f"{self.units.count(bare)} of {len(self.units)} units"
         made = Candidate(piece, piece.inputs, piece.outputs, title, bare, held=held)
         return made if self.freed is None else self.freed.dress(made)
@@ -437,14 +478,21 @@ class Subject:
         if self.ir_version is not None:
             result.extra["ir_version"] = dict(self.ir_version)
         if self.seen:
-            result.extra["places"] = [{**seen.to_json(), "said": seen.describe()} for seen in self.seen.values()]
+            result.extra["places"] = [
+                {**seen.to_json(), "said": seen.describe()} for seen in self.seen.values()
+            ]
         if prober is not None:
             result.probes = {**prober.ledger.counts(), "wasted": prober.wasted}
 
 
-def _resized(infos: Iterable[TensorInfo], shapes: Mapping[str, Sequence[int | str | None]]) -> list[TensorInfo]:
+def _resized(
+    infos: Iterable[TensorInfo], shapes: Mapping[str, Sequence[int | str | None]]
+) -> list[TensorInfo]:
     """Return inputs with other shapes, where these are given."""
-    return [replace(info, shape=tuple(shapes[info.name])) if info.name in shapes else info for info in infos]
+    return [
+        replace(info, shape=tuple(shapes[info.name])) if info.name in shapes else info
+        for info in infos
+    ]
 
 
 def feed_defaults(proto: onnx.ModelProto, data: Data) -> None:
@@ -460,4 +508,6 @@ def feed_defaults(proto: onnx.ModelProto, data: Data) -> None:
     graph = proto.graph
     defaults = {value.name for value in graph.input} & {tensor.name for tensor in graph.initializer}
     if defaults and (fed := defaults & loaded_names(data)):
-        keep_only(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in fed])
+        keep_only(
+            graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in fed]
+        )

@@ -53,13 +53,20 @@ Swept = Sequence[tuple[str, tuple[Sizes, ...]]]
 """Inputs, each with the sizes of its dimensions."""
 
 
-def first_shapes(shapes: Swept, target: TargetSettings | None, model: ModelSettings) -> dict[str, tuple[int, ...]]:
+def first_shapes(
+    shapes: Swept, target: TargetSettings | None, model: ModelSettings
+) -> dict[str, tuple[int, ...]]:
     """Return the shapes to open the model with: the smallest sizes in the target's profile; none if values are given."""
     if model.data.given:
         return {}
-    profile, found = profile_of(target), {}
+    profile = profile_of(target)
+    found = {}
     for name, shape in shapes:
-        lows = profile[name][0] if name in profile and len(profile[name][0]) == len(shape) else (0,) * len(shape)
+        lows = (
+            profile[name][0]
+            if name in profile and len(profile[name][0]) == len(shape)
+            else (0,) * len(shape)
+        )
         found[name] = tuple(
             next((size for size in each.sizes if size >= low), each.sizes[-1])
             for each, low in zip(shape, lows, strict=True)
@@ -86,8 +93,11 @@ class Sized:
 
     def __init__(self, session: Session, swept: Sequence[Dimension], check: CheckSettings) -> None:
         """Free the dimensions, and build one engine for all sizes if the target makes engines."""
-        subject, asked = session.subject, check.target
-        self.swept, self._session, self._asked = swept, session, asked
+        subject = session.subject
+        asked = check.target
+        self.swept = swept
+        self._session = session
+        self._asked = asked
         self._base = shapes_of(subject.samples[0])
         places = {place for each in swept for place in each.places}
         known = {name: subject.declared.get(name, shape) for name, shape in self._base.items()}
@@ -100,26 +110,39 @@ class Sized:
         }
         self._unlike_file = free != known
         # Sizes that the reference should run, if it runs any.
-        likely = [tuple(each.sizes[place % len(each.sizes)] for each in swept) for place in range(_MOST_REFUSED)]
+        likely = [
+            tuple(each.sizes[place % len(each.sizes)] for each in swept)
+            for place in range(_MOST_REFUSED)
+        ]
         self._fed = Fed(session, free, lambda: map(self.inputs, likely), forget=self._unlike_file)
         self.refused = cache(self._refused)
-        self.target, self._engine = asked, None
+        self.target = asked
+        self._engine = None
         if asked is None or asked.build_only:  # each size is built by itself
             return
         lowest, highest = (tuple(each.sizes[end] for each in swept) for end in (0, -1))
         if not asked.target.profile(asked):
-            lows, highs = self.shapes(lowest), self.shapes(highest)
-            asked = asked.target.spanning(asked, {name: (lows[name], highs[name], highs[name]) for name in lows})
+            lows = self.shapes(lowest)
+            highs = self.shapes(highest)
+            asked = asked.target.spanning(
+                asked, {name: (lows[name], highs[name], highs[name]) for name in lows}
+            )
         self.target = asked
         if asked.target.engines:
             session.console.say(f"  one engine for all sizes: {' '.join(asked.flags())}")
-            self._engine = self._fed.engine("swept", self._fed.proto, self.inputs(lowest), asked, check.timeout)
+            self._engine = self._fed.engine(
+                "swept", self._fed.proto, self.inputs(lowest), asked, check.timeout
+            )
             if self._engine is None:
                 session.console.say("  the build fails, so each size gets its own engine")
 
     def shapes(self, point: Point) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all inputs at a point."""
-        sizes = {place: size for each, size in zip(self.swept, point, strict=True) for place in each.places}
+        sizes = {
+            place: size
+            for each, size in zip(self.swept, point, strict=True)
+            for place in each.places
+        }
         return {
             name: tuple(sizes.get((name, axis), size) for axis, size in enumerate(shape))
             for name, shape in self._base.items()
@@ -141,9 +164,13 @@ class Sized:
     def inputs(self, point: Point) -> Values:
         """Return the values at a point: the user's, repeated or cut off, else random values."""
         subject = self._session.subject
-        data, shapes = subject.settings.data, self.shapes(point)
+        data = subject.settings.data
+        shapes = self.shapes(point)
         if data.given:
-            return {name: resized(subject.samples[0][name], shapes[name]) for name in subject.network.inputs}
+            return {
+                name: resized(subject.samples[0][name], shapes[name])
+                for name in subject.network.inputs
+            }
         infos = input_infos(subject.network)
         return make_inputs([replace(info, shape=shapes[info.name]) for info in infos], data)[0]
 
@@ -160,14 +187,19 @@ class Sized:
         """Return the candidate of a point that was not refused, with free dimensions."""
         target = None if self._engine is not None or self.target == self._asked else self.target
         title = _words(self.sizes(point))
-        return self._fed.candidate(self.inputs(point), title, fixed=False, engine=self._engine, target=target)
+        return self._fed.candidate(
+            self.inputs(point), title, fixed=False, engine=self._engine, target=target
+        )
 
     def below(self, point: Point) -> list[Point]:
         """Return the points with the next smaller size of one dimension that the reference runs."""
         found: list[Point] = []
         for place, (each, size) in enumerate(zip(self.swept, point, strict=True)):
             smaller = reversed(each.sizes[: each.sizes.index(size)])
-            points = ((*point[:place], less, *point[place + 1 :]) for less in islice(smaller, _MOST_REFUSED))
+            points = (
+                (*point[:place], less, *point[place + 1 :])
+                for less in islice(smaller, _MOST_REFUSED)
+            )
             found += islice((other for other in points if self.refused(other) is None), 1)
         return found
 
@@ -176,17 +208,19 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
     """Probe sizes, and report which fail.
 
     Returns:
-        The result; its ``sweep`` has the ``dimensions`` with their ``intervals``, the ``map`` of all probed points, and the
-        ``smallest_failing``.
+        The result; its ``sweep`` has the ``dimensions`` with their ``intervals``, the ``map`` of
+        all probed points, and the ``smallest_failing``.
 
     Raises:
         DoesNotReproduce: None fails.
         UnavailableError: The reference runs none.
         UsageError: The dimensions do not fit the model.
     """
-    console, result = session.console, session.result
+    console = session.console
+    result = session.result
     swept = dimensions(session.subject, shapes)
-    axes, number = [each.sizes for each in swept], prod(len(each.sizes) for each in swept)
+    axes = [each.sizes for each in swept]
+    number = prod(len(each.sizes) for each in swept)
     by = "the check" if check.target is None else "the target"
     grid = " by ".join(f"{len(each.sizes)} sizes of {each.name}" for each in swept)
     console.step(f"At which of {grid} does {by} fail? {min(tries, number)} of {number} are probed")
@@ -199,7 +233,9 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
             console.answer(f"So far it fails {answer['said']}")
 
     with saving_best(so_far):
-        series.search(session.prober, lambda ask: go_down(sweep_points(axes, ask, tries), ask, sized.below))
+        series.search(
+            session.prober, lambda ask: go_down(sweep_points(axes, ask, tries), ask, sized.below)
+        )
     answer, seen, smallest = _fill(session, sized, series)
     if smallest is None:
         if Verdict.PASS not in seen.values():
@@ -208,22 +244,35 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
     console.answer(f"It fails {answer['said']}")
     for each in answer["dimensions"]:
         at = "".join(f", {name} {size}" for name, size in each["at"].items())
-        rows = [(row["verdict"], _span(row), f"{len(row['tried'])} probed") for row in each["intervals"]]
+        rows = [
+            (row["verdict"], _span(row), f"{len(row['tried'])} probed") for row in each["intervals"]
+        ]
         console.table(("verdict", f"{each['name']}{at}", ""), rows, _MOST_ROWS)
     path = session.subject.workspace.folder / FAILING
     save_npz(path, sized.inputs(smallest))
     result.artifacts["inputs"] = str(path)
-    below, why = sized.below(smallest), None
-    if (unsure := next((point for point in below if seen.get(point) is not Verdict.PASS), None)) is not None:
+    below = sized.below(smallest)
+    why = None
+    if (
+        unsure := next((point for point in below if seen.get(point) is not Verdict.PASS), None)
+    ) is not None:
         why = f"the next smaller size, {_words(sized.sizes(unsure))}, did not pass"
     points = (smallest, smallest, *(point for point in below if point in seen))
-    changed = contradicted(session.prober, ((sized.candidate(point), seen[point]) for point in points))
+    changed = contradicted(
+        session.prober, ((sized.candidate(point), seen[point]) for point in points)
+    )
     if changed is not None:
         why = f"the failure is flaky and does not depend on the size alone: {changed}"
     name = "repeat" if changed is not None else "reduce" if sized.target is None else "diagnose"
-    answer["command"] = session.command(name, replace(check, target=sized.target), sized.file(), path)
-    console.answer(f"The smallest that fails is {_words(sized.sizes(smallest))}. Its inputs: {path}")
-    console.answer(f"To {'find out why' if changed is None else 'measure how often'}: {answer['command']}")
+    answer["command"] = session.command(
+        name, replace(check, target=sized.target), sized.file(), path
+    )
+    console.answer(
+        f"The smallest that fails is {_words(sized.sizes(smallest))}. Its inputs: {path}"
+    )
+    console.answer(
+        f"To {'find out why' if changed is None else 'measure how often'}: {answer['command']}"
+    )
     return result.end(why=why)
 
 
@@ -231,10 +280,15 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
     """Return the swept dimensions; dimensions with the same name, the user's or the model's, are one.
 
     Raises:
-        UsageError: An input does not exist or has another rank, or a dimension has different sizes in two places.
+        UsageError: An input does not exist or has another rank, or a dimension has different sizes
+            in two places.
     """
     base = shapes_of(subject.samples[0])
-    declared = {(name, axis): dim for name in base for axis, dim in enumerate(subject.declared.get(name, ()))}
+    declared = {
+        (name, axis): dim
+        for name in base
+        for axis, dim in enumerate(subject.declared.get(name, ()))
+    }
     symbols = {place: dim for place, dim in declared.items() if isinstance(dim, str)}
     sizes: dict[str, tuple[int, ...]] = {}
     places: dict[str, list[tuple[str, int]]] = {}
@@ -257,15 +311,24 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
                 )
             places.setdefault(called, []).append((name, axis))
     for called, known in places.items():
-        known += [place for place, symbol in symbols.items() if symbol == called and place not in known]
-    return [Dimension(called, sizes[called], tuple(places[called])) for called in sizes if len(sizes[called]) > 1]
+        known += [
+            place for place, symbol in symbols.items() if symbol == called and place not in known
+        ]
+    return [
+        Dimension(called, sizes[called], tuple(places[called]))
+        for called in sizes
+        if len(sizes[called]) > 1
+    ]
 
 
-def _fill(session: Session, sized: Sized, series: Series[Point]) -> tuple[Entry, dict[Point, Verdict], Point | None]:
+def _fill(
+    session: Session, sized: Sized, series: Series[Point]
+) -> tuple[Entry, dict[Point, Verdict], Point | None]:
     """Put the probed sizes into the result; return that field, the verdicts and the smallest point that fails."""
     known = series.verdicts(session.prober)
     seen = {point: Verdict(each["verdict"]) for point, each in known.items()}
-    smallest, number = smallest_failing(seen), prod(len(each.sizes) for each in sized.swept)
+    smallest = smallest_failing(seen)
+    number = prod(len(each.sizes) for each in sized.swept)
     every = [_dimension(sized, place, seen) for place in range(len(sized.swept))] if seen else []
     tried = f"{len(seen)} of {number} sizes were probed"
     tried += "" if len(seen) == number else "; other sizes are unknown"
@@ -281,7 +344,10 @@ def _fill(session: Session, sized: Sized, series: Series[Point]) -> tuple[Entry,
         "exhaustive": len(seen) == number,
         "smallest_failing": None if smallest is None else sized.sizes(smallest),
         "shapes": None if smallest is None else plain(smallest),
-        "map": [{"sizes": sized.sizes(each), "shapes": plain(each), **known[each]} for each in sorted(seen)],
+        "map": [
+            {"sizes": sized.sizes(each), "shapes": plain(each), **known[each]}
+            for each in sorted(seen)
+        ],
         "said": f"{failing}{tried}.",
     }
     return answer, seen, smallest
@@ -307,20 +373,27 @@ def _dimension(sized: Sized, place: int, seen: Mapping[Point, Verdict]) -> Entry
     lines: dict[Point, dict[int, Verdict]] = {}
     for point, verdict in sorted(seen.items()):
         lines.setdefault((*point[:place], *point[place + 1 :]), {})[point[place]] = verdict
-    others, line = max(lines.items(), key=lambda each: (Verdict.FAIL in each[1].values(), len(each[1])))
-    each, names = sized.swept[place], [other.name for other in sized.swept]
+    others, line = max(
+        lines.items(), key=lambda each: (Verdict.FAIL in each[1].values(), len(each[1]))
+    )
+    each = sized.swept[place]
+    names = [other.name for other in sized.swept]
     return {
         "name": each.name,
         "inputs": [{"name": name, "axis": axis} for name, axis in each.places],
         "at": dict(zip([*names[:place], *names[place + 1 :]], others, strict=True)),
-        **{of.value.lower(): [size for size, verdict in line.items() if verdict is of] for of in Verdict},
+        **{
+            of.value.lower(): [size for size, verdict in line.items() if verdict is of]
+            for of in Verdict
+        },
         "intervals": intervals(line),
     }
 
 
 def run(call: Call) -> Result:
     """Find the sizes at which the target fails."""
-    own, fixed = call[Sweep], call[Data].input_shapes
+    own = call[Sweep]
+    fixed = call[Data].input_shapes
     check = call.check(call[Target].settings())
     call.open(check)
     refuse_repeat(call)
@@ -331,7 +404,9 @@ def run(call: Call) -> Result:
         )
     for name, count in Counter([*fixed, *(name for name, _ in own.shapes)]).items():
         if count > 1:
-            raise ConflictError(f"--shapes: the shape of the input '{name}' is given twice; give it once.")
+            raise ConflictError(
+                f"--shapes: the shape of the input '{name}' is given twice; give it once."
+            )
     check = check.without_target(call.console)
     shapes = {**fixed, **first_shapes(own.shapes, check.target, call.model)}
     call.model = replace(call.model, data=replace(call.model.data, input_shapes=shapes))

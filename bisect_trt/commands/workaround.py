@@ -53,14 +53,17 @@ from bisect_trt.worker.deadline import BudgetSpent
 PATCHED = "patched.onnx"
 FRESH_INPUTS = 20
 """The number of fresh inputs on which a patched model is confirmed."""
-_MOST, _IN_A_DIAGNOSIS = 24, 8
-"""The largest number of questions for each kind of workaround, in the command and in a diagnosis."""
+_MOST = 24
+_IN_A_DIAGNOSIS = 8
+"""The largest number of questions for each kind of workaround, in the command and in a
+diagnosis."""
 _SHOWN = 3
 _MOST_BARRIERS = 20
 """The largest number of barriers in an answer."""
 _MOST_SWITCHES = 3
 Change = Callable[[Network], onnx.ModelProto]
-"""Returns a patched model; it is applied to the searched model and to the user's file, which have the same nodes."""
+"""Returns a patched model; it is applied to the searched model and to the user's file, which have
+the same nodes."""
 
 
 def rewritten(output: Path) -> Path:
@@ -116,19 +119,23 @@ def _confirmed(session: Session, way: Way, candidate: Candidate) -> Way:
 
 def _held(session: Session, way: Way, candidate: Candidate) -> Way:
     """Return a workaround that passes on the given inputs, run on fresh ones; it fails if one of them fails."""
-    check, fresh = session.prober.check, Fresh(session.subject, FRESH_INPUTS)
+    check = session.prober.check
+    fresh = Fresh(session.subject, FRESH_INPUTS)
     assert isinstance(check, BuiltinCheck), "a target is compared with the reference"
     none = fresh.why_none
     samples = None if none is not None else fresh.round(0)
     if samples is None:
-        return replace(way, why=_joined(way.why, f"no fresh inputs: {none or 'the reference fails'}"))
+        return replace(
+            way, why=_joined(way.why, f"no fresh inputs: {none or 'the reference fails'}")
+        )
     count = len(samples)
     what = f"{count} fresh inputs"
     outcome = probe_on(session.prober, candidate, samples, check.tolerance, what)
     if not outcome.errors:
         return replace(way, passes=False, why=f"on {what}: {outcome.reason}", fresh=(count, 0))
     passed = sum(error <= 1 for error in outcome.errors)
-    worst, why = max(way.worst_error or 0.0, *outcome.errors), _joined(way.why, f"{passed} of {what} pass")
+    worst = max(way.worst_error or 0.0, *outcome.errors)
+    why = _joined(way.why, f"{passed} of {what} pass")
     return replace(way, passes=passed == count, worst_error=worst, why=why, fresh=(count, passed))
 
 
@@ -143,7 +150,9 @@ def _written(session: Session, way: Way, change: Change, output: Path) -> Way:
         UsageError: It cannot be written.
     """
     subject = session.subject
-    save_model(change(Network(subject.settings.load())), subject.settings.weights, output, beside=True)
+    save_model(
+        change(Network(subject.settings.load())), subject.settings.weights, output, beside=True
+    )
     proto = subject.workspace.read_back(output)
     take_input_shapes(proto, subject.network)
     candidate = _candidate(session, proto, f"{output.name}, read back")
@@ -160,20 +169,28 @@ def turn(result: Result) -> list[Way]:
     """Return the confirmed switches of the cause, except precisions."""
     detail = result.extra.get("cause_detail")
     entries = [] if detail is None else detail["alternatives"]
-    usable = [each for each in entries if any(not name.startswith("precision:") for name in each["switches"])]
+    usable = [
+        each
+        for each in entries
+        if any(not name.startswith("precision:") for name in each["switches"])
+    ]
     return [
         Way(
             "switch",
             f"{' and '.join(each['switches'])} {each['turned'].partition(' ')[2]}",
             each["whole"],
             line=shlex.join(each["options"]),
-            why=each["seen"] if each["whole"] else "the minimal case passes with it, the whole model does not",
+            why=each["seen"]
+            if each["whole"]
+            else "the minimal case passes with it, the whole model does not",
         )
         for each in usable[:_MOST_SWITCHES]
     ]
 
 
-def bar(session: Session, nodes: Collection[int], output: Path, most: int, *, everywhere: bool) -> Way:
+def bar(
+    session: Session, nodes: Collection[int], output: Path, most: int, *, everywhere: bool
+) -> Way:
     """Find the fewest fusion barriers: Max or Einsum nodes, which compute nothing and which no runtime removes."""
     subject = session.subject
     network, opset = subject.network, NetworkView(subject.network).opset
@@ -181,7 +198,8 @@ def bar(session: Session, nodes: Collection[int], output: Path, most: int, *, ev
     made = [name for node in ordered for name in network.made(node) if network.consumers.get(name)]
     read = [name for node in ordered for name in network.reads[node] if not network.is_weight(name)]
     near = [*(name for name in made if name in set(read)), *read, *made]
-    asked, tried = 0, Way("barrier", "barriers around the culprit", False, why="it fails with them too")
+    asked = 0
+    tried = Way("barrier", "barriers around the culprit", False, why="it fails with them too")
     far = [*near, *network.computed] if everywhere else []
     transposes = any(node.op_type == "Transpose" for node in network.nodes)
     kinds: tuple[Barrier, ...] = ("Max", "Einsum") if transposes else ("Max",)
@@ -189,7 +207,9 @@ def bar(session: Session, nodes: Collection[int], output: Path, most: int, *, ev
         can = [name for name in dict.fromkeys(names) if can_bar(subject.infos.get(name), opset, op)]
         if not can:
             continue
-        ranks = None if op == "Max" else {name: len(subject.infos[name].shape or ()) for name in can}
+        ranks = (
+            None if op == "Max" else {name: len(subject.infos[name].shape or ()) for name in can}
+        )
         space = Space(partial(_barred, session, can, ranks))
         minimum = space.search(session.prober, partial(keep_if_enough, len(can), most - asked))
         asked += 1
@@ -208,13 +228,17 @@ def _some(names: Sequence[str], units: Subset) -> list[str]:
     return [names[place] for place in sorted(units)]
 
 
-def _barred(session: Session, names: Sequence[str], ranks: Mapping[str, int] | None, units: Subset) -> Candidate:
+def _barred(
+    session: Session, names: Sequence[str], ranks: Mapping[str, int] | None, units: Subset
+) -> Candidate:
     """Return the model with barriers after some of the tensors."""
     model = with_barriers(session.subject.network, _some(names, units), ranks)
     return _candidate(session, model, f"{len(units)} barriers")
 
 
-def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *, ranged: bool) -> Way:
+def rewrite(
+    session: Session, nodes: Collection[int], output: Path, most: int, *, ranged: bool
+) -> Way:
     """Try equivalent forms of the culprit's nodes, the cheapest first: at the culprit, then everywhere the pattern occurs.
 
     ``ranged`` says that values out of the precision's range are the problem.
@@ -222,9 +246,18 @@ def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *
     subject = session.subject
     view = NetworkView(Network(subject.settings.load()))
     found = {name: matches(view, name) for name in (RULES if ranged else ALL_RULES)}
-    near = {name: hit for name in found if (hit := [each for each in found[name] if each.matched & frozenset(nodes)])}
+    near = {
+        name: hit
+        for name in found
+        if (hit := [each for each in found[name] if each.matched & frozenset(nodes)])
+    }
     if not near:
-        return Way("rewrite", "an equivalent form of the culprit", None, why="none is known for these operators")
+        return Way(
+            "rewrite",
+            "an equivalent form of the culprit",
+            None,
+            why="none is known for these operators",
+        )
     # With several wrong places, a change of one of them cannot be enough.
     several = ranged and len(session.result.extra.get("origins") or ()) > 1
     plans: list[tuple[str, list[Fragment]]] = []
@@ -242,10 +275,21 @@ def rewrite(session: Session, nodes: Collection[int], output: Path, most: int, *
         if session.prober.probe(candidate).verdict is Verdict.PASS:
             anchors = [view.network.describe(fragment.anchor) for fragment in some]
             few = len(anchors) <= _SHOWN
-            places = first_few(anchors, _SHOWN) if few else f"{len(anchors)} nodes ({first_few(anchors, 1)})"
+            places = (
+                first_few(anchors, _SHOWN)
+                if few
+                else f"{len(anchors)} nodes ({first_few(anchors, 1)})"
+            )
             words = ALL_RULES[name][0] if name in ALL_RULES else "in other forms"
-            return _written(session, Way("rewrite", f"{places} {words} ({name})", None), change, output)
-    return Way("rewrite", f"other forms: {', '.join(near)}", False, why=f"tried without success: {'; '.join(tried)}")
+            return _written(
+                session, Way("rewrite", f"{places} {words} ({name})", None), change, output
+            )
+    return Way(
+        "rewrite",
+        f"other forms: {', '.join(near)}",
+        False,
+        why=f"tried without success: {'; '.join(tried)}",
+    )
 
 
 def _spliced(fragments: Sequence[Fragment], network: Network) -> onnx.ModelProto:
@@ -253,14 +297,21 @@ def _spliced(fragments: Sequence[Fragment], network: Network) -> onnx.ModelProto
 
 
 def work_around(
-    session: Session, case: Case, fault: Fault, output: Path, most: int = _MOST, *, everywhere: bool = True
+    session: Session,
+    case: Case,
+    fault: Fault,
+    output: Path,
+    most: int = _MOST,
+    *,
+    everywhere: bool = True,
 ) -> list[Way]:
     """Search workarounds, each with ``most`` questions, and put them into the result.
 
     ``everywhere`` tries barriers outside the culprit too, and all kinds after one that passes.
     """
     order = session.subject.network.order
-    nodes, ranged = frozenset(order[unit] for unit in case.minimum.units), fault.whose == "precision"
+    nodes = frozenset(order[unit] for unit in case.minimum.units)
+    ranged = fault.whose == "precision"
     ways: list[Way] = []
     try:
         if ranged:
@@ -271,15 +322,23 @@ def work_around(
             ways.append(bar(session, nodes, output, most, everywhere=everywhere))
         passing = any(way.passes for way in ways)
         if everywhere or not passing:
-            ways.append(rewrite(session, nodes, rewritten(output) if passing else output, most, ranged=ranged))
+            ways.append(
+                rewrite(
+                    session, nodes, rewritten(output) if passing else output, most, ranged=ranged
+                )
+            )
     except BudgetSpent as error:
         session.console.say(f"  {error}")
-    session.result.artifacts["patched"] = next((way.file for way in ways if way.file is not None), None)
+    session.result.artifacts["patched"] = next(
+        (way.file for way in ways if way.file is not None), None
+    )
     session.result.extra["workarounds"] = [way.to_json() for way in ways]
     return ways
 
 
-def work_around_limits(session: Session, check: CheckSettings, search: Search, output: Path) -> Result:
+def work_around_limits(
+    session: Session, check: CheckSettings, search: Search, output: Path
+) -> Result:
     """Find the nodes that take the target past a limit, and a form of the model that keeps it; its values are compared too.
 
     Raises:
@@ -289,7 +348,9 @@ def work_around_limits(session: Session, check: CheckSettings, search: Search, o
     """
     from bisect_trt.probe.limit_check import LimitCheck  # noqa: PLC0415 - of such checks alone
 
-    console, subject, result = session.console, session.subject, session.result
+    console = session.console
+    subject = session.subject
+    result = session.result
     console.step(f"Is the target past its limits ({len(subject.network.nodes)} nodes)?")
     record = session.probe_original(search)
     console.step(f"Which of {len(subject.units)} units take it there?")
@@ -297,19 +358,24 @@ def work_around_limits(session: Session, check: CheckSettings, search: Search, o
     result.culprits = subject.describe_searched(minimum.units)
     name_cause(session, check, subject.original)
     console.step("Search barriers and rewrites")
-    if isinstance(session.prober.check, LimitCheck):  # else a form that slows the baseline down would pass
+    if isinstance(
+        session.prober.check, LimitCheck
+    ):  # else a form that slows the baseline down would pass
         yardstick = subject.models.write("yardstick", subject.original.proto)
         session.prober.check = replace(session.prober.check, yardstick=yardstick)
     ways = work_around(session, Case(minimum), Fault("target", record.reason), output)
     print_ways(result, console)
     passes = any(way.passes for way in ways)
-    session.conclude(minimum if passes else replace(minimum, proven=False, why="no workaround was found"))
+    session.conclude(
+        minimum if passes else replace(minimum, proven=False, why="no workaround was found")
+    )
     return result
 
 
 def add_precision(result: Result) -> None:
     """Add the layers that stay in fp32, found by the search for precision, as a workaround."""
-    ways, nodes = result.extra.get("workarounds"), result.extra.get("keep_fp32")
+    ways = result.extra.get("workarounds")
+    nodes = result.extra.get("keep_fp32")
     if ways is None or not nodes or result.artifacts.get("mixed") is None:
         return
     seen = result.extra.get("validation") or {}
@@ -335,7 +401,11 @@ def print_ways(result: Result, console: Console) -> None:
         where = f" ({first['file']})" if first["file"] else ""
         console.answer(f"Workaround: {first['what']}{where}.")
     if ways:
-        console.table(("kind", "what", "whole model", "worst error", "file", ""), [*map(_row, ways)], len(ways))
+        console.table(
+            ("kind", "what", "whole model", "worst error", "file", ""),
+            [*map(_row, ways)],
+            len(ways),
+        )
 
 
 def _row(way: Json) -> tuple[str, ...]:
@@ -351,22 +421,31 @@ def after_diagnosis(
 
     Nothing is searched if the failure is not ``steady``, because a pass may be chance.
     """
-    console, target, result = session.console, check.target, session.result
+    console = session.console
+    target = check.target
+    result = session.result
     assert target is not None, "a diagnosis has one"
     console.step("Search barriers and rewrites")
-    command, ways = session.command("workaround", check), list[Way]()
+    command = session.command("workaround", check)
+    ways = list[Way]()
     if not steady or target.target.compiles:
         add_precision(result)
         why = f"each probe is a build; to search: {command}"
-        console.say(f"  not searched: {why if steady else 'the failure is flaky, so a pass may be chance'}")
+        console.say(
+            f"  not searched: {why if steady else 'the failure is flaky, so a pass may be chance'}"
+        )
         return
     try:
-        ways = work_around(session, case, fault, folder / PATCHED, _IN_A_DIAGNOSIS, everywhere=False)
+        ways = work_around(
+            session, case, fault, folder / PATCHED, _IN_A_DIAGNOSIS, everywhere=False
+        )
     except BisectError as error:  # does not end the diagnosis
         console.say(f"  no workaround was found: {error}")
     add_precision(result)
     print_ways(result, console)
     if not any(way.passes for way in ways):
         console.answer(f"  to search further: {command}")
-        if not any(way["passes"] for way in result.extra.get("workarounds") or ()):  # else precision is the fix
+        if not any(
+            way["passes"] for way in result.extra.get("workarounds") or ()
+        ):  # else precision is the fix
             result.suggest(command)

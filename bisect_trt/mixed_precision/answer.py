@@ -15,7 +15,14 @@ from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.mixed_precision.curve import CONFIDENCE, ENDED, Fix, in_tolerances, row_of
 from bisect_trt.mixed_precision.lowering import LayerLowering, engine_path
 from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
-from bisect_trt.mixed_precision.search import INSIDE, Low, PrecisionSettings, Task, marked, with_metadata
+from bisect_trt.mixed_precision.search import (
+    INSIDE,
+    Low,
+    PrecisionSettings,
+    Task,
+    marked,
+    with_metadata,
+)
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.nodes import first_output, in_module
 from bisect_trt.onnxlib.save import said_beside
@@ -38,17 +45,21 @@ from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.process import workers_within
 
-_SHOWN_SUSPECTS, _SHOWN = 5, 30
+_SHOWN_SUSPECTS = 5
+_SHOWN = 30
 
 
 def write_answer(fix: Fix) -> Minimum:
     """Read back what was written, probe it, and fill in the result.
 
     Returns:
-        The minimal set; unproven if what was written does not pass, or does not hold on fresh samples.
+        The minimal set; unproven if what was written does not pass, or does not hold on fresh
+        samples.
     """
-    task, point = fix.task, fix.point
-    output, lowering = task.settings.output, task.lowering
+    task = fix.task
+    point = fix.point
+    output = task.settings.output
+    lowering = task.lowering
     written = lowering.read_back(fix.kept, output)
     believed = reconfirm(task.prober, lowering.candidate(frozenset()), written)
     record = believed.record
@@ -73,7 +84,9 @@ def _add_sampling_error(task: Task) -> None:
     """Add half the 95% interval of an accuracy to the metric of the result: other samples may score lower by as much."""
     metric = task.result.extra.get("metric")
     if task.settings.most is None and metric and metric["name"].startswith("top-"):
-        low, high = rate_interval(round(metric["candidate"] * metric["of"]), metric["of"], CONFIDENCE)
+        low, high = rate_interval(
+            round(metric["candidate"] * metric["of"]), metric["of"], CONFIDENCE
+        )
         metric["sampling_error"] = (high - low) / 2
 
 
@@ -101,7 +114,8 @@ def _leave_best(fix: Fix) -> None:
         if task.not_run is not None:
             task.console.answer(task.not_run)
         return
-    fix.minimum, fix.why = replace(fix.minimum, proven=False, why=ENDED), ENDED
+    fix.minimum = replace(fix.minimum, proven=False, why=ENDED)
+    fix.why = ENDED
     fill_in(fix, task.outcome_of(fix.units), None)
     task.result.culprits = space.culprits(fix.units)
     count = f"{len(fix.units)} of {space.count(len(task.lowering.units))} in {space.high}"
@@ -128,27 +142,37 @@ def kept_units(task: Task, minimum: Minimum, units: Subset) -> list[Entry]:
     suspects = {entry.unit: entry for entry in task.space.suspects}
     nodes = task.space.describe(units)
     for unit, node in zip(sorted(units), nodes, strict=True):
-        entry, minimal = suspects.get(unit), unit in minimum.units
+        entry = suspects.get(unit)
+        minimal = unit in minimum.units
         broken = task.breaks(minimum.units - {unit}) if minimal else None
         if broken is not None:  # the model is not run, so there is no number that is wrong
-            rule, reason = "not run", f"without it: {broken}"
+            rule = "not run"
+            reason = f"without it: {broken}"
         elif entry is not None and (entry.score >= INSIDE or minimal):
-            rule, reason = entry.rule, entry.reason
+            rule = entry.rule
+            reason = entry.reason
         elif minimal:
             proven = "needed: without it the check fails"
-            rule, reason = "needed", proven if minimum.proven else "kept when the check passed; not proven to be needed"
+            rule = "needed"
+            reason = (
+                proven if minimum.proven else "kept when the check passed; not proven to be needed"
+            )
         else:
-            rule, reason = "fresh sample", "without it and others fresh samples fail"
+            rule = "fresh sample"
+            reason = "without it and others fresh samples fail"
         node["rule"], node["reason"] = rule, reason
     return nodes
 
 
 def measured_on(task: Task) -> str:
     """The runtime and the number of samples of the accuracy, in words."""
-    settings, check = task.settings, task.prober.check
+    settings = task.settings
+    check = task.prober.check
     if settings.target is None:
         return "the check"
-    samples = check.scale.data.count if isinstance(check, MetricCheck) else len(task.subject.samples)
+    samples = (
+        check.scale.data.count if isinstance(check, MetricCheck) else len(task.subject.samples)
+    )
     more = f" only: others may need more {task.space.noun}s in {task.space.high}"
     seen = f"{samples} input sample{more if samples == 1 else 's'}"
     if settings.emulated and not settings.bits:
@@ -159,10 +183,15 @@ def measured_on(task: Task) -> str:
 
 def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     """Put an answer into the result."""
-    task, minimum = fix.task, fix.minimum
-    space, settings, extra = task.space, task.settings, task.result.extra
+    task = fix.task
+    minimum = fix.minimum
+    space = task.space
+    settings = task.settings
+    extra = task.result.extra
     points = sorted(fix.curve, key=lambda each: len(each.units))
-    curve = [{**each.to_json(), "drawn": fix.drawn, "recommended": each is fix.point} for each in points]
+    curve = [
+        {**each.to_json(), "drawn": fix.drawn, "recommended": each is fix.point} for each in points
+    ]
     task.result.artifacts["mixed"] = str(settings.output)
     extra |= {
         "keep_fp32": kept_units(task, minimum, fix.kept),
@@ -175,30 +204,42 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
         "precision": settings.low,
         "lowered": len(task.lowering.units) - len(fix.kept),
         "measured_on": measured_on(task),
-        "accuracy": [] if outcome is None else [comparison.to_json() for comparison in outcome.comparisons],
+        "accuracy": []
+        if outcome is None
+        else [comparison.to_json() for comparison in outcome.comparisons],
         "uses": try_uses(task, fix.kept, written),
         "latency_ms": None,
         **space.extra(fix.kept, minimum.units),
     }
     if settings.target is not None and settings.target.target.compiles:
-        sets = {"fp32": task.everything, "mixed": fix.kept, "lowered": frozenset(), "minimal": minimum.units}
+        sets = {
+            "fp32": task.everything,
+            "mixed": fix.kept,
+            "lowered": frozenset(),
+            "minimal": minimum.units,
+        }
         seen = {name: task.outcome_of(units) for name, units in sets.items()}
         latency = {name: None if each is None else each.latency_ms for name, each in seen.items()}
-        extra["latency_ms"] = latency if any(value is not None for value in latency.values()) else None
+        extra["latency_ms"] = (
+            latency if any(value is not None for value in latency.values()) else None
+        )
         if settings.by_layer:
             task.result.artifacts["engine"] = str(engine_path(settings.output))
 
 
 def _rounding(fix: Fix) -> str:
     """Sentences, where most of the model has to stay in floats."""
-    low, space = fix.task.settings.low, fix.task.space
+    low = fix.task.settings.low
+    space = fix.task.space
     reason = f"Most of the model has to stay in {space.high}."
     if 2 * max(len(fix.minimum.units), 1) < len(fix.kept):
         reason = f"Rounding to {low} in most of the model adds up past the tolerance; no few nodes are the reason."
     for what, passes in fix.forms.items():
         passed = f"passes{': try --bf16' if what == 'in bf16' else f' in {low}'}"
         reason += f" {what.capitalize()} the whole model {passed if passes else 'fails as well'}."
-    small = [point for point in fix.curve if not point.severe and len(point.units) < len(fix.kept) / 2]
+    small = [
+        point for point in fix.curve if not point.severe and len(point.units) < len(fix.kept) / 2
+    ]
     if not small:
         return reason
     point = min(small, key=lambda each: len(each.units))
@@ -216,39 +257,57 @@ def _use(what: Path, command: str, reason: str, *, passed: bool | None) -> Use:
 
 def try_uses(task: Task, keep: Subset, written: Record | None) -> list[Use]:
     """Probe each file that was written as it will be used."""
-    target, output, lowering = task.settings.target, task.settings.output, task.lowering
+    target = task.settings.target
+    output = task.settings.output
+    lowering = task.lowering
     if target is None:
         return []
     # If the search was ended, it is one of the candidates that passed.
-    passed, reason = (True, "as it passed in the search")
+    passed = True
+    reason = "as it passed in the search"
     if written is not None:
-        passed, reason = written.verdict is Verdict.PASS, written.reason
+        passed = written.verdict is Verdict.PASS
+        reason = written.reason
     if not isinstance(lowering, LayerLowering):
         return [_use(output, "", reason, passed=passed)]
     engine = engine_path(output)
     load = target.target.loading(target, engine).flags() if target.target.engines else []
     command = shlex.join(["bisect-trt", "run", str(task.subject.settings.path), *load])
-    return [*_models(task, lowering, keep, tried=written is not None), _use(engine, command, reason, passed=passed)]
+    return [
+        *_models(task, lowering, keep, tried=written is not None),
+        _use(engine, command, reason, passed=passed),
+    ]
 
 
 def _models(task: Task, lowering: LayerLowering, keep: Subset, *, tried: bool) -> Iterator[Use]:
     """The model with Casts, built in each way in which the target takes such a one."""
-    target, output, prober = task.settings.target, task.settings.output, task.prober
+    target = task.settings.target
+    output = task.settings.output
+    prober = task.prober
     if target is None or lowering.cast is None or not lowering.writes_model(output):
         return
-    check, why = prober.check, None if tried else ENDED
-    if tried and task.settings.most is not None:  # the fix of a diagnosis: each build may take minutes
+    check = prober.check
+    why = None if tried else ENDED
+    if (
+        tried and task.settings.most is not None
+    ):  # the fix of a diagnosis: each build may take minutes
         why = "the engine was probed instead"
     for how in target.target.typed(target):
-        command, passed = shlex.join(["bisect-trt", "run", str(output), *how.flags()]), None
+        command = shlex.join(["bisect-trt", "run", str(output), *how.flags()])
+        passed = None
         reason = why or "a check command judges engines; try the model yourself"
         if why is None and isinstance(check, BuiltinCheck):
-            candidate = with_metadata(lowering.cast.read_back(keep, output), "bisect-trt.use", command)
-            candidate = replace(candidate, title=f"{output.name}, built with {' '.join(how.flags())}")
+            candidate = with_metadata(
+                lowering.cast.read_back(keep, output), "bisect-trt.use", command
+            )
+            candidate = replace(
+                candidate, title=f"{output.name}, built with {' '.join(how.flags())}"
+            )
             try:
                 built = replace(check, target=how, engine_cache=None, timed=False)
                 record = prober.beside(built, 1).probe(candidate)
-                passed, reason = record.verdict is Verdict.PASS, record.reason
+                passed = record.verdict is Verdict.PASS
+                reason = record.reason
             except BudgetSpent as error:
                 reason = str(error)
             except UsageError:  # this version of the target has no such way
@@ -263,7 +322,8 @@ def recommended(result: Result) -> str | None:
 
 def tell_suspects(task: Task) -> None:
     """Print the suspects, and why they are."""
-    space, console = task.space, task.console
+    space = task.space
+    console = task.console
     if not space.suspects:
         console.say("  none")
     shown = [f"  {space.label(entry.unit)}: {entry.reason}" for entry in space.suspects]
@@ -273,7 +333,9 @@ def tell_suspects(task: Task) -> None:
 
 def tell(task: Task, *lines: str | None) -> None:
     """Print what the summary leaves out, after some lines: the reason of each unit, the accuracy, and how to use the files."""
-    extra, settings, answer = task.result.extra, task.settings, task.console.answer
+    extra = task.result.extra
+    settings = task.settings
+    answer = task.console.answer
     beside = said_beside(settings.output) if task.lowering.writes_model(settings.output) else None
     for line in filter(None, (task.not_run, *lines, beside and f"  {beside}")):
         answer(line)
@@ -293,7 +355,9 @@ def tell(task: Task, *lines: str | None) -> None:
 
 def _use_lines(extra: Json) -> Iterator[str]:
     """Each file that was tried, with its command; those that passed first."""
-    for use in sorted(extra["uses"], key=lambda use: (use["passed"] is not True, use["passed"] is None)):
+    for use in sorted(
+        extra["uses"], key=lambda use: (use["passed"] is not True, use["passed"] is None)
+    ):
         seen = {True: "seen to pass", False: "does not pass", None: "not tried"}[use["passed"]]
         why = "" if use["passed"] else f" ({use['reason']})"
         if use["command"] or not use["passed"]:
@@ -302,45 +366,71 @@ def _use_lines(extra: Json) -> Iterator[str]:
 
 def tell_kept(nodes: Sequence[Json], console: Console) -> None:
     """Print the units to keep, with the reason of each."""
-    for line in listed([f"  {named(node)}{in_module(node)}: {node['reason']}" for node in nodes], _SHOWN, IN_JSON):
+    for line in listed(
+        [f"  {named(node)}{in_module(node)}: {node['reason']}" for node in nodes], _SHOWN, IN_JSON
+    ):
         console.answer(line)
 
 
 MIXED = "mixed.onnx"
-_MOST_PROBES, _MOST_COSTLY_PROBES = 20, 4
-"""The largest number of probes of the search for the minimal set; fewer where a build takes minutes."""
+_MOST_PROBES = 20
+_MOST_COSTLY_PROBES = 4
+"""The largest number of probes of the search for the minimal set; fewer where a build takes
+minutes."""
 _FRESH_SAMPLES = 60
-"""None of so many failing shows with 95% certainty that under 5% of all fail; `precision` tries more."""
+"""None of so many failing shows with 95% certainty that under 5% of all fail; `precision` tries
+more."""
 
 
-def find_fix(session: Session, check: CheckSettings, search: Search, case: Candidate, folder: Path) -> None:
+def find_fix(
+    session: Session, check: CheckSettings, search: Search, case: Candidate, folder: Path
+) -> None:
     """After a diagnosis: if the minimal case passes in fp32, look for the nodes to keep in fp32, and leave that model.
 
-    Where no fix is found, the reason is printed, and nothing is raised: the failure itself was found before.
+    Where no fix is found, the reason is printed, and nothing is raised: the failure itself was
+    found before.
     """
     target = check.target
     if target is None or target.fp16 == target.bf16:
         return
-    subject, prober, console = session.subject, session.prober, session.console
+    subject = session.subject
+    prober = session.prober
+    console = session.console
     precision: Low = "fp16" if target.fp16 else "bf16"
     compiles = target.target.compiles
     by_layer = compiles and subject.about(target) == "layer"
-    own = PrecisionOptions(subject.settings.path, folder / MIXED, fresh_samples=_FRESH_SAMPLES, overwrite=True)
+    own = PrecisionOptions(
+        subject.settings.path, folder / MIXED, fresh_samples=_FRESH_SAMPLES, overwrite=True
+    )
     most = _MOST_COSTLY_PROBES if compiles else _MOST_PROBES
-    settings = PrecisionSettings(own, precision, target, by_layer=by_layer, most=most, tolerance=check.tolerance)
+    settings = PrecisionSettings(
+        own, precision, target, by_layer=by_layer, most=most, tolerance=check.tolerance
+    )
     words = ["bisect-trt", "precision", str(subject.settings.path), *target.flags(), "-o", MIXED]
     command = shlex.join(
-        [*words, *session.place_words, *written_options(subject.settings.data), *written_options(check.tolerance)]
+        [
+            *words,
+            *session.place_words,
+            *written_options(subject.settings.data),
+            *written_options(check.tolerance),
+        ]
     )
     console.step("Search the nodes to keep in fp32")
-    fixed = make_check(built_in_check(replace(check, by_layer=by_layer), subject, precision), subject.workers)
+    fixed = make_check(
+        built_in_check(replace(check, by_layer=by_layer), subject, precision), subject.workers
+    )
     if isinstance(prober.check, MetricCheck) and isinstance(fixed, BuiltinCheck):
         fixed = replace(prober.check, runs=fixed)
-    fixer = prober.beside(fixed, workers_within(search.workers, subject.workers.width))  # it shares journal and budget
+    fixer = prober.beside(
+        fixed, workers_within(search.workers, subject.workers.width)
+    )  # it shares journal and budget
     # The minimal case, nothing of it lowered.
     alone = replace(case, title="the minimal case in fp32")
-    nodes = case.proto.graph.node
-    alone = replace(alone, keep=tuple(map(first_output, nodes))) if by_layer else marked(alone, precision)
+    alone = (
+        replace(alone, keep=tuple(map(first_output, case.proto.graph.node)))
+        if by_layer
+        else marked(alone, precision)
+    )
     part = Result("precision")  # of its own, so that the answer of the diagnosis stays as it is
     fix = None
     try:
@@ -365,9 +455,18 @@ def find_fix(session: Session, check: CheckSettings, search: Search, case: Candi
     finally:
         prober.wasted += fixer.wasted
         session.result.extra |= part.extra
-        session.result.artifacts |= {name: file for name, file in part.artifacts.items() if file is not None}
-    use, kept = recommended(part), f"{len(fix.kept)} of {len(task.lowering.units)} nodes in fp32"
-    tell(task, None if use else f"No fix by precision: with {kept} nothing that was written passes.")
+        session.result.artifacts |= {
+            name: file for name, file in part.artifacts.items() if file is not None
+        }
+    kept = f"{len(fix.kept)} of {len(task.lowering.units)} nodes in fp32"
+    tell(
+        task,
+        None
+        if recommended(part)
+        else f"No fix by precision: with {kept} nothing that was written passes.",
+    )
     if not minimum.proven:
-        console.answer(f"  this fix is preliminary: {minimum.why}; this command searches on for fewer nodes: {command}")
+        console.answer(
+            f"  this fix is preliminary: {minimum.why}; this command searches on for fewer nodes: {command}"
+        )
         session.result.suggest(command)

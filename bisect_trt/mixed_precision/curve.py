@@ -1,6 +1,7 @@
 """The search for a fix that holds: a minimal set on the failing samples, then rounds of fresh samples, growing and shrinking.
 
-Each set that is run on fresh samples is a point of a curve: units kept, failing samples, worst error.
+Each set that is run on fresh samples is a point of a curve: units kept, failing samples, worst
+error.
 """
 
 from __future__ import annotations
@@ -29,12 +30,18 @@ from bisect_trt.tensors.inputs import Sample
 CONFIDENCE = 0.95
 ENDED = "the search did not come to its end"
 _ROUNDS = 8
-_LEAST_PROBES, _LEAST_COSTLY_PROBES, _ROUND_PROBES = 110, 16, 12
-"""Growing and shrinking may take as many probes as the search for the minimal set took, and at least so many."""
-_MOST_FAILING, _LOOKED_AT = 24, 8
-"""The number of failing samples of a round that later sets run on, and of those that nodes are ordered by."""
+_LEAST_PROBES = 110
+_LEAST_COSTLY_PROBES = 16
+_ROUND_PROBES = 12
+"""Growing and shrinking may take as many probes as the search for the minimal set took, and at
+least so many."""
+_MOST_FAILING = 24
+_LOOKED_AT = 8
+"""The number of failing samples of a round that later sets run on, and of those that nodes are
+ordered by."""
 _MARGIN = 0.6
-"""The share of the tolerance that failing samples may use afterwards, so that samples like them hold too."""
+"""The share of the tolerance that failing samples may use afterwards, so that samples like them
+hold too."""
 _SMALLER = 0.8
 """A set of at most this share of the set on the disk replaces it while the search goes on."""
 _MANY = 7
@@ -82,13 +89,20 @@ class Point:
         """The share of all such samples of which it is 95% sure that fewer fail; 1 where nothing was learned."""
         fresh = len(self.errors) - self.learned
         # One-sided, so the other half of the error is not needed.
-        return 1.0 if self.failed >= fresh else rate_interval(self.failed, fresh, 2 * CONFIDENCE - 1)[1]
+        return (
+            1.0
+            if self.failed >= fresh
+            else rate_interval(self.failed, fresh, 2 * CONFIDENCE - 1)[1]
+        )
 
     def describe(self) -> str:
         """A sentence without its end."""
-        held, count = f"passes on {len(self.errors) - self.failed}", len(self.errors)
+        held = f"passes on {len(self.errors) - self.failed}"
+        count = len(self.errors)
         learned = f", {self.learned} of them used in the search" if self.learned else ""
-        bound = math.ceil(1000 * self.fails_under) / 10  # rounded to nearest, "under 2.3%" of 2.35 would be untrue
+        bound = (
+            math.ceil(1000 * self.fails_under) / 10
+        )  # rounded to nearest, "under 2.3%" of 2.35 would be untrue
         worst = in_tolerances(max(self.errors))
         return f"{held} of {count} fresh samples{learned} (failure rate under {bound:.1f}%, 95% confidence), worst error {worst}"
 
@@ -111,7 +125,8 @@ class Point:
 
 def row_of(point: Json) -> str:
     """Describe the number of samples that fail with a set of the curve, and the worst error."""
-    failed, worst = point["samples"] - point["passed"], point["worst_error"]
+    failed = point["samples"] - point["passed"]
+    worst = point["worst_error"]
     error = in_tolerances(math.inf if worst is None else worst)
     return f"{failed or 'none'} of {point['samples']} fresh samples fail, worst error {error}"
 
@@ -120,7 +135,9 @@ def in_tolerances(error: float) -> str:
     """An error in units of the tolerance, in words."""
     if not math.isfinite(error):
         return "NaN or Inf"
-    return f"{100 * error:.2g}% of the tolerance" if error <= 1 else f"{error:.3g} times the tolerance"
+    return (
+        f"{100 * error:.2g}% of the tolerance" if error <= 1 else f"{error:.3g} times the tolerance"
+    )
 
 
 class Fix(Watcher):
@@ -134,14 +151,16 @@ class Fix(Watcher):
         curve: The sets that were run on fresh samples.
         why: Why none was, if so.
         everywhere: Whether most units, and not a few, have to stay in floats.
-        forms: Other forms of the whole lowered model, and whether each passes on the given samples; where ``everywhere``.
+        forms: Other forms of the whole lowered model, and whether each passes on the given samples;
+            where ``everywhere``.
     """
 
     def __init__(self, task: Task) -> None:
         """Write each much smaller set of the search for the minimal one as it is seen to pass.
 
         Raises:
-            UsageError: The user's samples do not fit the model, or there is nothing to compare on them.
+            UsageError: The user's samples do not fit the model, or there is nothing to compare on
+                them.
         """
         self.task = task
         self.minimum = Minimum(frozenset(), proven=False, why=ENDED)
@@ -153,9 +172,11 @@ class Fix(Watcher):
         self.forms: dict[str, bool] = {}
         self._fresh = Fresh.of(task)
         self._start: Subset = frozenset()  # part of each set that is recommended
-        self._failing, self._worst = Round(), list[Sample]()
+        self._failing = Round()
+        self._worst = list[Sample]()
         self._learned: set[int] = set()  # of the user's samples, which are the same in each round
-        self._dropped, self._drawn = 0, 0
+        self._dropped = 0
+        self._drawn = 0
         task.prober.ledger.watchers += (self,)
 
     @property
@@ -171,19 +192,29 @@ class Fix(Watcher):
     @property
     def drawn(self) -> str:
         """Describe how the fresh samples were drawn, and the number of dropped ones."""
-        dropped = f"; {self._dropped} dropped, on which the model fails in {self.task.space.high} too"
+        dropped = (
+            f"; {self._dropped} dropped, on which the model fails in {self.task.space.high} too"
+        )
         return self._fresh.drawn + dropped * bool(self._dropped)
 
     def probed(self, record: Record) -> None:
         """Write the set of a candidate that passed, if it is much smaller than the one on the disk."""
         task, passed = self.task, self.task.prober.ledger.passed
-        if self.units is not None or record.verdict is not Verdict.PASS or not passed or passed[-1].key != record.key:
+        if (
+            self.units is not None
+            or record.verdict is not Verdict.PASS
+            or not passed
+            or passed[-1].key != record.key
+        ):
             return
         units = passed[-1].units
         most = len(task.everything) - 1 if self.written is None else _SMALLER * len(self.written)
-        # Nothing is written where the model passes with everything lowered: precision is not the reason then.
+        # Nothing is written where the model passes with everything lowered: precision is not the
+        # reason then.
         if 0 < len(units) <= most and task.lowering.candidate(units).key == record.key:
-            with suppress(UsageError):  # where there is no room, the search goes on, and the answer is printed
+            with suppress(
+                UsageError
+            ):  # where there is no room, the search goes on, and the answer is printed
                 task.lowering.write(units, task.settings.output)
                 self.written = units
 
@@ -221,11 +252,17 @@ class Fix(Watcher):
     def _widen_margin(self) -> None:
         """Take the minimal set with the best score of its size where a metric judges, since other samples may score lower.
 
-        The sets that passed in the search are compared, and where a probe is cheap a minimal set without these units.
+        The sets that passed in the search are compared, and where a probe is cheap a minimal set
+        without these units.
         """
         task, minimum, size = self.task, self.minimum, len(self.minimum.units)
-        check, prober = task.prober.check, task.prober
-        if not isinstance(check, MetricCheck) or not (minimum.proven and size) or task.settings.most is not None:
+        check = task.prober.check
+        prober = task.prober
+        if (
+            not isinstance(check, MetricCheck)
+            or not (minimum.proven and size)
+            or task.settings.most is not None
+        ):
             return
 
         def ask(units: Subset) -> Verdict:
@@ -244,11 +281,14 @@ class Fix(Watcher):
         equal = [each.units for each in prober.ledger.passed if len(each.units) == size]
         best = max(equal, key=score, default=minimum.units)
         if score(best) > score(minimum.units):
-            self.minimum = replace(make_minimal(best, lambda units: ask(units).opposite), steps=minimum.steps)
+            self.minimum = replace(
+                make_minimal(best, lambda units: ask(units).opposite), steps=minimum.steps
+            )
 
     def _run_rounds(self) -> None:
         """Run sets on fresh samples until one holds, or the probes for that are spent."""
-        task, minimal = self.task, self.minimum.units
+        task = self.task
+        minimal = self.minimum.units
         known = minimal | task.space.certain
         not_judged = _why_not_judged(task)
         self.why = not_judged or self._fresh.why_none
@@ -265,18 +305,23 @@ class Fix(Watcher):
             self._run_on(minimal, samples)
         asked = len(task.prober.ledger.records)
         left = max(asked, _LEAST_PROBES if task.cheap else _LEAST_COSTLY_PROBES)
-        units, point = self._start, self._run_on(self._start, samples)
+        units = self._start
+        point = self._run_on(self._start, samples)
         for number in range(1, _ROUNDS):
             if point is None or point.holds or left <= 0:
                 break
             asked = len(task.prober.ledger.records)
-            most, order = max(left // 4, min(left, _ROUND_PROBES)), task.space.order(self._worst)
+            most = max(left // 4, min(left, _ROUND_PROBES))
+            order = task.space.order(self._worst)
             grown = grow_and_shrink(self._start, units, order, self._clears, most=most)
             left -= len(task.prober.ledger.records) - asked
             samples = self._fresh.round(number)
-            if grown is None or samples is None or not self._passes_on_given(grown):  # more units did harm
+            if (
+                grown is None or samples is None or not self._passes_on_given(grown)
+            ):  # more units did harm
                 break
-            units, point = grown, self._run_on(grown, samples)
+            units = grown
+            point = self._run_on(grown, samples)
         self._keep_best()
 
     def _try_forms(self) -> None:
@@ -289,7 +334,11 @@ class Fix(Watcher):
 
     def _keep_best(self) -> None:
         """Write the best set so far that holds the start: the smallest that holds, else the one that fails least."""
-        best = min((point for point in self.curve if self._start <= point.units), key=Point.rank, default=None)
+        best = min(
+            (point for point in self.curve if self._start <= point.units),
+            key=Point.rank,
+            default=None,
+        )
         self.keep(self._start if best is None else best.units)
 
     def _passes_on_given(self, units: Subset) -> bool:
@@ -302,27 +351,38 @@ class Fix(Watcher):
 
     def _run_on(self, units: Subset, samples: Round) -> Point | None:
         """Run a set on samples, as a new point of the curve; ``None`` where they cannot be compared."""
-        task, given = self.task, self._fresh.given
+        task = self.task
+        given = self._fresh.given
         outcome = run_on(task, units, samples, f"{len(samples)} fresh samples")
         errors = outcome.errors
-        failing = self._really_failing(samples, [place for place, error in enumerate(errors) if error > 1])
+        failing = self._really_failing(
+            samples, [place for place, error in enumerate(errors) if error > 1]
+        )
         kept = tuple(error for place, error in enumerate(errors) if error <= 1 or place in failing)
         self._dropped += len(errors) - len(kept)
         if not kept:
             unable = f"they cannot be compared: {outcome.reason}"
-            self.why = f"on none of them the model passes in {task.space.high}" if errors else unable
+            self.why = (
+                f"on none of them the model passes in {task.space.high}" if errors else unable
+            )
             self._keep_best()
             return None
         self._drawn += 0 if given else len(kept)
         point = Point(units, kept, task.space.allowed, len(self._learned) if given else 0)
         self.curve.append(point)
         self._keep_best()
-        task.console.say(f"  {task.space.count(len(units))} in {task.space.high}: {row_of(point.to_json())}")
+        task.console.say(
+            f"  {task.space.count(len(units))} in {task.space.high}: {row_of(point.to_json())}"
+        )
         if not point.holds:
             failing.sort(key=lambda place: -errors[place])
             self._learned.update(failing)
             more = [samples[place] for place in _spread(failing, _MOST_FAILING)]
-            self._failing = [samples[place] for place in sorted(self._learned)] if given else more + self._failing
+            self._failing = (
+                [samples[place] for place in sorted(self._learned)]
+                if given
+                else more + self._failing
+            )
             self._worst += [samples[place][1] for place in _spread(failing, _LOOKED_AT)]
         return point
 
@@ -337,17 +397,22 @@ class Fix(Watcher):
     def _clears(self, units: Subset) -> Verdict:
         """Whether a set passes on the failing samples seen, with a margin.
 
-        Of a float model half of the allowed share of all drawn samples may fail, none severely. With none, a set would grow
-        for the hardest of hundreds of samples; with the whole share, too many of the next samples fail.
+        Of a float model half of the allowed share of all drawn samples may fail, none severely.
+        With none, a set would grow for the hardest of hundreds of samples; with the whole share,
+        too many of the next samples fail.
         """
         quantized = bool(self.task.settings.bits)
         if quantized and units == self.task.everything:
             return Verdict.PASS  # samples on which it fails are dropped
         errors = run_on(self.task, units, self._failing, f"{len(self._failing)} that failed").errors
-        spared, margin = (0, 1.0) if quantized else (int(self.task.space.allowed * self._drawn / 2), _MARGIN)
+        spared, margin = (
+            (0, 1.0) if quantized else (int(self.task.space.allowed * self._drawn / 2), _MARGIN)
+        )
         left = sorted(errors, reverse=True)[spared:]
         passed = bool(errors) and max(errors) <= SEVERE / 2 and max(left, default=0.0) <= margin
-        if passed and self.task.cheap:  # with more nodes in fp32 roundings may cancel less on the given samples
+        if (
+            passed and self.task.cheap
+        ):  # with more nodes in fp32 roundings may cancel less on the given samples
             return self.task.prober.probe(self.task.lowering.candidate(units)).verdict
         return Verdict.PASS if passed else Verdict.FAIL
 

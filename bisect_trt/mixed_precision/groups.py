@@ -15,7 +15,13 @@ from bisect_trt.errors import UnsuitableModelError, UsageError
 from bisect_trt.mixed_precision.lowering import GroupLowering
 from bisect_trt.mixed_precision.misfit import find_misfit
 from bisect_trt.mixed_precision.plain import make_plain
-from bisect_trt.mixed_precision.search import BREAKS, PrecisionSettings, PrecisionSpace, Suspect, Task
+from bisect_trt.mixed_precision.search import (
+    BREAKS,
+    PrecisionSettings,
+    PrecisionSpace,
+    Suspect,
+    Task,
+)
 from bisect_trt.onnxlib.nodes import all_nodes, label
 from bisect_trt.onnxlib.qdq import TYPES, Group, Quantized, find_quantized
 from bisect_trt.options.compare import ErrorStat
@@ -31,16 +37,24 @@ from bisect_trt.worker.protocol import Compare, Failed
 from bisect_trt.worker.protocol import Sample as SampleFiles
 
 ALLOWED = 0.05
-"""The share of fresh samples that may fail, none of them severely: calibration on other data leaves some out of range."""
+"""The share of fresh samples that may fail, none of them severely: calibration on other data leaves
+some out of range."""
 SHARES = {"int8": 0.05, "fp8": 0.12, "int4": 0.3}
-"""The mean absolute error that an output may have, as a share of its mean absolute deviation, unless the user gives a tolerance.
+"""The mean absolute error that an output may have, as a share of its mean absolute deviation,
+unless the user gives a tolerance.
 
-About twice what models of a few layers are off by with scales that fit; of several types the largest counts.
+About twice what models of a few layers are off by with scales that fit; of several types the
+largest counts.
 """
-_BAD, _CLEAR = 1.5, 3.0
-"""A scale that costs so many bits is suspected; one that costs so many is wrong whatever the samples show."""
-_LOOKED_AT, _MEASURED, _RANDOM = 4, 2, 4
-"""Samples that scales are compared with; samples on which each group is measured; random samples where none are given."""
+_BAD = 1.5
+_CLEAR = 3.0
+"""A scale that costs so many bits is suspected; one that costs so many is wrong whatever the
+samples show."""
+_LOOKED_AT = 4
+_MEASURED = 2
+_RANDOM = 4
+"""Samples that scales are compared with; samples on which each group is measured; random samples
+where none are given."""
 _INTEGER = ("QLinear", "QOrdered", "DynamicQuantize", "MatMulInteger", "MatMulNBits", "MatMulBnb4", "MatMulFpQ4", "ConvInteger",
             "GatherBlockQuantized", "QMoE", "QGemm", "QAttention", "QEmbedLayerNormalization")  # fmt: skip
 """Prefixes of ONNX's and ONNX Runtime's operators that compute with integers."""
@@ -49,7 +63,10 @@ _INTEGER = ("QLinear", "QOrdered", "DynamicQuantize", "MatMulInteger", "MatMulNB
 class GroupSpace(PrecisionSpace):
     """The Q/DQ groups of the types that are searched."""
 
-    noun, high, state, cause = "group", "floats", "quantized", "quantization"
+    noun = "group"
+    high = "floats"
+    state = "quantized"
+    cause = "quantization"
     allowed = ALLOWED
     ways = ("alike", "permuted")  # rescaled ones would leave the ranges that were calibrated
 
@@ -66,20 +83,27 @@ class GroupSpace(PrecisionSpace):
         chosen = _chosen_groups(subject, quantized, settings)
         self.plain = make_plain(subject, chosen, settings.options.reference)
         assert "reference" not in vars(subject), "it would be a run of the quantized model"
-        subject.truth, self.groups = self.plain.truth, self.plain.groups
-        self._settings, self._left = settings, quantized.left
+        subject.truth = self.plain.truth
+        self.groups = self.plain.groups
+        self._settings = settings
+        self._left = quantized.left
         lowering = GroupLowering(subject, self.groups, self.plain.weights, settings.low)
         super().__init__(subject, lowering, ())
         self.values = self._reference()
         references = [self.values, *self.values.more][:_LOOKED_AT]
         self.misfits = [
-            [find_misfit(subject, self.plain, pair, references) for pair in group.pairs] for group in self.groups
+            [find_misfit(subject, self.plain, pair, references) for pair in group.pairs]
+            for group in self.groups
         ]
         self._everything: float | None = None
         """The error with all groups quantized."""
         self._alone: dict[str, list[float | None]] = {}
-        """The errors with each group alone in floats (``removed``), and alone quantized (``quantized``), if measured."""
-        self._lost = [max((each.bits_lost for each in found if each.bad), default=0.0) for found in self.misfits]
+        """The errors with each group alone in floats (``removed``), and alone quantized
+        (``quantized``), if measured."""
+        self._lost = [
+            max((each.bits_lost for each in found if each.bad), default=0.0)
+            for found in self.misfits
+        ]
         self.suspects = [
             Suspect(unit, BREAKS + min(self._lost[unit], 32.0) / 33, *self._reason(unit))
             for unit in sorted(lowering.units, key=lambda unit: (-self._lost[unit], unit))
@@ -112,9 +136,12 @@ class GroupSpace(PrecisionSpace):
         return [self._entry(unit) for unit in sorted(units)]
 
     def _entry(self, unit: int) -> Entry:
-        group, network = self.groups[unit], self.subject.network
+        group = self.groups[unit]
+        network = self.subject.network
         operators = self.subject.describe_nodes(group.operators)
-        first = operators[0] if operators else {"name": group.name, "op": "", "outputs": [group.name]}
+        first = (
+            operators[0] if operators else {"name": group.name, "op": "", "outputs": [group.name]}
+        )
         return {
             **first,
             "name": first["name"] or group.name,
@@ -122,14 +149,24 @@ class GroupSpace(PrecisionSpace):
             "operators": [node["name"] or next(iter(node["outputs"]), "") for node in operators],
             "nodes": [label(network.nodes[index]) for pair in group.pairs for index in pair.nodes],
             "scales": [*dict.fromkeys(pair.scale for pair in group.pairs)],
-            "zero_points": [*dict.fromkeys(pair.zero_point for pair in group.pairs if pair.zero_point is not None)],
+            "zero_points": [
+                *dict.fromkeys(
+                    pair.zero_point for pair in group.pairs if pair.zero_point is not None
+                )
+            ],
             "tensors": [pair.tensor for pair in group.pairs],
-            "bad_scales": [*dict.fromkeys(each.pair.scale for each in self.misfits[unit] if each.bad)],
+            "bad_scales": [
+                *dict.fromkeys(each.pair.scale for each in self.misfits[unit] if each.bad)
+            ],
         }
 
     def culprits(self, units: Subset) -> list[Entry]:
         """The operators of some groups."""
-        return [node for unit in sorted(units) for node in self.subject.describe_nodes(self.groups[unit].operators)]
+        return [
+            node
+            for unit in sorted(units)
+            for node in self.subject.describe_nodes(self.groups[unit].operators)
+        ]
 
     def extra(self, kept: Subset, minimal: Subset) -> Entry:
         """The table of groups, and the reference."""
@@ -153,7 +190,9 @@ class GroupSpace(PrecisionSpace):
             "kept": unit in kept,
             "minimal": unit in minimal,
             "suspected": any(each.unit == unit for each in self.suspects),
-            "bits_lost": round(max((each.bits_lost for each in self.misfits[unit]), default=0.0), 3),
+            "bits_lost": round(
+                max((each.bits_lost for each in self.misfits[unit]), default=0.0), 3
+            ),
             "error_alone_removed": _finite(alone["removed"][unit]) if alone else None,
             "error_alone_quantized": _finite(alone["quantized"][unit]) if alone else None,
             "rule": rule or None,
@@ -163,31 +202,38 @@ class GroupSpace(PrecisionSpace):
     def measure(self, task: Task) -> None:
         """Measure each group alone, both ways, and all of them, on ONNX Runtime's CPU provider, optimisations off.
 
-        That computes what Q/DQ says, whichever target the search is for: for all groups a target that builds engines would
-        take hours. It decides nothing.
+        That computes what Q/DQ says, whichever target the search is for: for all groups a target
+        that builds engines would take hours. It decides nothing.
         """
         check = task.prober.check
         if not isinstance(check, BuiltinCheck):
             return
-        error, units = _meter(self.subject, check.tolerance), self.lowering.units
+        error = _meter(self.subject, check.tolerance)
+        units = self.lowering.units
         everything = frozenset(units)
         if self._settings.options.sensitivity:
             task.console.step("What does each group cost, alone?")
             self._alone = {
-                "removed": [error(self.lowering.candidate(frozenset({unit})).proto) for unit in units],
-                "quantized": [error(self.lowering.candidate(everything - {unit}).proto) for unit in units],
+                "removed": [
+                    error(self.lowering.candidate(frozenset({unit})).proto) for unit in units
+                ],
+                "quantized": [
+                    error(self.lowering.candidate(everything - {unit}).proto) for unit in units
+                ],
             }
         self._everything = error(self.lowering.candidate(frozenset()).proto)
 
     def _reference(self) -> Reference:
-        subject, plain = self.subject, self.plain
+        subject = self.subject
+        plain = self.plain
         if plain.truth is plain.network:
             return subject.reference
         return subject.run_reference(plain.network, 5001)
 
     def notes(self) -> Iterator[str]:
         """Return a sentence for each quantized part that is neither searched nor removed from the reference."""
-        left, operators = self._left, _integer_operators(self.subject)
+        left = self._left
+        operators = _integer_operators(self.subject)
         if left:
             yield (
                 f"nodes that quantize or dequantize and stay as they are, in the reference too: {len(left)}; "
@@ -199,10 +245,13 @@ class GroupSpace(PrecisionSpace):
             yield self.plain.why
 
 
-def _meter(subject: Subject, tolerance: ToleranceOptions) -> Callable[[onnx.ModelProto], float | None]:
+def _meter(
+    subject: Subject, tolerance: ToleranceOptions
+) -> Callable[[onnx.ModelProto], float | None]:
     """A function that measures the error of a model on some samples of the search, in units of the tolerance.
 
-    It is the largest of any output, infinite for a NaN, and ``None`` where the model does not run; past 1 the model fails.
+    It is the largest of any output, infinite for a NaN, and ``None`` where the model does not run;
+    past 1 the model fails.
     """
     outputs = tuple(subject.network.outputs)
     samples = tuple(
@@ -217,7 +266,11 @@ def _meter(subject: Subject, tolerance: ToleranceOptions) -> Callable[[onnx.Mode
         path = subject.models.write("sensitivity", model)
         request = Compare(reference_settings(), path, samples, tolerance, names=outputs, every=True)
         reply = subject.workers.ask(request, here=True)
-        return None if isinstance(reply, Failed) else max(map(error_of, reply.comparisons), default=None)
+        return (
+            None
+            if isinstance(reply, Failed)
+            else max(map(error_of, reply.comparisons), default=None)
+        )
 
     return error
 
@@ -234,19 +287,25 @@ def with_samples(model: ModelSettings) -> ModelSettings:
     return replace(model, data=replace(data, iterations=_RANDOM))
 
 
-def tolerance_of(subject: Subject, given: ToleranceOptions, bits: Sequence[str]) -> ToleranceOptions:
+def tolerance_of(
+    subject: Subject, given: ToleranceOptions, bits: Sequence[str]
+) -> ToleranceOptions:
     """The tolerance of a model that is quantized to some types: the user's, else a mean absolute error by ``SHARES``."""
     given = replace(given, precision=Precision.BF16)
     if given.compare_func_script is not None or given.atol or given.rtol or given.check_error_stat:
         return given
-    atol, share = {}, max(SHARES[each] for each in bits)
+    atol = {}
+    share = max(SHARES[each] for each in bits)
     for name, value in subject.reference.select(subject.network.outputs).items():
         if value.dtype.kind in "fiub" and value.size:
             exact = value.astype(np.float64)
             size = float(np.mean(np.abs(exact - exact.mean()))) or float(np.mean(np.abs(exact)))
             atol[name] = max(share * size, 1e-12)
     return replace(
-        given, atol=atol, rtol=dict.fromkeys(atol, 0.0), check_error_stat=dict.fromkeys(atol, ErrorStat.MEAN)
+        given,
+        atol=atol,
+        rtol=dict.fromkeys(atol, 0.0),
+        check_error_stat=dict.fromkeys(atol, ErrorStat.MEAN),
     )
 
 
@@ -274,10 +333,12 @@ def runs_or_emulated(subject: Subject, target: TargetSettings) -> tuple[TargetSe
     Returns:
         The target, and how it had to be set up for it, if so.
     """
-    plugin, models = target.target, subject.models
+    plugin = target.target
+    models = subject.models
     if not plugin.emulates_low(target):
         return target, None
-    proto, sample = subject.network.proto, subject.samples[0]
+    proto = subject.network.proto
+    sample = subject.samples[0]
     failed = models.run("quantized", proto, sample, target)
     if isinstance(failed, Failed) and isinstance(target.of(plugin.own), OnnxRuntimeSettings):
         other = target.with_own(graph_optimization_level=OFF)
@@ -289,16 +350,22 @@ def runs_or_emulated(subject: Subject, target: TargetSettings) -> tuple[TargetSe
     return target, None
 
 
-def _chosen_groups(subject: Subject, quantized: Quantized, settings: PrecisionSettings) -> list[Group]:
+def _chosen_groups(
+    subject: Subject, quantized: Quantized, settings: PrecisionSettings
+) -> list[Group]:
     """The groups of the types that are searched.
 
     Raises:
         UsageError: There are none.
     """
-    path, wanted = subject.settings.path, {name for bits in settings.bits for name in TYPES[bits]}
-    types = {group: {p.type_name for p in group.pairs if p.kind != "bias"} for group in quantized.groups}
+    path = subject.settings.path
+    wanted = {name for bits in settings.bits for name in TYPES[bits]}
+    types = {
+        group: {p.type_name for p in group.pairs if p.kind != "bias"} for group in quantized.groups
+    }
     chosen = [group for group in quantized.groups if types[group] & wanted]
-    operators, left = ", ".join(_integer_operators(subject)[:4]), next(iter(quantized.left.values()), None)
+    operators = ", ".join(_integer_operators(subject)[:4])
+    left = next(iter(quantized.left.values()), None)
     if chosen:
         return chosen
     if types:
@@ -324,4 +391,10 @@ def _chosen_groups(subject: Subject, quantized: Quantized, settings: PrecisionSe
 
 def _integer_operators(subject: Subject) -> list[str]:
     """The operators of the model, its bodies and its functions that compute with integers themselves, by name."""
-    return sorted({node.op_type for node in all_nodes(subject.network.proto) if node.op_type.startswith(_INTEGER)})
+    return sorted(
+        {
+            node.op_type
+            for node in all_nodes(subject.network.proto)
+            if node.op_type.startswith(_INTEGER)
+        }
+    )

@@ -1,7 +1,8 @@
 """Ladders of precisions: what cannot stay quantized, and what never was, goes to fp16 where that passes, to fp32 else.
 
-The search for groups finds which leave the quantized rung. The same search, of nodes, then finds which of the floats have to be
-in fp32 for the rest to be in fp16; each rung's answer is 1-minimal with the rungs below as they are.
+The search for groups finds which leave the quantized rung. The same search, of nodes, then finds
+which of the floats have to be in fp32 for the rest to be in fp16; each rung's answer is 1-minimal
+with the rungs below as they are.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _EPILOGUES = (
     *("Relu", "Clip", "LeakyRelu", "PRelu", "Elu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh"),
     *("Add", "Mul", "BatchNormalization"),
 )
-"""Operators that runtimes compute together with the operator before, where the result is quantized again."""
+"""Operators that runtimes compute together with the operator before, where the result is quantized
+again."""
 
 
 def deliver_ladder(fix: Fix) -> Result:
@@ -42,22 +44,31 @@ def deliver_ladder(fix: Fix) -> Result:
     Raises:
         BudgetSpent: No more probes may be made.
     """
-    task, groups, minimum = fix.task, fix.kept, fix.minimum
-    space, settings, network = task.space, task.settings, task.subject.network
-    types, half = known_types(task.subject), settings.half
+    task = fix.task
+    groups = fix.kept
+    minimum = fix.minimum
+    space = task.space
+    settings = task.settings
+    network = task.subject.network
+    types = known_types(task.subject)
+    half = settings.half
     if not isinstance(space, GroupSpace):
         result = deliver(fix)
         low = {network.order[unit] for unit in task.lowering.units if unit not in groups}
         result.extra["ladder"] = _ladder(task, node_rungs(network, {}, low, half, types))
         return result
     upper, why = _climb(fix, space)
-    floats, low = space.lowering.floats(groups), set[int]()
+    floats = space.lowering.floats(groups)
+    low = set[int]()
     if upper is not fix:
         order = upper.task.subject.network.order
         low = {order[unit] for unit in upper.task.lowering.units if unit not in upper.kept}
-    ladder = _ladder(task, node_rungs(floats, quantized_nodes(floats), low, half, types)) | {"why": why}
+    ladder = _ladder(task, node_rungs(floats, quantized_nodes(floats), low, half, types)) | {
+        "why": why
+    }
     task.console.step("Written and read back: does it pass?")
-    nodes, extra = write_answer(upper), task.result.extra
+    nodes = write_answer(upper)
+    extra = task.result.extra
     extra |= space.extra(groups, minimum.units) | {
         "ladder": ladder,
         "precision": settings.low,
@@ -65,10 +76,14 @@ def deliver_ladder(fix: Fix) -> Result:
     }
     on_half = {first_output(floats.nodes[index]) for index in low}
     for group in extra["groups"]:
-        outputs = {first_output(network.nodes[index]) for index in space.groups[group["id"]].operators}
+        outputs = {
+            first_output(network.nodes[index]) for index in space.groups[group["id"]].operators
+        }
         high = half if outputs and outputs <= on_half else "fp32"
         group["rung"] = high if group["id"] in groups else space.groups[group["id"]].rung
-    task.conclude(replace(minimum, proven=minimum.proven and nodes.proven, why=minimum.why or nodes.why))
+    task.conclude(
+        replace(minimum, proven=minimum.proven and nodes.proven, why=minimum.why or nodes.why)
+    )
     task.result.culprits = space.culprits(minimum.units)
     counts = ", ".join(f"{count} in {rung}" for rung, count in ladder["counts"].items())
     moved = [
@@ -99,7 +114,9 @@ def _climb(fix: Fix, space: GroupSpace) -> tuple[Fix, str | None]:
     task, half = fix.task, fix.task.settings.half
     if half is None:
         return fix, None
-    task.console.step(f"Of what is not in {task.settings.low}: what has to be in fp32 for the rest to be in {half}?")
+    task.console.step(
+        f"Of what is not in {task.settings.low}: what has to be in fp32 for the rest to be in {half}?"
+    )
     try:
         upper = Fix(_task_above(task, space, fix.kept))
         tell_suspects(upper.task)
@@ -125,13 +142,22 @@ def _task_above(task: Task, space: GroupSpace, groups: Subset) -> Task:
         target = lowered if by_layer else target
     workspace = task.subject.workspace
     name = f"{settings.output.stem}-{'-'.join(settings.bits)}.onnx"
-    path = workspace.folder / name if by_layer else workspace.scratch(name)  # an engine is of use with its model
+    path = (
+        workspace.folder / name if by_layer else workspace.scratch(name)
+    )  # an engine is of use with its model
     space.lowering.write(groups, path)
     subject = task.subject.other(path, space.values)
-    own = replace(settings, precision=half, target=target, bits=(), by_layer=by_layer, tolerance=None)
-    nodes = NodeSpace(subject, make_lowering(subject, own, tuple(quantized_nodes(subject.network))), own)
-    nodes.allowed, nodes.ways = ALLOWED, space.ways
-    prober = task.prober.beside(_checked(task.prober.check, target) if by_layer else task.prober.check)
+    own = replace(
+        settings, precision=half, target=target, bits=(), by_layer=by_layer, tolerance=None
+    )
+    nodes = NodeSpace(
+        subject, make_lowering(subject, own, tuple(quantized_nodes(subject.network))), own
+    )
+    nodes.allowed = ALLOWED
+    nodes.ways = space.ways
+    prober = task.prober.beside(
+        _checked(task.prober.check, target) if by_layer else task.prober.check
+    )
     prober.measured = task.prober.measured
     return Task(subject, task.console, task.result, prober, nodes, own)
 
@@ -141,14 +167,19 @@ def _checked(check: Check, target: TargetSettings | None) -> Check:
     assert target is not None, "it lowers layers"
     if isinstance(check, MetricCheck):
         return replace(check, runs=replace(check.runs, target=target, engine_cache=EngineCache()))
-    return replace(check, target=target, engine_cache=EngineCache()) if isinstance(check, BuiltinCheck) else check
+    return (
+        replace(check, target=target, engine_cache=EngineCache())
+        if isinstance(check, BuiltinCheck)
+        else check
+    )
 
 
 def quantized_nodes(network: Network) -> dict[int, str]:
     """The nodes that are computed in quantized types, and their Q/DQ, each with its rung; the others are in floats.
 
-    An operator that reads the output of Q/DQ is; operators after it, up to the next Q, are computed with it. A pair that more
-    than a few operators read (the mask of all layers) does not show how these are computed.
+    An operator that reads the output of Q/DQ is; operators after it, up to the next Q, are computed
+    with it. A pair that more than a few operators read (the mask of all layers) does not show how
+    these are computed.
     """
     quantized = find_quantized(network)
     found: dict[int, str] = dict.fromkeys(quantized.left, "int8")
@@ -174,14 +205,19 @@ def _epilogue(network: Network, index: int) -> list[int]:
         others = [name for name in network.nodes[index].input if name and name not in made]
         # An input of the graph has no producer, and is as little constant as the operator itself.
         if not all(
-            name in network.initializers or network.constant[network.producer.get(name, index)] for name in others
+            name in network.initializers or network.constant[network.producer.get(name, index)]
+            for name in others
         ):
             return []
         chain.append(index)
 
 
 def node_rungs(
-    network: Network, quantized: Mapping[int, str], low: Collection[int], half: str | None, types: Mapping[str, int]
+    network: Network,
+    quantized: Mapping[int, str],
+    low: Collection[int],
+    half: str | None,
+    types: Mapping[str, int],
 ) -> list[Entry]:
     """Every node that computes in floats or quantized types, with its rung, in topological order."""
     nodes = []

@@ -1,6 +1,7 @@
 """Three ways to lower a model except some units: Casts in the graph, layer by layer on TensorRT, Q/DQ groups taken out.
 
-A lowering makes the candidate of each set of units to keep, writes the answer, and reads it back to be probed.
+A lowering makes the candidate of each set of units to keep, writes the answer, and reads it back to
+be probed.
 """
 
 from __future__ import annotations
@@ -60,14 +61,18 @@ class CastLowering(Lowering):
         network = subject.network
         self._proto = _sorted(network.proto, network)
         lowered = {network.order[unit] for unit in units}
-        self._fixed = {first_output(node) for index, node in enumerate(network.nodes) if index not in lowered}
+        self._fixed = {
+            first_output(node) for index, node in enumerate(network.nodes) if index not in lowered
+        }
 
     def forms(self) -> Iterator[tuple[str, Candidate]]:
         """Return other forms of the lowered model, and what they are: in bf16 if it is in fp16, and rewritten."""
         if self._settings.precision == "fp16":
             with suppress(UsageError):  # the opset is too old
                 check_opset(self._subject.network.proto, TensorProto.BFLOAT16)
-                bf16 = CastLowering(self._subject, self.units, replace(self._settings, precision="bf16"))
+                bf16 = CastLowering(
+                    self._subject, self.units, replace(self._settings, precision="bf16")
+                )
                 yield "in bf16", bf16.candidate(frozenset())
         view = NetworkView(self._subject.network)
         apart = disjoint({name: matches(view, name) for name in RULES})
@@ -78,7 +83,9 @@ class CastLowering(Lowering):
 
     def candidate(self, keep: Subset) -> Candidate:
         """A mixed model: ``keep`` in fp32, the other ``units`` in the low precision."""
-        return self._made(self._lower(self._proto, keep), keep, f"{len(keep)} of {len(self.units)} nodes in fp32")
+        return self._made(
+            self._lower(self._proto, keep), keep, f"{len(keep)} of {len(self.units)} nodes in fp32"
+        )
 
     def write(self, keep: Subset, path: Path) -> None:
         """Write the model, with the weights of the original file."""
@@ -86,7 +93,9 @@ class CastLowering(Lowering):
         model = self._lower(_sorted(source.load(), self._subject.network), keep, source.weights)
         save_model(model, source.weights, path, beside=True)
 
-    def _lower(self, proto: onnx.ModelProto, keep: Subset, weights: Path | None = None) -> onnx.ModelProto:
+    def _lower(
+        self, proto: onnx.ModelProto, keep: Subset, weights: Path | None = None
+    ) -> onnx.ModelProto:
         network = self._subject.network
         kept = {first_output(network.nodes[network.order[unit]]) for unit in keep}
         return lower_fp16(proto, self._fixed | kept, self._types, self._low, weights)
@@ -115,15 +124,21 @@ class LayerLowering(Lowering):
     ) -> None:
         """Lower for a target; nodes that are ``left``, because Q/DQ quantizes them, get no precision."""
         super().__init__(subject, units, precision)
-        self._target, self.cast, network = target, cast, subject.network
+        self._target = target
+        self.cast = cast
+        network = subject.network
         lowered = {*left, *(network.order[unit] for unit in units)}
-        self._fixed = [index for index in network.order if index not in lowered and not network.constant[index]]
+        self._fixed = [
+            index for index in network.order if index not in lowered and not network.constant[index]
+        ]
 
     def candidate(self, keep: Subset) -> Candidate:
         """The original, and the layers that have to run in fp32."""
         # With nothing to keep it is the original, of which there may be an answer already.
         title = f"{len(keep)} of {len(self.units)} nodes in fp32"
-        return replace(self._subject.original, title=title, units=keep, keep=self._names(keep) or None)
+        return replace(
+            self._subject.original, title=title, units=keep, keep=self._names(keep) or None
+        )
 
     def _names(self, keep: Subset) -> tuple[str, ...]:
         """The nodes to keep as the target takes them: the first output of each, in topological order."""
@@ -144,16 +159,21 @@ class LayerLowering(Lowering):
         """
         if self.cast is not None and self.writes_model(path):
             self.cast.write(keep, path)
-        subject, engine = self._subject, engine_path(path)
+        subject = self._subject
+        engine = engine_path(path)
         built = subject.workspace.files(self.candidate(keep).key).folder / ENGINE
         if built.exists():
             try:
                 shutil.copyfile(built, engine)
             except OSError as error:
-                raise OutputFileError(f"{engine} cannot be written: {error.strerror}; name another file.") from error
+                raise OutputFileError(
+                    f"{engine} cannot be written: {error.strerror}; name another file."
+                ) from error
             return
         target = replace(self._target, keep=self._names(keep))
-        failed = subject.models.build("answer", subject.network.proto, subject.reference.inputs, engine, target)
+        failed = subject.models.build(
+            "answer", subject.network.proto, subject.reference.inputs, engine, target
+        )
         if failed is not None:
             raise ModelRefusedError(f"the engine of the answer cannot be built: {failed.message}.")
 
@@ -171,10 +191,13 @@ def engine_path(path: Path) -> Path:
 class GroupLowering(Lowering):
     """By taking QuantizeLinear/DequantizeLinear pairs out of a quantized model."""
 
-    def __init__(self, subject: Subject, groups: Sequence[Group], weights: Stored, precision: str) -> None:
+    def __init__(
+        self, subject: Subject, groups: Sequence[Group], weights: Stored, precision: str
+    ) -> None:
         """Take pairs out of ``groups``; ``weights`` are those that are stored quantized, in floats, by the dequantized tensor."""
         super().__init__(subject, range(len(groups)), precision)
-        self._groups, self._weights = groups, weights
+        self._groups = groups
+        self._weights = weights
 
     def candidate(self, keep: Subset) -> Candidate:
         """The quantized model without the pairs of some groups."""
@@ -222,7 +245,9 @@ def refuse_lowered(network: Network, name: str) -> None:
     """
     types = network.element_types
     found = [
-        f"{network.describe(index)} quantizes" for index, node in enumerate(network.nodes) if node.op_type in QUANTIZING
+        f"{network.describe(index)} quantizes"
+        for index, node in enumerate(network.nodes)
+        if node.op_type in QUANTIZING
     ]
     for tensor, element in types.items():
         if element in LOW_TYPES.values():
@@ -235,12 +260,17 @@ def refuse_lowered(network: Network, name: str) -> None:
 
 
 def lowerable_units(
-    subject: Subject, precision: str, include: Sequence[str], exclude: Sequence[str], left: Collection[int] = ()
+    subject: Subject,
+    precision: str,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    left: Collection[int] = (),
 ) -> list[int]:
     """The units that compute in fp32 and may be lowered, in topological order.
 
-    The others stay as they are: integers and bools, arithmetic on shapes, scales of Resize and the like, control flow,
-    custom operators, what ONNX does not allow in the low precision, and what only makes weights.
+    The others stay as they are: integers and bools, arithmetic on shapes, scales of Resize and the
+    like, control flow, custom operators, what ONNX does not allow in the low precision, and what
+    only makes weights.
 
     Raises:
         UsageError: The opset is too old, a pattern matches no node, or nothing is left.
@@ -249,7 +279,9 @@ def lowerable_units(
     check_opset(network.proto, LOW_TYPES[precision])
     slots = low_slots(subject, precision)
     searched = [unit for unit in subject.units.searched if network.order[unit] not in left]
-    units = [unit for unit in searched if (slot := slots[network.order[unit]]).inputs or slot.outputs]
+    units = [
+        unit for unit in searched if (slot := slots[network.order[unit]]).inputs or slot.outputs
+    ]
     if not units:
         raise UnsuitableModelError(
             f"{subject.settings.path} has no node that computes in fp32 and can be lowered to {precision}, so there is "
@@ -257,7 +289,9 @@ def lowerable_units(
         )
     wanted = _matching(network, "--include", include) if include else range(len(network.nodes))
     unwanted = _matching(network, "--exclude", exclude)
-    chosen = [unit for unit in units if (index := network.order[unit]) in wanted and index not in unwanted]
+    chosen = [
+        unit for unit in units if (index := network.order[unit]) in wanted and index not in unwanted
+    ]
     if not chosen:
         raise UnsuitableModelError(
             f"--include and --exclude leave none of the {len(units)} nodes that can be lowered to {precision}; widen the "
@@ -270,7 +304,8 @@ def _matching(network: Network, option: str, patterns: Sequence[str]) -> Collect
     """The nodes that some pattern matches; each has to match one."""
     found: set[int] = set()
     for pattern in patterns:
-        glob, by_op = pattern.removeprefix(OPERATOR), pattern.startswith(OPERATOR)
+        glob = pattern.removeprefix(OPERATOR)
+        by_op = pattern.startswith(OPERATOR)
         names = [node.op_type if by_op else label(node) for node in network.nodes]
         matched = {index for index, name in enumerate(names) if fnmatchcase(name, glob)}
         if not matched:
@@ -282,13 +317,17 @@ def _matching(network: Network, option: str, patterns: Sequence[str]) -> Collect
     return found
 
 
-def make_lowering(subject: Subject, settings: PrecisionSettings, left: Collection[int] = ()) -> Lowering:
+def make_lowering(
+    subject: Subject, settings: PrecisionSettings, left: Collection[int] = ()
+) -> Lowering:
     """The way of lowering nodes that the target needs.
 
     Raises:
         UsageError: A pattern matches nothing, or there is nothing to lower.
     """
-    lowest, target, options = "fp16" if settings.calibrated else settings.precision, settings.target, settings.options
+    lowest = "fp16" if settings.calibrated else settings.precision
+    target = settings.target
+    options = settings.options
     units = lowerable_units(subject, lowest, options.include, options.exclude, left)
     cast = None if settings.calibrated else CastLowering(subject, units, settings)
     if target is not None and settings.by_layer:
@@ -311,7 +350,9 @@ def is_calibrated(subject: Subject, settings: PrecisionSettings) -> bool:
         if subject.about(target) == "layer":
             return True
     if settings.options.calibration_cache is not None:
-        raise ConflictError(f"--calibration-cache: of {subject.settings.path} {UNUSED_RANGES}; drop it.")
+        raise ConflictError(
+            f"--calibration-cache: of {subject.settings.path} {UNUSED_RANGES}; drop it."
+        )
     return False
 
 
@@ -322,7 +363,8 @@ def calibrate(subject: Subject, settings: PrecisionSettings) -> PrecisionSetting
         UnavailableError: The model cannot be built in INT8.
         UsageError: The answer is to be something that has no place for it.
     """
-    target, output = settings.target, settings.output
+    target = settings.target
+    output = settings.output
     assert target is not None  # or nothing would be calibrated
     if settings.rungs:
         raise UnsuitableModelError(
@@ -337,16 +379,23 @@ def calibrate(subject: Subject, settings: PrecisionSettings) -> PrecisionSetting
     if not cache.is_file():
         _find_ranges(subject, target, cache)
     known = target.target.calibrating(target, (), cache)
-    return replace(settings, target=known, precision="bf16", bits=(), by_layer=True, calibrated=True)
+    return replace(
+        settings, target=known, precision="bf16", bits=(), by_layer=True, calibrated=True
+    )
 
 
 def _find_ranges(subject: Subject, target: TargetSettings, cache: Path) -> None:
     """Build once with the samples of the search."""
-    samples = [subject.models.feed(f"calibration-{number}", sample) for number, sample in enumerate(subject.samples, 1)]
+    samples = [
+        subject.models.feed(f"calibration-{number}", sample)
+        for number, sample in enumerate(subject.samples, 1)
+    ]
     subject.console.step(f"Find the ranges for INT8 on {len(samples)} input samples: {cache}")
     engine = subject.workspace.scratch("calibration.engine")
     found = target.target.calibrating(target, samples, cache)
-    failed = subject.models.build("calibration", subject.network.proto, subject.samples[0], engine, found)
+    failed = subject.models.build(
+        "calibration", subject.network.proto, subject.samples[0], engine, found
+    )
     engine.unlink(missing_ok=True)
     if failed is not None or not cache.is_file():
         why = "it leaves no ranges" if failed is None else failed.message

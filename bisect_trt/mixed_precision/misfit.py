@@ -1,7 +1,7 @@
 """The fit of scales and zero points to the values of quantized tensors, and the problems of those that do not fit.
 
-The arithmetic follows ONNX's QuantizeLinear and DequantizeLinear: divide by the scale, round half to even, add the zero
-point, saturate; and back.
+The arithmetic follows ONNX's QuantizeLinear and DequantizeLinear: divide by the scale, round half
+to even, add the zero point, saturate; and back.
 """
 
 from __future__ import annotations
@@ -25,11 +25,16 @@ Problem = tuple[str, str]
 """A rule, and a sentence."""
 _BIT = 6.0206
 """Decibels of noise that a bit is worth."""
-_LARGE, _SMALL, _MANY = 2.0, 0.6, 0.05
-"""A scale so many times the fitted one is wrong; so few times; and one that clips this share of the values."""
+_LARGE = 2.0
+_SMALL = 0.6
+_MANY = 0.05
+"""A scale so many times the fitted one is wrong; so few times; and one that clips this share of the
+values."""
 _MOST_VALUES = 4096
-_BYTE, _ENOUGH_DB = 255, 44.0
-"""With more steps than these a value past the calibrated range costs many bits, and does no harm as long as 8 bits are left."""
+_BYTE = 255
+_ENOUGH_DB = 44.0
+"""With more steps than these a value past the calibrated range costs many bits, and does no harm as
+long as 8 bits are left."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +51,19 @@ class Grid:
         with np.errstate(all="ignore"):  # a scale of 0 is one of the things to find
             steps = np.asarray(values, np.float64) / scale
             if self.fraction is None:
-                return np.asarray((np.clip(np.rint(steps) + zero, self.low, self.high) - zero) * scale)
-            size = np.maximum(np.floor(np.log2(np.maximum(np.abs(steps), 2.0**-100))), self.exponent)
+                return np.asarray(
+                    (np.clip(np.rint(steps) + zero, self.low, self.high) - zero) * scale
+                )
+            size = np.maximum(
+                np.floor(np.log2(np.maximum(np.abs(steps), 2.0**-100))), self.exponent
+            )
             step = 2.0 ** (size - self.fraction)
             return np.asarray(np.clip(np.rint(steps / step) * step, self.low, self.high) * scale)
 
     def fit(self, low: Array, high: Array, *, symmetric: bool) -> tuple[Array, Array]:
         """The scale and zero point that have room for values from ``low`` to ``high``, and for 0, and no more."""
-        low, high = np.minimum(low, 0.0).astype(np.float64), np.maximum(high, 0.0).astype(np.float64)
+        low = np.minimum(low, 0.0).astype(np.float64)
+        high = np.maximum(high, 0.0).astype(np.float64)
         if self.fraction is not None or symmetric:
             scale = np.maximum(low / self.low if self.low < 0 else 0 * low, high / self.high)
             return np.where(scale > 0, scale, 1.0), np.zeros_like(scale)
@@ -71,7 +81,8 @@ _GRIDS = {
     "float8e5m2fnuz": Grid(-57344.0, 57344.0, 2, -15),
     "float4e2m1": Grid(-6.0, 6.0, 1, 0),
 }
-"""The grids of types, by ONNX's names (ONNX, "Float stored in 8 bits"; OCP, "Microscaling formats" 1.0)."""
+"""The grids of types, by ONNX's names (ONNX, "Float stored in 8 bits"; OCP, "Microscaling formats"
+1.0)."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,8 @@ class Misfit:
         pair: Its nodes.
         scale: The scale; ``None`` where it is computed as the model runs.
         zero: The zero point, of the same shape.
-        fitted_scale: A scale that has room for the values that were seen, and no more; ``None`` where they are not known.
+        fitted_scale: A scale that has room for the values that were seen, and no more; ``None``
+            where they are not known.
         fitted_zero: Its zero point.
         low: The least value seen.
         high: The largest.
@@ -106,7 +118,12 @@ class Misfit:
     def bad(self) -> bool:
         """Whether it is wrong, and not just calibrated on other values: a few of these past its range cost bits too."""
         rules = {rule for rule, _ in self.problems}
-        if "scale" in rules or self.scale is None or self.fitted_scale is None or self.bits_lost <= 1:
+        if (
+            "scale" in rules
+            or self.scale is None
+            or self.fitted_scale is None
+            or self.bits_lost <= 1
+        ):
             return "scale" in rules
         with np.errstate(all="ignore"):
             ratios = np.abs(self.scale) / self.fitted_scale
@@ -139,11 +156,16 @@ class Misfit:
 def _numbers(values: Array | None) -> float | list[float | None] | None:
     if values is None:
         return None
-    flat = [float(each) if math.isfinite(each) else None for each in np.asarray(values, np.float64).reshape(-1)]
+    flat = [
+        float(each) if math.isfinite(each) else None
+        for each in np.asarray(values, np.float64).reshape(-1)
+    ]
     return flat[0] if len(flat) == 1 else flat[:_MOST_VALUES]
 
 
-def find_misfit(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Reference]) -> Misfit:
+def find_misfit(
+    subject: Subject, plain: Plain, pair: Pair, references: Sequence[Reference]
+) -> Misfit:
     """Compare the scale and zero point of a pair with the values that the reference has there."""
     grid = _GRIDS.get(pair.type_name)
     scale, zero = (constant_of(subject, name) for name in (pair.scale, pair.zero_point))
@@ -152,27 +174,59 @@ def find_misfit(subject: Subject, plain: Plain, pair: Pair, references: Sequence
     scale = scale.astype(np.float64).reshape(-1)
     zero = np.zeros_like(scale) if zero is None else zero.astype(np.float64).reshape(-1)
     invalid = not (np.isfinite(scale).all() and (scale > 0).all())
-    problems = (("scale", f"the scale {_short(scale)} is invalid: it has to be above 0"),) if invalid else ()
+    problems = (
+        (("scale", f"the scale {_short(scale)} is invalid: it has to be above 0"),)
+        if invalid
+        else ()
+    )
     values = [_rows(value, scale.size, pair) for value in _values(subject, plain, pair, references)]
     if pair.kind == "bias" or not values:
         return Misfit(pair, scale, zero, problems=problems)
     low = np.min([value.min(axis=1) for value in values], axis=0)
     high = np.max([value.max(axis=1) for value in values], axis=0)
     fitted, fitted_zero = grid.fit(low, high, symmetric=grid.low < 0 and not zero.any())
-    step, signal, own, fit, clipped = np.abs(scale)[:, None], 0.0, 0.0, 0.0, 0.0
+    step = np.abs(scale)[:, None]
+    signal = 0.0
+    own = 0.0
+    fit = 0.0
+    clipped = 0.0
     bottom, top = ((end - zero[:, None]) * step for end in (grid.low, grid.high))
     for value in values:
         exact = value.astype(np.float64)
         signal += float(np.mean(np.square(exact)))
         own += float(np.mean(np.square(grid.rounded(exact, scale[:, None], zero[:, None]) - exact)))
-        fit += float(np.mean(np.square(grid.rounded(exact, fitted[:, None], fitted_zero[:, None]) - exact)))
+        fit += float(
+            np.mean(np.square(grid.rounded(exact, fitted[:, None], fitted_zero[:, None]) - exact))
+        )
         slack = step * 0.5000001
         clipped += float(np.mean((exact < bottom - slack) | (exact > top + slack))) / len(values)
-    own_db, could = _decibels(signal, own), _decibels(signal, fit)
+    own_db = _decibels(signal, own)
+    could = _decibels(signal, fit)
     could = min(could, _ENOUGH_DB) if grid.high - grid.low > _BYTE else could
-    lost = 0.0 if not signal else min(max((could - own_db) / _BIT, 0.0), 32.0) if math.isfinite(own) else 32.0
-    seen = Misfit(pair, scale, zero, fitted, fitted_zero, float(low.min()), float(high.max()), clipped, lost, problems)
-    return seen if invalid else replace(seen, problems=tuple(_problems(seen, grid, scale, zero, fitted)))
+    lost = (
+        0.0
+        if not signal
+        else min(max((could - own_db) / _BIT, 0.0), 32.0)
+        if math.isfinite(own)
+        else 32.0
+    )
+    seen = Misfit(
+        pair,
+        scale,
+        zero,
+        fitted,
+        fitted_zero,
+        float(low.min()),
+        float(high.max()),
+        clipped,
+        lost,
+        problems,
+    )
+    return (
+        seen
+        if invalid
+        else replace(seen, problems=tuple(_problems(seen, grid, scale, zero, fitted)))
+    )
 
 
 def _rows(values: Array, count: int, pair: Pair) -> Array:
@@ -182,13 +236,20 @@ def _rows(values: Array, count: int, pair: Pair) -> Array:
     axis = pair.axis % values.ndim
     if pair.block:
         missing = -values.shape[axis] % pair.block
-        values = np.pad(values, [(0, missing * (place == axis)) for place in range(values.ndim)], mode="edge")
-        before, after = values.shape[:axis], values.shape[axis + 1 :]
-        return np.moveaxis(values.reshape(*before, -1, pair.block, *after), axis + 1, -1).reshape(count, -1)
+        values = np.pad(
+            values, [(0, missing * (place == axis)) for place in range(values.ndim)], mode="edge"
+        )
+        before = values.shape[:axis]
+        after = values.shape[axis + 1 :]
+        return np.moveaxis(values.reshape(*before, -1, pair.block, *after), axis + 1, -1).reshape(
+            count, -1
+        )
     return np.moveaxis(values, axis, 0).reshape(count, -1)
 
 
-def _values(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Reference]) -> Iterator[Array]:
+def _values(
+    subject: Subject, plain: Plain, pair: Pair, references: Sequence[Reference]
+) -> Iterator[Array]:
     """The floats that are quantized, as far as they are known."""
     network = subject.network
     if pair.kind == "weight" and not pair.quantize:
@@ -197,7 +258,9 @@ def _values(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Ref
                 yield plain.taken[network.nodes[index].output[0]]
         return
     stored = constant_of(subject, pair.tensor)
-    if stored is not None and pair.tensor in network.producer:  # it may be made of what is dequantized
+    if (
+        stored is not None and pair.tensor in network.producer
+    ):  # it may be made of what is dequantized
         stored = constant_of(subject, pair.tensor, plain.network)
     if stored is not None:
         yield stored
@@ -216,7 +279,9 @@ def _values(subject: Subject, plain: Plain, pair: Pair, references: Sequence[Ref
 def _bounds(network: Network, pair: Pair) -> tuple[float | None, float | None]:
     """The bounds between which all readers let values through: quantizers leave no room for what a Relu or Clip cuts off."""
     names = [network.nodes[index].output[0] for index in pair.dequantize]
-    readers = [network.nodes[reader] for name in names for reader in network.consumers.get(name, ())]
+    readers = [
+        network.nodes[reader] for name in names for reader in network.consumers.get(name, ())
+    ]
     if not readers or any(name in network.outputs for name in names):
         return None, None
     if all(node.op_type == "Relu" for node in readers):
@@ -233,24 +298,38 @@ def _decibels(signal: float, noise: float) -> float:
     return 10 * math.log10(max(signal, 1e-30) / max(noise, signal * 1e-12, 1e-42))
 
 
-def _problems(seen: Misfit, grid: Grid, scale: Array, zero: Array, fitted: Array) -> Iterator[Problem]:
+def _problems(
+    seen: Misfit, grid: Grid, scale: Array, zero: Array, fitted: Array
+) -> Iterator[Problem]:
     """The problem of a tensor with a valid scale, if there is one."""
     room = f"[{float(((grid.low - zero) * scale).min()):.4g}, {float(((grid.high - zero) * scale).max()):.4g}]"
     had = f"[{seen.low:.4g}, {seen.high:.4g}]"
     worst = int(np.argmax(np.abs(np.log2(scale / fitted))))
     ratio = float(scale[worst] / fitted[worst])
     clips = f"{seen.clipped:.1%} of the values are clipped: there is room for {room}, values are in {had}"
-    if seen.bits_lost > 1 and 1 / 2 < ratio < 2 and seen.clipped and (zero != seen.fitted_zero).any():
+    if (
+        seen.bits_lost > 1
+        and 1 / 2 < ratio < 2
+        and seen.clipped
+        and (zero != seen.fitted_zero).any()
+    ):
         assert seen.fitted_zero is not None
-        yield "zero point", f"{clips}; instead of the zero point {_short(zero)}, {_short(seen.fitted_zero)} would fit"
+        yield (
+            "zero point",
+            f"{clips}; instead of the zero point {_short(zero)}, {_short(seen.fitted_zero)} would fit",
+        )
     elif seen.bits_lost > 1 and ratio >= 1:
         where = "" if scale.size == 1 else f" of slice {worst}"
-        yield "scale too large", f"the scale{where} ({scale[worst]:.4g}) is {ratio:.3g} times what values in {had} need"
+        yield (
+            "scale too large",
+            f"the scale{where} ({scale[worst]:.4g}) is {ratio:.3g} times what values in {had} need",
+        )
     elif seen.bits_lost > 1 or seen.clipped > 1e-3:
         yield "clipping", clips
 
 
 def _short(values: Array) -> str:
     """A number, or the ends of many."""
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"

@@ -1,9 +1,10 @@
 """The nodes of a float model as the space of a search: which may be lowered, and which probably need fp32.
 
-``Sensitivity`` measures how far rounding each node alone moves the outputs. It runs a model with a Loop: the body is the model
-again, and iteration ``i`` rounds what node ``i`` reads and makes. That costs about as much as to run the model once for each
-node; a candidate for each node would have to be built and loaded too. Suspects are the nodes with errors that add up past the
-tolerance, and those that read twice as large values past 65504.
+``Sensitivity`` measures how far rounding each node alone moves the outputs. It runs a model with a
+Loop: the body is the model again, and iteration ``i`` rounds what node ``i`` reads and makes. That
+costs about as much as to run the model once for each node; a candidate for each node would have to
+be built and loaded too. Suspects are the nodes with errors that add up past the tolerance, and
+those that read twice as large values past 65504.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from bisect_trt.commands.checks import CheckSettings
 from bisect_trt.commands.subject import Subject
 from bisect_trt.mixed_precision.lowering import low_slots, make_lowering, refuse_lowered
 from bisect_trt.mixed_precision.plain import stored_value
-from bisect_trt.mixed_precision.search import BREAKS, INSIDE, Low, Lowering, PrecisionSettings, PrecisionSpace, Suspect
+from bisect_trt.mixed_precision.search import (
+    BREAKS,
+    INSIDE,
+    Low,
+    Lowering,
+    PrecisionSettings,
+    PrecisionSpace,
+    Suspect,
+)
 from bisect_trt.onnxlib.lower import LOW_TYPES, Slots
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import bodies, clone, mentioned_names
@@ -34,12 +43,14 @@ from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.protocol import Failed
 
 Errors = NDArray[np.float64]
-_MOST_GIVEN, _MOST_MEASURED = 4, 12
+_MOST_GIVEN = 4
+_MOST_MEASURED = 12
 """The numbers of given and of failing fresh samples on which the error of each node is measured."""
 
 
 _MASK = -1e6
-"""A tensor with values this low, and no large positive ones, is a mask: -Inf hides scores before a Softmax as well."""
+"""A tensor with values this low, and no large positive ones, is a mask: -Inf hides scores before a
+Softmax as well."""
 
 
 class NodeSpace(PrecisionSpace):
@@ -51,14 +62,23 @@ class NodeSpace(PrecisionSpace):
         """Look at the reference run; errors in fp16 and bf16 do not show which nodes INT8 breaks."""
         super().__init__(subject, lowering, ())
         self._sensitivity: Sensitivity | None = None
-        self._errors, self._measured = list[Errors](), 0
+        self._errors = list[Errors]()
+        self._measured = 0
         if settings.calibrated or subject.models.build_only:
             return
-        tolerance = replace(settings.tolerance or ToleranceOptions(), precision=Precision(settings.precision))
+        tolerance = replace(
+            settings.tolerance or ToleranceOptions(), precision=Precision(settings.precision)
+        )
         outputs = subject.reference.select(subject.network.outputs).items()
-        finite = {name: each for name, each in outputs if each.dtype == np.float32 and np.isfinite(each).all()}
+        finite = {
+            name: each
+            for name, each in outputs
+            if each.dtype == np.float32 and np.isfinite(each).all()
+        }
         nodes = [subject.network.order[unit] for unit in lowering.units]
-        self._sensitivity = Sensitivity(subject, nodes, settings.precision, tolerance.resolve(finite))
+        self._sensitivity = Sensitivity(
+            subject, nodes, settings.precision, tolerance.resolve(finite)
+        )
         self._errors = self._sensitivity.errors(subject.samples[:_MOST_GIVEN])
         alone = np.max(self._errors, axis=0) if self._errors else None
         self.suspects = suspect(subject, lowering.units, settings.precision, alone)
@@ -71,10 +91,11 @@ class NodeSpace(PrecisionSpace):
     def order(self, failing: Sequence[Sample]) -> list[int]:
         """The nodes that use most of the tolerance on these samples first, then suspects, then the others from the input on.
 
-        A node that breaks the tolerance alone counts as one. Errors of roundings add up as independent ones, so squares are
-        added.
+        A node that breaks the tolerance alone counts as one. Errors of roundings add up as
+        independent ones, so squares are added.
         """
-        units, used = self.lowering.units, {each.unit: each.score for each in self.suspects}
+        units = self.lowering.units
+        used = {each.unit: each.score for each in self.suspects}
         if self._errors and self._sensitivity is not None:
             self._errors += self._sensitivity.errors(failing[self._measured : _MOST_MEASURED])
             self._measured = len(failing)
@@ -91,7 +112,8 @@ def make_nodes(subject: Subject, settings: PrecisionSettings) -> NodeSpace:
     """The space of a float model.
 
     Raises:
-        UsageError: The model is not an fp32 one, a pattern matches nothing, or there is nothing to lower.
+        UsageError: The model is not an fp32 one, a pattern matches nothing, or there is nothing to
+            lower.
     """
     refuse_lowered(subject.network, str(subject.settings.path))
     return NodeSpace(subject, make_lowering(subject, settings), settings)
@@ -100,8 +122,8 @@ def make_nodes(subject: Subject, settings: PrecisionSettings) -> NodeSpace:
 def built_in_check(check: CheckSettings, subject: Subject, precision: Low) -> CheckSettings:
     """The check for candidates that are lowered already.
 
-    The target takes them as they are. Tolerances that were not given become the low precision's, as numbers: the
-    outputs are always the original's.
+    The target takes them as they are. Tolerances that were not given become the low precision's, as
+    numbers: the outputs are always the original's.
 
     Raises:
         UsageError: A tolerance names no output.
@@ -115,35 +137,53 @@ def built_in_check(check: CheckSettings, subject: Subject, precision: Low) -> Ch
     rtol = {**tolerance.rtol, **{name: each.rtol for name, each in resolved}}
     target = check.target if check.by_layer else replace(check.target, fp16=False, bf16=False)
     timed = target.target.compiles
-    return replace(check, target=target, tolerance=replace(tolerance, atol=atol, rtol=rtol), timed=timed)
+    return replace(
+        check, target=target, tolerance=replace(tolerance, atol=atol, rtol=rtol), timed=timed
+    )
 
 
-def suspect(subject: Subject, units: Sequence[int], precision: str, errors: Errors | None) -> list[Suspect]:
+def suspect(
+    subject: Subject, units: Sequence[int], precision: str, errors: Errors | None
+) -> list[Suspect]:
     """The units that may need fp32, most suspicious first, and in topological order among equals.
 
-    ``errors`` are of each unit alone, in units of the tolerance; ``None`` where they are not measured.
+    ``errors`` are of each unit alone, in units of the tolerance; ``None`` where they are not
+    measured.
     """
-    network, ranges = subject.network, _Ranges(subject, precision, masks=errors is not None)
+    network = subject.network
+    ranges = _Ranges(subject, precision, masks=errors is not None)
     nodes = [network.order[unit] for unit in units]
     past = [ranges.overflow(index) if precision == "fp16" else ("", "") for index in nodes]
     if errors is None:
         errors = np.array([math.inf if overflow else 0.0 for overflow, _ in past])
     order = np.argsort(-errors, kind="stable")
-    rest = np.cumsum(np.square(np.minimum(errors[order], 2.0))[::-1])[::-1]  # of independent roundings squares add up
-    needed, found = frozenset(order[rest > 1].tolist()), list[Suspect]()
-    for place, (unit, error, (overflow, headroom)) in enumerate(zip(units, errors.tolist(), past, strict=True)):
+    rest = np.cumsum(np.square(np.minimum(errors[order], 2.0))[::-1])[
+        ::-1
+    ]  # of independent roundings squares add up
+    needed = frozenset(order[rest > 1].tolist())
+    found = list[Suspect]()
+    for place, (unit, error, (overflow, headroom)) in enumerate(
+        zip(units, errors.tolist(), past, strict=True)
+    ):
         alone = f"{error:.3g} times the tolerance" if math.isfinite(error) else "NaN or Inf"
-        score, rule, reason = 0.0, "own error", f"alone in {precision} changes the outputs by {alone}"
+        score = 0.0
+        rule = "own error"
+        reason = f"alone in {precision} changes the outputs by {alone}"
         if overflow:
-            rule, reason = "overflow", overflow
+            rule = "overflow"
+            reason = overflow
         if error > 1:
             score = BREAKS + min(math.log10(error) / 50, 0.9)
         elif headroom:
-            score, rule, reason = INSIDE, "headroom", headroom
+            score = INSIDE
+            rule = "headroom"
+            reason = headroom
         elif place in needed:
             score = error
         if score:
-            found.append(Suspect(unit, score, rule, f"{network.nodes[nodes[place]].op_type} {reason}"))
+            found.append(
+                Suspect(unit, score, rule, f"{network.nodes[nodes[place]].op_type} {reason}")
+            )
     return sorted(found, key=lambda entry: (-entry.score, entry.unit))
 
 
@@ -152,23 +192,33 @@ class _Ranges:
 
     def __init__(self, subject: Subject, precision: str, *, masks: bool) -> None:
         """Read nothing yet; ``masks`` also take part."""
-        self._reference, self._network, self._masks = subject.reference, subject.network, masks
+        self._reference = subject.reference
+        self._network = subject.network
+        self._masks = masks
         self._slots = low_slots(subject, precision)
         self._folder = subject.workspace.weights.folder_of(self._network.proto)
         self._known: dict[str, tuple[float, float]] = {}
 
     def overflow(self, index: int) -> tuple[str, str]:
         """Two sentences, empty where untrue: a node has a tensor past fp16's range; it would if it read values twice as large."""
-        node, slots = self._network.nodes[index], self._slots[index]
+        node = self._network.nodes[index]
+        slots = self._slots[index]
         made = [node.output[place] for place in sorted(slots.outputs)]
-        for verb, names in (("reads", [node.input[place] for place in sorted(slots.inputs)]), ("makes", made)):
+        for verb, names in (
+            ("reads", [node.input[place] for place in sorted(slots.inputs)]),
+            ("makes", made),
+        ):
             for low, high in map(self._range, names):
                 if max(-low, high) > FP16_MAX:
                     return f"{verb} {max(low, high, key=abs):.6g}, past {FP16_MAX:.6g}", ""
         peak = max((max(-low, high) for low, high in map(self._range, made)), default=0.0)
         squares = node.op_type == "Mul" and node.input[0] == node.input[1]
-        doubled = {"Exp": peak * peak, "Pow": 4 * peak}.get(node.op_type, 4 * peak if squares else 0.0)
-        near = f"makes values up to {peak:.6g}, past {FP16_MAX:.6g} where it reads twice as large ones"
+        doubled = {"Exp": peak * peak, "Pow": 4 * peak}.get(
+            node.op_type, 4 * peak if squares else 0.0
+        )
+        near = (
+            f"makes values up to {peak:.6g}, past {FP16_MAX:.6g} where it reads twice as large ones"
+        )
         return "", near if doubled > FP16_MAX else ""
 
     def _range(self, name: str) -> tuple[float, float]:
@@ -176,7 +226,11 @@ class _Ranges:
         if name not in self._known:
             value = self._reference.select([name]).get(name)
             value = stored_value(self._network, name, self._folder) if value is None else value
-            low, high = finite_range(value, 0.0) if value is not None and value.dtype.kind == "f" else (0.0, 0.0)
+            low, high = (
+                finite_range(value, 0.0)
+                if value is not None and value.dtype.kind == "f"
+                else (0.0, 0.0)
+            )
             is_mask = low <= _MASK and high <= min(FP16_MAX, -low / 1000)
             self._known[name] = (0.0, 0.0) if is_mask and not self._masks else (low, high)
         return self._known[name]
@@ -197,22 +251,34 @@ class Sensitivity:
         allowed: Mapping[str, tuple[float, float]],
     ) -> None:
         """Build the model, unless it would take too long to run."""
-        self._subject, network = subject, subject.network
+        self._subject = subject
+        network = subject.network
         self._model: onnx.ModelProto | None = None
         shapes = [
             *(info.shape or () for info in subject.infos.values()),
             *(each.dims for each in network.initializers.values()),
         ]
-        elements = sum(math.prod(size for size in shape if isinstance(size, int)) for shape in shapes)
-        fixed = not any(any(bodies(node)) for index, node in enumerate(network.nodes) if not network.constant[index])
+        elements = sum(
+            math.prod(size for size in shape if isinstance(size, int)) for shape in shapes
+        )
+        fixed = not any(
+            any(bodies(node))
+            for index, node in enumerate(network.nodes)
+            if not network.constant[index]
+        )
         if fixed and allowed and len(nodes) * elements <= _MOST_WORK:
             slots = low_slots(subject, precision)
             self._model = _Looped(network, LOW_TYPES[precision]).build(nodes, slots, allowed)
 
     def errors(self, samples: Sequence[Sample]) -> list[Errors]:
         """The error of each node in units of the tolerance, ``inf`` for NaN, on those samples where it can be measured."""
-        model, models = self._model, self._subject.models
-        runs = [] if model is None else [models.run("sensitivity-nodes", model, sample) for sample in samples]
+        model = self._model
+        models = self._subject.models
+        runs = (
+            []
+            if model is None
+            else [models.run("sensitivity-nodes", model, sample) for sample in samples]
+        )
         found = [list(made.values()) for made in runs if not isinstance(made, Failed)]
         return [np.max(each, axis=0).astype(np.float64) for each in found]
 
@@ -225,26 +291,37 @@ class _Looped:
         self._mark = "~"
         while any(self._mark in name for name in names):
             self._mark += "~"
-        self._network, self._low = network, low
+        self._network = network
+        self._low = low
         self._model = clone(network.proto)
-        self._main, self._body = self._model.graph, GraphProto(name="rounded")
+        self._main = self._model.graph
+        self._body = GraphProto(name="rounded")
         self._rounded: dict[str, str] = {}
         self._exact: dict[str, str] = {}
 
     def build(
-        self, nodes: Sequence[int], slots: Sequence[Slots], allowed: Mapping[str, tuple[float, float]]
+        self,
+        nodes: Sequence[int],
+        slots: Sequence[Slots],
+        allowed: Mapping[str, tuple[float, float]],
     ) -> onnx.ModelProto:
         """The model; it returns a vector of errors for each output."""
-        network, mark = self._network, self._mark
+        network = self._network
+        mark = self._mark
         turn = {index: place for place, index in enumerate(nodes)}
         moving = {
-            name for index, node in enumerate(network.nodes) if not network.constant[index] for name in node.output
+            name
+            for index, node in enumerate(network.nodes)
+            if not network.constant[index]
+            for name in node.output
         }
         for index in network.order:
             if network.constant[index]:
                 continue
             node = clone(network.nodes[index])
-            node.input[:] = [f"{name}{mark}" if name and name in moving else name for name in node.input]
+            node.input[:] = [
+                f"{name}{mark}" if name and name in moving else name for name in node.input
+            ]
             node.output[:] = [f"{name}{mark}" if name else "" for name in node.output]
             if index in turn:
                 self._round(node, slots[index], turn[index])
@@ -254,23 +331,39 @@ class _Looped:
         self._node(self._body, "Identity", f"more{mark}", result=f"again{mark}")
         self._body.input.append(helper.make_tensor_value_info(f"turn{mark}", TensorProto.INT64, []))
         self._body.input.append(helper.make_tensor_value_info(f"more{mark}", TensorProto.BOOL, []))
-        self._body.output.append(helper.make_tensor_value_info(f"again{mark}", TensorProto.BOOL, []))
-        self._body.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in errors)
+        self._body.output.append(
+            helper.make_tensor_value_info(f"again{mark}", TensorProto.BOOL, [])
+        )
+        self._body.output.extend(
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in errors
+        )
         made = [f"{name}{mark}" for name in errors]
         count = self._scalar("count", len(nodes))
         self._main.node.append(helper.make_node("Loop", [count, ""], made, body=self._body))
         del self._main.output[:]
-        self._main.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, [len(nodes)]) for name in made)
+        self._main.output.extend(
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, [len(nodes)]) for name in made
+        )
         return self._model
 
     def _round(self, node: NodeProto, slots: Slots, place: int) -> None:
         """Write a node of the body that is rounded in one iteration: what it reads, and what it makes unless that is exact."""
-        now = self._node(self._body, "Equal", f"turn{self._mark}", self._scalar(f"turn{place}", place))
+        now = self._node(
+            self._body, "Equal", f"turn{self._mark}", self._scalar(f"turn{place}", place)
+        )
         for position in sorted(slots.inputs):
             if name := node.input[position]:
-                node.input[position] = self._node(self._body, "Where", now, self._low_of(name), name)
+                node.input[position] = self._node(
+                    self._body, "Where", now, self._low_of(name), name
+                )
         exact = node.op_type in EXACT_OPS
-        names = [] if exact else [node.output[position] for position in sorted(slots.outputs) if node.output[position]]
+        names = (
+            []
+            if exact
+            else [
+                node.output[position] for position in sorted(slots.outputs) if node.output[position]
+            ]
+        )
         for name in names:
             self._exact[name] = f"{name}exact"
         node.output[:] = [self._exact.get(name, name) for name in node.output]
@@ -281,32 +374,52 @@ class _Looped:
     def _low_of(self, name: str) -> str:
         """The rounded values of a tensor, made once: in the body, or outside where they are the same in each iteration.
 
-        A node that reads a tensor is rounded in other iterations than the node that makes it, so these are of the exact values.
+        A node that reads a tensor is rounded in other iterations than the node that makes it, so
+        these are of the exact values.
         """
         if name not in self._rounded:
             graph = self._body if self._mark in name else self._main
             half = self._node(
-                graph, "Cast", self._exact.get(name, name), result=f"{name}{self._mark}half", to=self._low
+                graph,
+                "Cast",
+                self._exact.get(name, name),
+                result=f"{name}{self._mark}half",
+                to=self._low,
             )
-            self._rounded[name] = self._node(graph, "Cast", half, result=f"{half}full", to=TensorProto.FLOAT)
+            self._rounded[name] = self._node(
+                graph, "Cast", half, result=f"{half}full", to=TensorProto.FLOAT
+            )
         return self._rounded[name]
 
     def _error(self, name: str, atol: float, rtol: float) -> str:
         """The largest error of an output in the body over its tolerance."""
-        main, body, mark = self._main, self._body, self._mark
+        main = self._main
+        body = self._body
+        mark = self._mark
         size = self._node(main, "Abs", name, result=f"{name}{mark}size")
-        share = self._node(main, "Mul", size, self._scalar(f"{name}rtol", float(rtol)), result=f"{size}r")
-        allowed = self._node(main, "Max", share, self._scalar(f"{name}atol", float(atol)), result=f"{size}a")
+        share = self._node(
+            main, "Mul", size, self._scalar(f"{name}rtol", float(rtol)), result=f"{size}r"
+        )
+        allowed = self._node(
+            main, "Max", share, self._scalar(f"{name}atol", float(atol)), result=f"{size}a"
+        )
         off = self._node(body, "Abs", self._node(body, "Sub", f"{name}{mark}", name))
-        share, most = self._node(body, "Div", off, allowed), self._scalar(f"{name}inf", math.inf)
-        share = self._node(body, "Where", self._node(body, "Less", share, most), share, most)  # ReduceMax skips NaN
+        share = self._node(body, "Div", off, allowed)
+        most = self._scalar(f"{name}inf", math.inf)
+        share = self._node(
+            body, "Where", self._node(body, "Less", share, most), share, most
+        )  # ReduceMax skips NaN
         return self._node(body, "ReduceMax", share, result=f"{name}{mark}error", keepdims=0)
 
-    def _node(self, graph: GraphProto, kind: str, *inputs: str, result: str = "", **attributes: int) -> str:
+    def _node(
+        self, graph: GraphProto, kind: str, *inputs: str, result: str = "", **attributes: int
+    ) -> str:
         """Write a node; the name of its output."""
         result = result or f"{inputs[-1]}{self._mark}{kind}{len(graph.node)}"
         node = graph.node.add(op_type=kind, input=inputs, output=[result])
-        node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+        node.attribute.extend(
+            helper.make_attribute(name, value) for name, value in attributes.items()
+        )
         return result
 
     def _scalar(self, name: str, value: float) -> str:

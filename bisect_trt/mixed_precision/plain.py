@@ -26,7 +26,18 @@ _SAME = 1e-3
 """Relative error up to which two float models compute the same."""
 _MOVES = ("Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten", "Cast")
 _NAMED = re.compile(r"(?i)(?<![a-z])(relu6?|clip)(?![a-z])")
-_ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu", "ThresholdedRelu", "Elu", "Selu", "Celu", "HardSwish", "Max")
+_ACTIVATIONS = (
+    "Relu",
+    "Clip",
+    "LeakyRelu",
+    "PRelu",
+    "ThresholdedRelu",
+    "Elu",
+    "Selu",
+    "Celu",
+    "HardSwish",
+    "Max",
+)
 _STEPS = {"uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767)}
 """The ends of the types in which a pair may replace a Relu."""
 _SIX = 6.0
@@ -39,8 +50,10 @@ class Plain:
 
     Attributes:
         network: The model.
-        groups: The groups that are searched, each pair with the activation function that it replaces.
-        weights: The weights that are stored quantized, in floats, by the output of the node that dequantizes them.
+        groups: The groups that are searched, each pair with the activation function that it
+            replaces.
+        weights: The weights that are stored quantized, in floats, by the output of the node that
+            dequantizes them.
         original: The model before quantization, if given; with the same input shapes.
         taken: The weights that were taken from that, by the same names.
         why: Why not all were taken, if so.
@@ -68,40 +81,69 @@ def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None)
     """
     network = subject.network
     pairs = [pair for group in groups for pair in group.pairs]
-    stored = [network.nodes[index].output[0] for pair in pairs if not pair.quantize for index in pair.dequantize]
+    stored = [
+        network.nodes[index].output[0]
+        for pair in pairs
+        if not pair.quantize
+        for index in pair.dequantize
+    ]
     weights = _dequantized(subject, stored)
     source = None if original is None else _original(subject, original)
     clips = _activations(subject, pairs)
     groups = tuple(
-        replace(group, pairs=tuple(replace(pair, clip=clips.get(pair.tensor)) for pair in group.pairs))
+        replace(
+            group, pairs=tuple(replace(pair, clip=clips.get(pair.tensor)) for pair in group.pairs)
+        )
         for group in groups
     )
     pairs = [pair for group in groups for pair in group.pairs]
     if source is not None:
-        found = {name: value for name in stored if (value := _weight_of(network, source, name)) is not None}
-        found = {name: value for name, value in found.items() if value.shape == tuple(weights[name].dims)}
+        found = {
+            name: value
+            for name in stored
+            if (value := _weight_of(network, source, name)) is not None
+        }
+        found = {
+            name: value for name, value in found.items() if value.shape == tuple(weights[name].dims)
+        }
         merged = dict(weights)
         for name, value in found.items():
-            merged[name] = numpy_helper.from_array(value.astype(numpy_helper.to_array(weights[name]).dtype), name)
+            merged[name] = numpy_helper.from_array(
+                value.astype(numpy_helper.to_array(weights[name]).dtype), name
+            )
         restored = Network(unquantize(network, pairs, merged))
         if _same(subject, source, restored):
             missing = len(stored) - len(found)
-            why = f"{missing} of {len(stored)} quantized weights are not found in {original}" if missing else None
+            why = (
+                f"{missing} of {len(stored)} quantized weights are not found in {original}"
+                if missing
+                else None
+            )
             return Plain(restored, groups, merged, source, found, why)
-    why = f"with the weights of {original} the model computes something else, so they are dequantized"
+    why = (
+        f"with the weights of {original} the model computes something else, so they are dequantized"
+    )
     own = Network(unquantize(network, pairs, weights))
-    return Plain(own, groups, weights) if source is None else Plain(own, groups, weights, source, {}, why)
+    return (
+        Plain(own, groups, weights)
+        if source is None
+        else Plain(own, groups, weights, source, {}, why)
+    )
 
 
 def constant_of(subject: Subject, name: str | None, network: Network | None = None) -> Array | None:
     """The value of a tensor that depends on no input, in the quantized model or another network; ``None`` for another one."""
     network = network or subject.network
     maker = network.producer.get(name or "")
-    if name is None or (name not in network.initializers and (maker is None or not network.constant[maker])):
+    if name is None or (
+        name not in network.initializers and (maker is None or not network.constant[maker])
+    ):
         return None
     try:
         value = stored_value(network, name, subject.workspace.weights.folder_of(network.proto))
-    except Exception:  # its file is gone, or it is of a type that NumPy lacks: ONNX and NumPy raise their own
+    except (
+        Exception
+    ):  # its file is gone, or it is of a type that NumPy lacks: ONNX and NumPy raise their own
         return None
     made = {name: value} if value is not None else subject.models.constants(network, [name])
     return None if isinstance(made, Failed) else np.asarray(made[name])
@@ -121,7 +163,9 @@ def _dequantized(subject: Subject, names: Sequence[str]) -> dict[str, TensorProt
     """
     made = subject.models.constants(subject.network, names) if names else {}
     if isinstance(made, Failed):
-        raise ModelRefusedError(f"ONNX Runtime does not dequantize the model's weights: {made.message}.")
+        raise ModelRefusedError(
+            f"ONNX Runtime does not dequantize the model's weights: {made.message}."
+        )
     return {name: numpy_helper.from_array(np.asarray(made[name]), name) for name in names}
 
 
@@ -133,14 +177,20 @@ def _original(subject: Subject, path: Path) -> Network:
     """
     proto = load_model(path)
     load_all_inside(proto, path.parent)
-    own, graph = subject.network, proto.graph
+    own = subject.network
+    graph = proto.graph
     if has_quantized(proto):
-        raise UnsuitableModelError(f"--reference: {path} is quantized itself; give the model from before quantization.")
+        raise UnsuitableModelError(
+            f"--reference: {path} is quantized itself; give the model from before quantization."
+        )
     theirs = [value.name for value in graph.output]
     if len(theirs) == len(own.outputs) and not set(own.outputs) <= set(theirs):
         _rename_outputs(proto, own)
     network = Network(proto)
-    for what, mine, others in (("inputs", own.inputs, network.inputs), ("outputs", own.outputs, network.outputs)):
+    for what, mine, others in (
+        ("inputs", own.inputs, network.inputs),
+        ("outputs", own.outputs, network.outputs),
+    ):
         if set(mine) != set(others):
             raise UnsuitableModelError(
                 f"--reference: {path} has the {what} {sorted(others)} and the quantized model {sorted(mine)}; give the "
@@ -155,22 +205,31 @@ def _rename_outputs(proto: onnx.ModelProto, quantized: Network) -> None:
     for value, name in zip(proto.graph.output, quantized.outputs, strict=True):
         maker = quantized.producer.get(name)
         if name != value.name and maker is not None and is_dequantize(quantized.nodes[maker]):
-            proto.graph.node.append(onnx.helper.make_node("Identity", [value.name], [name], name=f"{name}/renamed"))
+            proto.graph.node.append(
+                onnx.helper.make_node("Identity", [value.name], [name], name=f"{name}/renamed")
+            )
             value.name = name
 
 
 def _weight_of(network: Network, source: Network, name: str) -> Array | None:
     """The weight of the original in the place of a dequantized one: the same input of the same operator."""
-    readers, seen = [(name, index) for index in network.consumers.get(name, ())], set[str]()
+    readers = [(name, index) for index in network.consumers.get(name, ())]
+    seen = set[str]()
     names = {node.name: index for index, node in enumerate(source.nodes) if node.name}
     while readers:
         read, index = readers.pop()
         node = network.nodes[index]
         if node.op_type in _MOVES and node.output[0] not in seen:
             seen.add(node.output[0])
-            readers += [(node.output[0], other) for other in network.consumers.get(node.output[0], ())]
+            readers += [
+                (node.output[0], other) for other in network.consumers.get(node.output[0], ())
+            ]
         # ONNX Runtime's quantizer renames an output that it quantizes.
-        outputs = [made for each in node.output for made in (each, each.removesuffix("_QuantizeLinear_Input"))]
+        outputs = [
+            made
+            for each in node.output
+            for made in (each, each.removesuffix("_QuantizeLinear_Input"))
+        ]
         makers = [names.get(node.name), *map(source.producer.get, outputs)]
         twins = [source.nodes[each] for each in makers if each is not None]
         twin = next((each for each in twins if each.op_type == node.op_type), None)
@@ -184,24 +243,36 @@ def _weight_of(network: Network, source: Network, name: str) -> Array | None:
 
 def _same(subject: Subject, one: Network, other: Network) -> bool:
     """Return whether two float models compute the same except for rounding."""
-    first, second = (subject.models.run("same", network.proto, subject.samples[0]) for network in (one, other))
+    first, second = (
+        subject.models.run("same", network.proto, subject.samples[0]) for network in (one, other)
+    )
     if isinstance(first, Failed) or isinstance(second, Failed):
         return False
-    exact = {name: value.astype(np.float64) for name, value in first.items() if value.dtype.kind == "f"}
+    exact = {
+        name: value.astype(np.float64) for name, value in first.items() if value.dtype.kind == "f"
+    }
     norm = np.linalg.norm
-    return all(norm(value - second[name]) <= _SAME * norm(value) + 1e-12 for name, value in exact.items())
+    return all(
+        norm(value - second[name]) <= _SAME * norm(value) + 1e-12 for name, value in exact.items()
+    )
 
 
 def _activations(subject: Subject, pairs: Sequence[Pair]) -> dict[str, Clip]:
     """Return the Relu or Clip that pairs replace, by the tensors that they quantize.
 
-    ONNX Runtime's quantizer drops a Relu if its result is quantized with the zero point at the end of the type, because the
-    pair cuts off negative values. The tensors' names show which pairs these are; else each pair with such a zero point is one.
+    ONNX Runtime's quantizer drops a Relu if its result is quantized with the zero point at the end
+    of the type, because the pair cuts off negative values. The tensors' names show which pairs
+    these are; else each pair with such a zero point is one.
     """
-    network, found = subject.network, dict[str, Clip]()
+    network = subject.network
+    found = dict[str, Clip]()
     may = [pair for pair in pairs if pair.kind == "activation" and pair.type_name in _STEPS]
     makers = {pair.tensor: network.producer.get(pair.tensor) for pair in may}
-    kinds = {tensor: network.nodes[maker].op_type for tensor, maker in makers.items() if maker is not None}
+    kinds = {
+        tensor: network.nodes[maker].op_type
+        for tensor, maker in makers.items()
+        if maker is not None
+    }
     may = [pair for pair in may if kinds.get(pair.tensor, "Relu") not in _ACTIVATIONS]
     named = {pair.tensor for pair in may if _NAMED.search(pair.tensor)}
     for pair in may:

@@ -38,7 +38,9 @@ BREAKS = 3.0
 """The score of a unit that breaks the tolerance alone."""
 INSIDE = 2.0
 """The score of a node that overflows where it reads values twice as large."""
-UNUSED_RANGES = "no ranges are found: TensorRT 8.6 to 10 do that, with --int8, of models without Q/DQ"
+UNUSED_RANGES = (
+    "no ranges are found: TensorRT 8.6 to 10 do that, with --int8, of models without Q/DQ"
+)
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,16 @@ class PrecisionSettings:
 
     Attributes:
         options: The options.
-        precision: The precision that nodes are lowered to. With ``calibrated``, the precision of the tolerance.
-        target: The runtime that is compared with the reference; ``None`` for a check command or prompts.
+        precision: The precision that nodes are lowered to. With ``calibrated``, the precision of
+            the tolerance.
+        target: The runtime that is compared with the reference; ``None`` for a check command or
+            prompts.
         bits: The quantized types of the groups that are searched; none for a search of nodes.
         by_layer: Whether the target lowers layer by layer, rather than run models with Casts.
-        calibrated: Whether nodes that are not kept may run in INT8, by ranges that TensorRT measured.
-        most: The largest number of questions of the search for the minimal set; ``None`` for no limit.
+        calibrated: Whether nodes that are not kept may run in INT8, by ranges that TensorRT
+            measured.
+        most: The largest number of questions of the search for the minimal set; ``None`` for no
+            limit.
         tolerance: The tolerance on fresh samples; ``None`` for the tolerance of the search.
     """
 
@@ -99,19 +105,33 @@ def precision_files(own: PrecisionOptions) -> list[Path]:
     """
     found = [] if own.reference is None else [own.reference]
     for entry in own.validation_data:
-        found += [split_script(entry, "", "data-loader")[0]] if is_script(entry) else files_of(Path(entry))
+        found += (
+            [split_script(entry, "", "data-loader")[0]]
+            if is_script(entry)
+            else files_of(Path(entry))
+        )
     return found
 
 
-def low_precision(target: Target, own: PrecisionOptions) -> tuple[tuple[Low, ...], TargetSettings | None]:
+def low_precision(
+    target: Target, own: PrecisionOptions
+) -> tuple[tuple[Low, ...], TargetSettings | None]:
     """Return the precision that a search lowers to, and the target without it: the search lowers the model itself.
 
-    A target with quantized types keeps them: to it, Q/DQ in a model shows where to quantize, and the option allows it.
+    A target with quantized types keeps them: to it, Q/DQ in a model shows where to quantize, and
+    the option allows it.
 
     Raises:
-        UsageError: Not exactly one of --fp16 and --bf16 is given and no quantized type, or another option does not fit.
+        UsageError: Not exactly one of --fp16 and --bf16 is given and no quantized type, or another
+            option does not fit.
     """
-    given = {"fp16": target.fp16, "bf16": target.bf16, "int8": target.int8, "fp8": target.fp8, "int4": own.int4}
+    given = {
+        "fp16": target.fp16,
+        "bf16": target.bf16,
+        "int8": target.int8,
+        "fp8": target.fp8,
+        "int4": own.int4,
+    }
     if own.ladder is not None:
         rungs = ",".join(own.ladder)
         beside = next((name for name, on in given.items() if on and name not in own.ladder), None)
@@ -221,7 +241,10 @@ class PrecisionSpace(ABC):
         ways: How fresh samples are drawn; ``None`` for all ways of ``FreshSamples``.
     """
 
-    noun, high, state, cause = "node", "fp32", "lowered", "precision"
+    noun = "node"
+    high = "fp32"
+    state = "lowered"
+    cause = "precision"
     allowed = 0.0
     ways: tuple[str, ...] | None = None
 
@@ -308,13 +331,20 @@ class Task(Session):
 
     def breaks(self, keep: Subset) -> str | None:
         """The reason, if the target crashed on, refused or did not finish a candidate."""
-        if not any(record.signature.startswith(BROKEN_PREFIXES) for record in self.prober.ledger.records):
+        if not any(
+            record.signature.startswith(BROKEN_PREFIXES) for record in self.prober.ledger.records
+        ):
             return None  # the lookup below makes the candidate again
         outcome = self.outcome_of(keep)
         if outcome is None or outcome.ending is not Ending.BROKEN:
             return None
-        reason, target = outcome.reason.rstrip(".").removeprefix(f"sample {outcome.sample}: "), self.settings.target
-        return reason if target is None else reason.replace("the target ", f"{target.target.title} ", 1)
+        reason = outcome.reason.rstrip(".").removeprefix(f"sample {outcome.sample}: ")
+        target = self.settings.target
+        return (
+            reason
+            if target is None
+            else reason.replace("the target ", f"{target.target.title} ", 1)
+        )
 
     def conclude(self, minimum: Minimum) -> None:
         """Put the status and the proof into the result, with :attr:`not_run` first."""
@@ -329,7 +359,8 @@ def probe_ends(task: Task, *, nothing_may_pass: bool = False) -> Minimum | None:
         DoesNotReproduce: The model fails with all units kept too, or passes with none.
         BudgetSpent: No more probes may be made.
     """
-    everything, nothing = task.everything, frozenset[int]()
+    everything = task.everything
+    nothing = frozenset[int]()
 
     def algorithm(oracle: Oracle) -> Subset | None:
         """The set with an unexpected verdict, if one has it."""
@@ -344,7 +375,8 @@ def probe_ends(task: Task, *, nothing_may_pass: bool = False) -> Minimum | None:
     if not unexpected:
         outcome = task.outcome_of(nothing)
         ending = None if outcome is None else outcome.ending
-        # After a diagnosis, or on a ladder, the failure that was seen first may be another one: refused, and not off.
+        # After a diagnosis, or on a ladder, the failure that was seen first may be another one:
+        # refused, and not off.
         if ending in (Ending.BROKEN, Ending.MISMATCHED):
             return None
         if nothing_may_pass and ending is Ending.PASSED:
@@ -363,21 +395,32 @@ def search_keep(task: Task) -> Minimum:
     def algorithm(oracle: Oracle) -> Minimum:
         ask = about_units(oracle)
         minimum = find_keep(task.lowering.units, ask, suspects=suspects, most=task.settings.most)
-        return confirm_enough(minimum, oracle, task.prober.flakiness) if task.prober.measured else minimum
+        return (
+            confirm_enough(minimum, oracle, task.prober.flakiness)
+            if task.prober.measured
+            else minimum
+        )
 
     return task.prober.search(algorithm, task.lowering.candidate)
 
 
 def refusal(task: Task, units: Subset) -> DoesNotReproduce:
     """The reason why precision does not explain the failure, by the verdict with all units kept, or with none."""
-    prober, space = task.prober, task.space
+    prober = task.prober
+    space = task.space
     key = task.lowering.candidate(units).key
     record = next(record for record in prober.ledger.records if record.key == key)
     of_all = f"with all {space.count(len(task.lowering.units))} {f'in {space.high}' if units else space.state}"
     if record.verdict is Verdict.UNRESOLVED:
-        return DoesNotReproduce(f"the check cannot judge the model {of_all}: {record.reason}. Fix the check first.")
+        return DoesNotReproduce(
+            f"the check cannot judge the model {of_all}: {record.reason}. Fix the check first."
+        )
     if not units:
-        data = "other samples of" if task.subject.settings.data.given else "real inputs (--load-inputs) from"
+        data = (
+            "other samples of"
+            if task.subject.settings.data.given
+            else "real inputs (--load-inputs) from"
+        )
         reference = ", the model before quantization (--reference)" if task.settings.bits else ""
         return DoesNotReproduce(
             f"the check passes {of_all}: {record.reason}. So {space.cause} is not the reason for a failure seen elsewhere, and "

@@ -32,7 +32,16 @@ _MOST_BYTES = 1 << 30
 """The largest size of the values of fresh samples, on the disk at a time."""
 _PATIENCE = 3600.0
 """Seconds that the reference may take for all samples of a round."""
-_PASSES_ON = ("Cast", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Transpose", "Expand")
+_PASSES_ON = (
+    "Cast",
+    "Reshape",
+    "Unsqueeze",
+    "Squeeze",
+    "Flatten",
+    "Identity",
+    "Transpose",
+    "Expand",
+)
 """Operators that leave the values of indices as they are."""
 
 
@@ -44,15 +53,23 @@ class Fresh:
     """Fresh samples: the user's, or drawn with the distribution of those that the search was given."""
 
     def __init__(
-        self, subject: Subject, count: int, given: Sequence[str] = (), ways: tuple[str, ...] | None = None
+        self,
+        subject: Subject,
+        count: int,
+        given: Sequence[str] = (),
+        ways: tuple[str, ...] | None = None,
     ) -> None:
         """Read the user's samples, or learn the distribution of the search's samples.
 
         Raises:
             UsageError: The user's do not fit the model.
         """
-        self._subject, self._count, self._next = subject, count, 0
-        like = FreshSamples.like(subject.samples, table_sizes(subject.network), subject.settings.data.seed)
+        self._subject = subject
+        self._count = count
+        self._next = 0
+        like = FreshSamples.like(
+            subject.samples, table_sizes(subject.network), subject.settings.data.seed
+        )
         self._like = like if ways is None else replace(like, ways=ways)
         self._given = user_samples(subject, given)
         self.given = bool(given)
@@ -95,39 +112,57 @@ class Fresh:
         found = self._predicted(f"validation-{number}", self._given)
         if not self.given:
             first = self._subject.reference.select(self._subject.network.outputs)
-            each = sum(value.nbytes for value in (*self._subject.samples[0].values(), *first.values()))
+            each = sum(
+                value.nbytes for value in (*self._subject.samples[0].values(), *first.values())
+            )
             wanted = max(min(self._count, _MOST_BYTES // max(each, 1)), 1)
             for attempt in range(3):
                 missing = range(self._next, self._next + wanted - len(found))
                 self._next = missing.stop
-                found += self._predicted(f"fresh-{number}-{attempt}", [self._like.draw(place) for place in missing])
+                found += self._predicted(
+                    f"fresh-{number}-{attempt}", [self._like.draw(place) for place in missing]
+                )
         return found or None
 
     def _predicted(self, name: str, samples: Sequence[Sample]) -> Round:
         """Those samples on which the reference is as finite as on the first of the search."""
         subject = self._subject
-        models, workspace, first = subject.models, subject.workspace, subject.reference.select(subject.network.outputs)
+        models = subject.models
+        workspace = subject.workspace
+        first = subject.reference.select(subject.network.outputs)
         files = [
-            SampleFiles(models.feed(f"{name}-{place}", sample), workspace.scratch(f"{name}-{place}.golden.npz"))
+            SampleFiles(
+                models.feed(f"{name}-{place}", sample),
+                workspace.scratch(f"{name}-{place}.golden.npz"),
+            )
             for place, sample in enumerate(samples)
         ]
         path = models.write(name, subject.truth.proto) if samples else Path()
 
         def run(some: Sequence[SampleFiles]) -> bool:
-            inputs, golden = tuple(each.inputs for each in some), tuple(each.golden for each in some)
-            reply = models.workers.ask(Collect(reference_settings(), path, inputs, golden), timeout=_PATIENCE)
+            inputs = tuple(each.inputs for each in some)
+            golden = tuple(each.golden for each in some)
+            reply = models.workers.ask(
+                Collect(reference_settings(), path, inputs, golden), timeout=_PATIENCE
+            )
             return not isinstance(reply, Failed)
 
         def usable(golden: Path) -> bool:
             return golden.exists() and all(
-                value.dtype.kind != "f" or np.isfinite(value).all() or not np.isfinite(first.get(made, value)).all()
+                value.dtype.kind != "f"
+                or np.isfinite(value).all()
+                or not np.isfinite(first.get(made, value)).all()
                 for made, value in load_npz(golden).items()
             )
 
         if files and not run(files):
             for each in files:  # the model does not run on some: an index past the end of a table
                 run([each])
-        return [(each, sample) for each, sample in zip(files, samples, strict=True) if usable(each.golden)]
+        return [
+            (each, sample)
+            for each, sample in zip(files, samples, strict=True)
+            if usable(each.golden)
+        ]
 
 
 def user_samples(subject: Subject, given: Sequence[str]) -> list[Sample]:
@@ -138,7 +173,9 @@ def user_samples(subject: Subject, given: Sequence[str]) -> list[Sample]:
     """
     found = list[Sample]()
     for entry in given:
-        data = Data(data_loader_script=entry) if is_script(entry) else Data(load_inputs=[Path(entry)])
+        data = (
+            Data(data_loader_script=entry) if is_script(entry) else Data(load_inputs=[Path(entry)])
+        )
         found += make_inputs(input_infos(subject.network), data)
     return found
 
@@ -150,7 +187,11 @@ def table_sizes(network: Network) -> dict[str, int]:
         reached = [given]
         for name in reached:  # it grows
             for node in (network.nodes[reader] for reader in network.consumers.get(name, ())):
-                if node.op_type == "Gather" and node.input[1] == name and node.input[0] in network.initializers:
+                if (
+                    node.op_type == "Gather"
+                    and node.input[1] == name
+                    and node.input[0] in network.initializers
+                ):
                     size = int(network.initializers[node.input[0]].dims[attribute(node, "axis", 0)])
                     sizes[given] = min(size, sizes.get(given, size))
                 if node.op_type in _PASSES_ON and node.input[0] == name:
@@ -164,7 +205,8 @@ def run_on(task: Task, units: Subset, samples: Round, what: str) -> Outcome:
     Raises:
         BudgetSpent: No more probes may be made.
     """
-    check, tolerance = task.prober.check, task.settings.tolerance
+    check = task.prober.check
+    tolerance = task.settings.tolerance
     assert isinstance(check, BuiltinCheck)
     if tolerance is None or task.settings.bits:
         tolerance = check.tolerance
@@ -176,7 +218,9 @@ def run_on(task: Task, units: Subset, samples: Round, what: str) -> Outcome:
     return probe_on(task.prober, candidate, samples, tolerance, what)
 
 
-def probe_on(prober: Prober, candidate: Candidate, samples: Round, tolerance: ToleranceOptions, what: str) -> Outcome:
+def probe_on(
+    prober: Prober, candidate: Candidate, samples: Round, tolerance: ToleranceOptions, what: str
+) -> Outcome:
     """Probe a candidate of the whole model on some samples, ``what`` in words; ``Outcome.errors`` has one number for each.
 
     Raises:
@@ -186,7 +230,9 @@ def probe_on(prober: Prober, candidate: Candidate, samples: Round, tolerance: To
     assert isinstance(check, BuiltinCheck)
     candidate = replace(candidate, title=f"{candidate.title}, on {what}")
     files = tuple(each for each, _ in samples)
-    names = " ".join(each.inputs.name for each in files)  # the same set is another candidate on other samples
+    names = " ".join(
+        each.inputs.name for each in files
+    )  # the same set is another candidate on other samples
     candidate = with_metadata(candidate, "bisect-trt.samples", f"{what}: {names}")
     record = prober.beside(FreshCheck(check, files, tolerance), 1).probe(candidate)
     outcome = prober.ledger.outcome(record.key)

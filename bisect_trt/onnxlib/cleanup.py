@@ -18,7 +18,15 @@ from onnx import TensorProto, numpy_helper
 from bisect_trt.onnxlib.cut import PRODUCER
 from bisect_trt.onnxlib.lower import low_tensor
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, add_initializers, attribute, clone, held, inner_nodes, keep_only
+from bisect_trt.onnxlib.nodes import (
+    DEFAULT_DOMAINS,
+    add_initializers,
+    attribute,
+    clone,
+    held,
+    inner_nodes,
+    keep_only,
+)
 from bisect_trt.onnxlib.shapes import element_type
 from bisect_trt.tensors.files import Arrays, Values
 from bisect_trt.tensors.info import TensorInfo, is_extension
@@ -30,8 +38,8 @@ _SHARE_A_BYTE = frozenset({"int4", "uint4", "float4_e2m1fn", "int2", "uint2"})
 class Folding:
     """The nodes of a network that can be replaced by their values (``gone``).
 
-    Nodes that make a graph output stay, because not every runtime accepts an output that no node computes. Quantization stays: a
-    folded quantized weight would be fp32.
+    Nodes that make a graph output stay, because not every runtime accepts an output that no node
+    computes. Quantization stays: a folded quantized weight would be fp32.
     """
 
     def __init__(self, network: Network) -> None:
@@ -40,9 +48,15 @@ class Folding:
         computable: set[int] = set()
         for index in network.order:
             quantizes = network.nodes[index].op_type in QUANTIZING
-            if network.constant[index] and not quantizes and computable.issuperset(network.parents(index)):
+            if (
+                network.constant[index]
+                and not quantizes
+                and computable.issuperset(network.parents(index))
+            ):
                 computable.add(index)
-        self.gone = {index for index in computable if network.returned.isdisjoint(network.made(index))}
+        self.gone = {
+            index for index in computable if network.returned.isdisjoint(network.made(index))
+        }
 
     def keep(self, name: str) -> None:
         """Keep the node that makes a tensor; its inputs can still be stored."""
@@ -51,7 +65,9 @@ class Folding:
     def stored(self) -> list[str]:
         """Return the tensors to store in place of the nodes, in topological order."""
         network = self.network
-        made = (name for index in network.order if index in self.gone for name in network.made(index))
+        made = (
+            name for index in network.order if index in self.gone for name in network.made(index)
+        )
         return [name for name in made if not self.gone.issuperset(network.consumers.get(name, ()))]
 
     def apply(self, values: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
@@ -68,8 +84,12 @@ def fold_shapes(network: Network) -> onnx.ModelProto | None:
             continue
         info = network.infos.get(node.input[0])
         if info is not None and info.is_static:
-            values[node.output[0]] = numpy_helper.from_array(shape_value(node, info), node.output[0])
-    return _replace(network, {network.producer[name] for name in values}, values) if values else None
+            values[node.output[0]] = numpy_helper.from_array(
+                shape_value(node, info), node.output[0]
+            )
+    return (
+        _replace(network, {network.producer[name] for name in values}, values) if values else None
+    )
 
 
 def shape_value(node: onnx.NodeProto, info: TensorInfo) -> NDArray[np.int64]:
@@ -77,13 +97,19 @@ def shape_value(node: onnx.NodeProto, info: TensorInfo) -> NDArray[np.int64]:
     shape = info.sizes or ()
     if node.op_type == "Size":
         return np.array(math.prod(shape), np.int64)
-    return np.array(shape[attribute(node, "start", 0) : attribute(node, "end", len(shape))], np.int64)
+    return np.array(
+        shape[attribute(node, "start", 0) : attribute(node, "end", len(shape))], np.int64
+    )
 
 
-def _replace(network: Network, gone: Collection[int], values: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
+def _replace(
+    network: Network, gone: Collection[int], values: Mapping[str, onnx.TensorProto]
+) -> onnx.ModelProto:
     """Return the model without some nodes, and with some tensors as initializers."""
     model = clone(network.proto)
-    keep_only(model.graph.node, [node for index, node in enumerate(network.nodes) if index not in gone])
+    keep_only(
+        model.graph.node, [node for index, node in enumerate(network.nodes) if index not in gone]
+    )
     add_initializers(model, values.values())
     return model
 
@@ -104,7 +130,9 @@ def to_tensor(name: str, value: NDArray[Any]) -> onnx.TensorProto | None:
     if value.dtype.name in _SHARE_A_BYTE:
         return None
     raw = np.ascontiguousarray(value).tobytes()
-    return onnx.TensorProto(name=name, data_type=element_type(value.dtype), dims=value.shape, raw_data=raw)
+    return onnx.TensorProto(
+        name=name, data_type=element_type(value.dtype), dims=value.shape, raw_data=raw
+    )
 
 
 def remove_unread(model: onnx.ModelProto) -> Counter[str]:
@@ -113,14 +141,19 @@ def remove_unread(model: onnx.ModelProto) -> Counter[str]:
     Returns:
         The numbers of removed ``nodes``, ``weights`` and ``declarations``.
     """
-    network, graph = Network(model), model.graph
+    network = Network(model)
+    graph = model.graph
     before = len(graph.node), len(graph.value_info)
-    live = network.leading_to(network.producer[name] for name in network.outputs if name in network.producer)
+    live = network.leading_to(
+        network.producer[name] for name in network.outputs if name in network.producer
+    )
     read = network.returned.union(*(network.reads[index] for index in live))
     idle = set(network.initializers) - read
     made = {name for index in live for name in network.made(index)}
     keep_only(graph.node, [node for index, node in enumerate(network.nodes) if index in live])
-    keep_only(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in idle])
+    keep_only(
+        graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in idle]
+    )
     keep_only(graph.input, [value for value in graph.input if value.name not in idle])
     keep_only(graph.value_info, [value for value in graph.value_info if value.name in made])
     declarations = before[1] - len(graph.value_info)
@@ -150,7 +183,8 @@ def strip(proto: onnx.ModelProto) -> onnx.ModelProto:
     model.producer_name = PRODUCER
     model.graph.name = "reduced"
     functions = {(each.domain, each.name): each for each in model.functions}
-    called, waiting = set[tuple[str, str]](), list(inner_nodes(model.graph.node))
+    called = set[tuple[str, str]]()
+    waiting = list(inner_nodes(model.graph.node))
     while waiting:
         key = (waiting[-1].domain, waiting.pop().op_type)
         if key in functions and key not in called:
@@ -177,7 +211,8 @@ def _messages(message: Message) -> Iterator[Message]:
 class Anonymous:
     """A model with other names and other weights; ``names`` has the new name of each tensor by its old one.
 
-    The weights in ``kept`` were not replaced: external ones, and types of 8 bits or fewer that NumPy lacks.
+    The weights in ``kept`` were not replaced: external ones, and types of 8 bits or fewer that
+    NumPy lacks.
     """
 
     proto: onnx.ModelProto
@@ -192,13 +227,14 @@ class Anonymous:
 def anonymise(proto: onnx.ModelProto) -> Anonymous:
     """Rename tensors (``t0``, ``t1``, ...) and nodes (``n0``, ...), and replace weights by random ones of the same range.
 
-    Single numbers, such as an epsilon, stay; so do booleans and integers of 32 and 64 bits, which are often shapes, axes and
-    indices, and Inf and NaN.
+    Single numbers, such as an epsilon, stay; so do booleans and integers of 32 and 64 bits, which
+    are often shapes, axes and indices, and Inf and NaN.
     """
     model = clone(proto)
     names: dict[str, str] = {"": ""}
     generator = np.random.default_rng(1)
-    nodes, kept = count(), list[str]()
+    nodes = count()
+    kept = list[str]()
 
     def renamed(name: str) -> str:
         return names.setdefault(name, f"t{len(names) - 1}")
@@ -243,7 +279,8 @@ def _like(values: NDArray[Any], generator: np.random.Generator) -> NDArray[Any]:
     if places.size < 2:
         return values
     finite = wide.ravel()[places]
-    low, high = finite.min(), finite.max()
+    low = finite.min()
+    high = finite.max()
     drawn = wide.ravel().copy()
     drawn[places] = low + (high - low) * generator.random(places.size)
     drawn[places[0]], drawn[places[-1]] = low, high  # an overflow often depends on the largest

@@ -1,9 +1,10 @@
 """Models of some of a network's nodes: any subset, the nodes between tensors, isolated nodes, slices.
 
-A search for a fault must not change the model. graphsurgeon rebuilds each node from Python values, and is not lossless: it raises
-on an empty list attribute and on a string attribute that is not text (the state of TensorRT plugins), drops doc strings, and has
-no optional types. So graphsurgeon walks a skeleton (``Network.skeleton``), and the messages of the selected nodes are copied.
-Searches select nodes by number, without it.
+A search for a fault must not change the model. graphsurgeon rebuilds each node from Python values,
+and is not lossless: it raises on an empty list attribute and on a string attribute that is not text
+(the state of TensorRT plugins), drops doc strings, and has no optional types. So graphsurgeon walks
+a skeleton (``Network.skeleton``), and the messages of the selected nodes are copied. Searches
+select nodes by number, without it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from onnx.helper import make_tensor_value_info
 from bisect_trt.errors import UnknownNameError, quoted
 from bisect_trt.onnxlib.load import has_external_data, tensor_bytes
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, clone, free_name, keep_only, reads, rename_reads
+from bisect_trt.onnxlib.nodes import (
+    IR_WITHOUT_INITIALIZER_INPUTS,
+    clone,
+    free_name,
+    keep_only,
+    reads,
+    rename_reads,
+)
 from bisect_trt.onnxlib.shapes import value_info
 from bisect_trt.tensors.files import Values
 from bisect_trt.tensors.info import TensorInfo
@@ -70,15 +78,23 @@ class Cut:
         return not self.inside and has_external_data(self.proto)
 
 
-def select(network: Network, nodes: Iterable[int], outputs: Sequence[str] | None = None) -> Selection:
+def select(
+    network: Network, nodes: Iterable[int], outputs: Sequence[str] | None = None
+) -> Selection:
     """Return the piece of exactly these nodes, in the file's order wherever that is valid.
 
-    Its inputs are the non-constant tensors that the nodes read and do not make. Its outputs, unless given, are the tensors that a
-    node outside reads or the graph returns; a node that nothing reads keeps its outputs, so that no runtime drops it.
+    Its inputs are the non-constant tensors that the nodes read and do not make. Its outputs, unless
+    given, are the tensors that a node outside reads or the graph returns; a node that nothing reads
+    keeps its outputs, so that no runtime drops it.
     """
     inside = frozenset(nodes)
     ordered = network.in_file_order(inside)
-    read = (name for index in ordered for name in network.reads[index] if network.producer.get(name) not in inside)
+    read = (
+        name
+        for index in ordered
+        for name in network.reads[index]
+        if network.producer.get(name) not in inside
+    )
     inputs = [name for name in dict.fromkeys(read) if not network.is_weight(name)]
     if outputs is None:
         outputs = [name for index in ordered for name in given_back(network, index, inside)]
@@ -87,7 +103,9 @@ def select(network: Network, nodes: Iterable[int], outputs: Sequence[str] | None
 
 def given_back(network: Network, index: int, inside: frozenset[int] | set[int]) -> Sequence[str]:
     """Return the outputs of a piece, the nodes ``inside``, that one of its nodes makes."""
-    outside, read, constant = [], False, network.constant[index]
+    outside = []
+    read = False
+    constant = network.constant[index]
     for name in network.made(index):
         readers = network.consumers.get(name, ())
         read = read or not inside.isdisjoint(readers)
@@ -105,7 +123,9 @@ def between(network: Network, inputs: Collection[str], outputs: Sequence[str]) -
     """
     piece = network.skeleton.copy()
     tensors = piece.tensors()
-    piece.inputs = [tensors[name] for name in dict.fromkeys((*inputs, *network.inputs)) if name in tensors]
+    piece.inputs = [
+        tensors[name] for name in dict.fromkeys((*inputs, *network.inputs)) if name in tensors
+    ]
     piece.outputs = [tensors[name] for name in outputs]
     piece.cleanup(remove_unused_graph_inputs=True)
     nodes = network.in_file_order(int(node.name) for node in piece.nodes)
@@ -115,9 +135,13 @@ def between(network: Network, inputs: Collection[str], outputs: Sequence[str]) -
 def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue) -> Cut:
     """Return the model of a piece, with copies of the original's nodes and weights; ``stored`` has values of other weights."""
     source = network.proto
-    head = onnx.ModelProto(ir_version=source.ir_version, producer_name=PRODUCER, domain=source.domain)
+    head = onnx.ModelProto(
+        ir_version=source.ir_version, producer_name=PRODUCER, domain=source.domain
+    )
     tail = onnx.ModelProto(opset_import=source.opset_import, functions=source.functions)
-    graph, fed, boundary = onnx.GraphProto(), set(piece.inputs), {*piece.inputs, *piece.outputs}
+    graph = onnx.GraphProto()
+    fed = set(piece.inputs)
+    boundary = {*piece.inputs, *piece.outputs}
     inside = bytearray(len(network.nodes))
     for index in piece.nodes:
         inside[index] = 1
@@ -126,24 +150,32 @@ def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue
         maker = network.producer.get(name)
         return maker is not None and bool(inside[maker])
 
-    # Shape inference takes time, and finds types that a run cannot: those of sequences, and of nodes that did not run.
+    # Shape inference takes time, and finds types that a run cannot: those of sequences, and of
+    # nodes that did not run.
     types = network.declared if all(name in infos for name in boundary) else network.inferred
     graph.input.extend(value_info(name, infos, types) for name in piece.inputs)
     graph.output.extend(value_info(name, infos, types) for name in piece.outputs)
-    # In the order of their fields; copies of the messages in a graph would take several times their bytes.
+    # In the order of their fields; copies of the messages in a graph would take several times their
+    # bytes.
     body = bytearray()
     for index in piece.nodes:
         body += _written(_NODE, piece.renamed.get(index, network.nodes[index]))
     body += _serialized(onnx.GraphProto(name=source.graph.name or "graph"))
-    read = (reads(piece.renamed[i]) if i in piece.renamed else network.reads[i] for i in piece.nodes)
+    read = (
+        reads(piece.renamed[i]) if i in piece.renamed else network.reads[i] for i in piece.nodes
+    )
     outer = (name for names in read for name in names if name not in fed and not is_made(name))
     for name in dict.fromkeys(outer):
         tensor = network.initializers[name] if name in network.initializers else stored(name)
         body += _written(_INITIALIZER, tensor)
         if source.ir_version < IR_WITHOUT_INITIALIZER_INPUTS:
             known = network.declared.get(name)
-            graph.input.append(known or make_tensor_value_info(name, tensor.data_type, list(tensor.dims)))
-    graph.value_info.extend(v for v in source.graph.value_info if v.name not in boundary and is_made(v.name))
+            graph.input.append(
+                known or make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
+            )
+    graph.value_info.extend(
+        v for v in source.graph.value_info if v.name not in boundary and is_made(v.name)
+    )
     body += _serialized(graph)
     body[:0] = _serialized(head) + _field(_GRAPH, len(body))
     body += _serialized(tail)
@@ -152,7 +184,11 @@ def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue
 
 _NODE, _INITIALIZER, _GRAPH = (
     kind.DESCRIPTOR.fields_by_name[name].number
-    for kind, name in ((onnx.GraphProto, "node"), (onnx.GraphProto, "initializer"), (onnx.ModelProto, "graph"))
+    for kind, name in (
+        (onnx.GraphProto, "node"),
+        (onnx.GraphProto, "initializer"),
+        (onnx.ModelProto, "graph"),
+    )
 )
 
 
@@ -192,7 +228,10 @@ def mark_outputs(network: Network, names: Sequence[str], infos: Infos) -> onnx.M
     model = clone(network.proto)
     model.producer_name = PRODUCER
     marked = set(names)
-    keep_only(model.graph.value_info, [value for value in model.graph.value_info if value.name not in marked])
+    keep_only(
+        model.graph.value_info,
+        [value for value in model.graph.value_info if value.name not in marked],
+    )
     keep_only(model.graph.output, [value_info(name, infos, network.declared) for name in names])
     return model
 
@@ -205,14 +244,16 @@ def extract(
     Args:
         network: The original.
         inputs: The ends of the walk against the edges, beside graph inputs and weights.
-        outputs: The tensors to compute, in this order; without any, the graph outputs that nodes compute.
+        outputs: The tensors to compute, in this order; without any, the graph outputs that nodes
+            compute.
         infos: Types and shapes of the tensors, where known.
 
     Returns:
         The model, and its inputs: the given ones in their order, then the needed graph inputs.
 
     Raises:
-        UsageError: A name is no tensor of the model, an output is an input too, an input is not needed, or its maker is.
+        UsageError: A name is no tensor of the model, an output is an input too, an input is not
+            needed, or its maker is.
     """
     inputs = tuple(dict.fromkeys(inputs))
     computed = (name for name in network.outputs if name in network.producer and name not in inputs)
@@ -228,9 +269,12 @@ def extract(
                 f"--outputs: '{name}' is not computed from the inputs, so there is nothing to extract."
             )
     if not outputs:
-        raise UnknownNameError("--outputs: no node computes an output of the model; name a tensor that one computes.")
+        raise UnknownNameError(
+            "--outputs: no node computes an output of the model; name a tensor that one computes."
+        )
     piece = between(network, inputs, outputs)
-    chosen, reached = set(piece.nodes), set(piece.inputs)
+    chosen = set(piece.nodes)
+    reached = set(piece.inputs)
     for name in inputs:
         maker = network.producer.get(name)
         if maker in chosen:
@@ -277,15 +321,22 @@ class Isolated:
 
 def is_frozen(info: TensorInfo) -> bool:
     """Return whether a tensor is stored in an isolated model: TensorRT has to know shapes when it builds."""
-    size, vector = info.nbytes, len(info.shape or ()) <= 1
-    return info.dtype.kind in "iu" and vector and size is not None and size <= _FROZEN_ELEMENTS * info.dtype.itemsize
+    size = info.nbytes
+    vector = len(info.shape or ()) <= 1
+    return (
+        info.dtype.kind in "iu"
+        and vector
+        and size is not None
+        and size <= _FROZEN_ELEMENTS * info.dtype.itemsize
+    )
 
 
 def isolate(network: Network, names: Iterable[str], infos: Infos, frozen: Values) -> Isolated:
     """Return the model that computes each tensor by its own node from reference values, so that no error spreads.
 
-    A computed tensor that some node reads becomes an input with a new name, because its own name is an output's; the tensors in
-    ``frozen`` are stored instead. Graph inputs keep their names. Nodes that only make weights are included.
+    A computed tensor that some node reads becomes an input with a new name, because its own name is
+    an output's; the tensors in ``frozen`` are stored instead. Graph inputs keep their names. Nodes
+    that only make weights are included.
     """
     chosen: list[int] = []
     left_out: dict[str, str] = {}
@@ -301,12 +352,19 @@ def isolate(network: Network, names: Iterable[str], infos: Infos, frozen: Values
             continue
         left_out |= dict.fromkeys(network.made(index), why)
     outputs = [name for index in chosen for name in network.made(index) if name in infos]
-    read = dict.fromkeys(name for index in chosen for name in network.reads[index] if not network.is_weight(name))
+    read = dict.fromkeys(
+        name for index in chosen for name in network.reads[index] if not network.is_weight(name)
+    )
     given = set(network.inputs)
-    renamed = {name: free_name(f"{name}_reference", network.names) for name in read if name not in given}
+    renamed = {
+        name: free_name(f"{name}_reference", network.names) for name in read if name not in given
+    }
     ends = {renamed.get(name, name): name for name in read}
     inputs = [end for end, name in ends.items() if name not in frozen]
-    makers = sorted(network.leading_to(chosen, network.is_weight).difference(chosen), key=network.rank.__getitem__)
+    makers = sorted(
+        network.leading_to(chosen, network.is_weight).difference(chosen),
+        key=network.rank.__getitem__,
+    )
     apart = {index: rename_reads(network.nodes[index], renamed) for index in chosen}
     known = {**infos, **{end: replace(infos[ends[end]], name=end) for end in inputs}}
     model = splice(
@@ -315,29 +373,42 @@ def isolate(network: Network, names: Iterable[str], infos: Infos, frozen: Values
         known,
         lambda end: numpy_helper.from_array(frozen[ends[end]], end),
     )
-    return Isolated(model.proto, {end: ends[end] for end in inputs if end not in given}, tuple(outputs), left_out)
+    return Isolated(
+        model.proto,
+        {end: ends[end] for end in inputs if end not in given},
+        tuple(outputs),
+        left_out,
+    )
 
 
 MOST_NODES = 8192
-"""The most nodes of a slice, in networks of up to sixteen slices. ONNX Runtime 1.31.1 opens a model with every tensor as an
-output in quadratic time: 0.2 s for 5,000 nodes, 2.2 s for 20,000, 9.5 s for 50,000."""
+"""The most nodes of a slice, in networks of up to sixteen slices. ONNX Runtime 1.31.1 opens a model
+with every tensor as an output in quadratic time: 0.2 s for 5,000 nodes, 2.2 s for 20,000, 9.5 s for
+50,000."""
 _MOST_SLICES = 16
 """The most slices: each rewrites the index of the activations."""
 
 
-def plan_slices(network: Network, nodes: Sequence[int], limit: int, most: int = MOST_NODES) -> list[list[int]]:
+def plan_slices(
+    network: Network, nodes: Sequence[int], limit: int, most: int = MOST_NODES
+) -> list[list[int]]:
     """Divide the nodes that make no weights into slices that run in turn, with less memory than the whole and opened faster.
 
-    Runtimes cannot fuse nodes if every tensor is an output, so the slices compute the same as the whole.
+    Runtimes cannot fuse nodes if every tensor is an output, so the slices compute the same as the
+    whole.
 
     Args:
         network: The model.
         nodes: Some of its nodes, in topological order.
-        limit: The most bytes of weights and tensors of a slice, where their sizes are known; a single node may have more.
+        limit: The most bytes of weights and tensors of a slice, where their sizes are known; a
+            single node may have more.
         most: The most nodes of a slice; a sixteenth of all nodes if that is more.
     """
-    most, infos = max(most, len(nodes) // _MOST_SLICES), network.infos
-    slices, size, weights = list[list[int]]([[]]), 0, set[str]()
+    most = max(most, len(nodes) // _MOST_SLICES)
+    infos = network.infos
+    slices = list[list[int]]([[]])
+    size = 0
+    weights = set[str]()
     for index in nodes:
         if network.constant[index]:
             continue
@@ -346,7 +417,8 @@ def plan_slices(network: Network, nodes: Sequence[int], limit: int, most: int = 
         cost = made + sum(tensor_bytes(network.initializers[name]) for name in fresh)
         if slices[-1] and (size + cost > limit or len(slices[-1]) >= most):
             slices.append([])
-            size, weights = 0, set()
+            size = 0
+            weights = set()
         slices[-1].append(index)
         size += cost
         weights |= fresh  # in place: a copy for each node takes seconds for 20,000

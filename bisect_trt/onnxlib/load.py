@@ -1,6 +1,7 @@
 """Read and check an ONNX file and its weights; every error names the file and the reason.
 
-ONNX's own checker refuses models that run, so :func:`check_model` checks only what this package relies on.
+ONNX's own checker refuses models that run, so :func:`check_model` checks only what this package
+relies on.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from onnx.external_data_helper import uses_external_data
 from onnx.helper import find_min_ir_version_for
 
 from bisect_trt.errors import ModelFileError, UnavailableError, UnsuitableModelError
-from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, all_nodes, bodies, clone, inner_nodes
+from bisect_trt.onnxlib.nodes import (
+    IR_WITHOUT_INITIALIZER_INPUTS,
+    all_nodes,
+    bodies,
+    clone,
+    inner_nodes,
+)
 
 EXPANDED_NODES = 250_000
 """The most nodes of a model with its functions inlined; shape inference inlines them."""
@@ -90,7 +97,12 @@ def external_files(model: ModelProto) -> dict[str, int]:
             location = Path(place.location).as_posix()
         except (KeyError, TypeError, ValueError):
             location = ""
-        if not location or min(place.offset, place.length) < 0 or location == "." or "\0" in location:
+        if (
+            not location
+            or min(place.offset, place.length) < 0
+            or location == "."
+            or "\0" in location
+        ):
             raise ModelFileError(
                 f"the external weight '{tensor.name}' names no valid file and range; export the model again."
             )
@@ -106,13 +118,17 @@ def has_external_data(model: ModelProto) -> bool:
 def folder_with(model: ModelProto, folders: Iterable[Path]) -> Path | None:
     """Return the first folder with all files of a model's weights."""
     files = external_files(model)
-    return next((folder for folder in folders if all((folder / location).exists() for location in files)), None)
+    return next(
+        (folder for folder in folders if all((folder / location).exists() for location in files)),
+        None,
+    )
 
 
 def load_inside(tensor: TensorProto, folder: Path) -> None:
     """Read an external weight from its file in a folder into the model.
 
-    ONNX's own loader refuses files with several hard links, and without a length reads to the end of the file.
+    ONNX's own loader refuses files with several hard links, and without a length reads to the end
+    of the file.
     """
     place = place_of(tensor)
     with (folder / place.location).open("rb") as file:
@@ -152,11 +168,13 @@ def load_model(
         sparse: Receives the sparse weights of the file.
 
     Raises:
-        UnavailableError: The file is missing, empty, not an ONNX model, cut short or not valid, or its weights are missing.
+        UnavailableError: The file is missing, empty, not an ONNX model, cut short or not valid, or
+            its weights are missing.
         UsageError: Its weights lie outside its folder.
     """
     model = _read(path)
-    # A text file can parse as an empty message by chance, and a truncated file as one without a graph.
+    # A text file can parse as an empty message by chance, and a truncated file as one without a
+    # graph.
     if not model.HasField("graph") or not model.ir_version:
         raise ModelFileError(
             f"{path} holds no ONNX graph: it is another kind of file or truncated; export or copy it again."
@@ -183,7 +201,9 @@ def _read(path: Path) -> ModelProto:
     try:
         return onnx.load(str(path), load_external_data=False)
     except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error.strerror}; give the path of an ONNX model.") from error
+        raise ModelFileError(
+            f"{path} cannot be read: {error.strerror}; give the path of an ONNX model."
+        ) from error
     except Exception as error:  # each of ONNX's formats (binary, JSON, text) raises its own
         reason = " ".join(str(error).split())[:_REASON_LENGTH].rstrip(".")
         raise ModelFileError(
@@ -201,9 +221,11 @@ def _check_external_files(model: ModelProto, path: Path, weights: Path | None) -
     # A model that is a link may have its weights beside the link's target.
     folders = [(weights or path.parent).resolve(), path.resolve().parent]
     for location, needed in external_files(model).items():
-        file, keeps = (weights or path.parent) / location, f"it keeps weights in {location}"
+        file = (weights or path.parent) / location
+        keeps = f"it keeps weights in {location}"
         try:
-            real, size = file.resolve(), file.stat().st_size if file.is_file() else None
+            real = file.resolve()
+            size = file.stat().st_size if file.is_file() else None
         except (OSError, RuntimeError) as error:  # too long a name, or a loop of links
             raise ModelFileError(f"{keeps}, which cannot be read: {error}.") from error
         plain = not Path(location).is_absolute() and ".." not in Path(location).parts
@@ -216,21 +238,27 @@ def _check_external_files(model: ModelProto, path: Path, weights: Path | None) -
                 f"it keeps weights in {file}, which does not exist; copy it there, or name its folder with --external-data-dir."
             )
         if size < needed:
-            raise ModelFileError(f"{keeps}, which has {size} bytes where {needed} are needed; copy it again.")
+            raise ModelFileError(
+                f"{keeps}, which has {size} bytes where {needed} are needed; copy it again."
+            )
 
 
 def make_dense(graph: onnx.GraphProto) -> None:
     """Replace the sparse weights of a main graph by dense ones of the same values.
 
-    The indices are positions in the flattened tensor, or one row of coordinates for each value (ONNX's ``SparseTensorProto``).
+    The indices are positions in the flattened tensor, or one row of coordinates for each value
+    (ONNX's ``SparseTensorProto``).
 
     Raises:
-        UnavailableError: The values and indices of one do not fit its shape, lie outside the file, or are too many in dense form.
+        UnavailableError: The values and indices of one do not fit its shape, lie outside the file,
+            or are too many in dense form.
     """
     for weight in graph.sparse_initializer:
         name = weight.values.name
         if uses_external_data(weight.values) or uses_external_data(weight.indices):
-            raise ModelFileError(f"the sparse weight '{name}' lies in another file; export it with dense weights.")
+            raise ModelFileError(
+                f"the sparse weight '{name}' lies in another file; export it with dense weights."
+            )
         if min(weight.dims, default=1) < 0 or math.prod(weight.dims) > _MOST_DENSE:
             raise ModelFileError(
                 f"the sparse weight '{name}' has the shape {list(weight.dims)}, which is too large in dense form."
@@ -259,7 +287,11 @@ def check_model(model: ModelProto) -> None:
     graph = model.graph
     for name in _names(model):
         _check_name(name)
-    for what, field in (("graph input", graph.input), ("weight", graph.initializer), ("graph output", graph.output)):
+    for what, field in (
+        ("graph input", graph.input),
+        ("weight", graph.initializer),
+        ("graph output", graph.output),
+    ):
         if not all(each.name for each in field):
             raise _invalid(f"a {what} has no name")
     for value in (*graph.input, *graph.output, *graph.value_info):
@@ -283,7 +315,9 @@ def _names(model: ModelProto) -> Iterator[object]:
 
 
 def _check_name(name: object) -> None:
-    if isinstance(name, bytes):  # protobuf returns text so that is not UTF-8, whatever its type says
+    if isinstance(
+        name, bytes
+    ):  # protobuf returns text so that is not UTF-8, whatever its type says
         raise _invalid(f"the name {name!r} is not UTF-8 text")
 
 
@@ -339,7 +373,9 @@ def _check_tensor(tensor: TensorProto) -> None:
             f"{where} has the element type {tensor.data_type}, which is unknown to ONNX {onnx.__version__}; upgrade onnx."
         )
     if tensor.HasField("segment"):
-        raise ModelFileError(f"{where} is stored in segments, which no runtime reads; export the model again.")
+        raise ModelFileError(
+            f"{where} is stored in segments, which no runtime reads; export the model again."
+        )
     _check_rank(where, tensor.dims)
     if any(dim < 0 for dim in tensor.dims):
         raise _invalid(f"{where} has the shape {list(tensor.dims)}")
@@ -370,16 +406,22 @@ def _stored(tensor: TensorProto) -> tuple[int, int, str] | None:
 def needed_ir_version(model: ModelProto) -> int:
     """Return the lowest IR version from 4 on that has a model's operator sets; its own if it has newer constructs.
 
-    Exporters write their newest version, and runtimes refuse versions newer than themselves: ONNX Runtime before 1.18 refuses a
-    model of opset 13 with IR version 10. Before version 4 initializers have another meaning.
+    Exporters write their newest version, and runtimes refuse versions newer than themselves: ONNX
+    Runtime before 1.18 refuses a model of opset 13 with IR version 10. Before version 4
+    initializers have another meaning.
     """
-    graph, own = model.graph, int(model.ir_version)
+    graph = model.graph
+    own = int(model.ir_version)
     newer = model.functions or model.training_info or graph.quantization_annotation
     if newer or not IR_WITHOUT_INITIALIZER_INPUTS < own <= onnx.IR_VERSION:
         return own
     if any(tensor.data_type > TensorProto.BFLOAT16 for tensor in model_tensors(model)):
         return own
-    standard = [each for each in model.opset_import if not each.domain or each.domain.split(".")[:2] == ["ai", "onnx"]]
+    standard = [
+        each
+        for each in model.opset_import
+        if not each.domain or each.domain.split(".")[:2] == ["ai", "onnx"]
+    ]
     try:
         return min(own, max(IR_WITHOUT_INITIALIZER_INPUTS, find_min_ir_version_for(standard)))
     except ValueError:  # an operator set that this ONNX does not know

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
 
 from bisect_trt.errors import UnsuitableModelError
 from bisect_trt.onnxlib.load import read_weight
@@ -79,9 +87,9 @@ def plan_slots(
 ) -> list[Slots]:
     """Return the low-precision positions of each node of the main graph.
 
-    In fp32 stay: the nodes in ``keep``; constants (their consumers decide); control flow, other domains, model-local functions
-    and sequences; types that the operator's schema does not allow; and float arithmetic on shapes, which TensorRT computes on the
-    host in fp32 too.
+    In fp32 stay: the nodes in ``keep``; constants (their consumers decide); control flow, other
+    domains, model-local functions and sequences; types that the operator's schema does not allow;
+    and float arithmetic on shapes, which TensorRT computes on the host in fp32 too.
 
     Args:
         model: The model.
@@ -95,14 +103,18 @@ def plan_slots(
     kept = frozenset(keep)
     slots = []
     for node in graph.node:
-        stays = first_output(node) in kept or (node.op_type in _CONSTANT_OPS and node.domain in DEFAULT_DOMAINS)
+        stays = first_output(node) in kept or (
+            node.op_type in _CONSTANT_OPS and node.domain in DEFAULT_DOMAINS
+        )
         schema = None if stays else _schema(node, opset, functions, dtypes)
         slots.append(Slots() if schema is None else _by_schema(node, schema, dtypes, low))
     readers = _readers(graph)
     for index in _shape_arithmetic(graph, slots, dtypes, readers):
         slots[index] = Slots()
     for index, node in enumerate(graph.node):
-        if node.op_type == "Cast" and not any(place in slots[i].inputs for i, place in readers[node.output[0]]):
+        if node.op_type == "Cast" and not any(
+            place in slots[i].inputs for i, place in readers[node.output[0]]
+        ):
             slots[index] = Slots()  # no lowered node reads what it makes
     return slots
 
@@ -111,7 +123,11 @@ def _schema(
     node: NodeProto, opset: int, functions: Collection[tuple[str, str]], dtypes: Mapping[str, int]
 ) -> onnx.defs.OpSchema | None:
     """Return a node's schema; ``None`` for a node that cannot be lowered."""
-    whole = node.domain not in DEFAULT_DOMAINS or (node.domain, node.op_type) in functions or any(bodies(node))
+    whole = (
+        node.domain not in DEFAULT_DOMAINS
+        or (node.domain, node.op_type) in functions
+        or any(bodies(node))
+    )
     if whole or any(name and name not in dtypes for name in (*node.input, *node.output)):
         return None
     try:
@@ -125,7 +141,9 @@ def _floats(names: Collection[str], dtypes: Mapping[str, int]) -> frozenset[int]
     return frozenset(i for i, name in enumerate(names) if dtypes.get(name) == TensorProto.FLOAT)
 
 
-def _by_schema(node: NodeProto, schema: onnx.defs.OpSchema, dtypes: Mapping[str, int], low: int) -> Slots:
+def _by_schema(
+    node: NodeProto, schema: onnx.defs.OpSchema, dtypes: Mapping[str, int], low: int
+) -> Slots:
     """Return the positions with a type variable that may be ``low``; see ONNX's IR.md, "Operator signatures"."""
     wanted = "tensor(float16)" if low == TensorProto.FLOAT16 else "tensor(bfloat16)"
     floats = Slots(_floats(node.input, dtypes), _floats(node.output, dtypes))
@@ -133,7 +151,10 @@ def _by_schema(node: NodeProto, schema: onnx.defs.OpSchema, dtypes: Mapping[str,
         return Slots(outputs=floats.outputs)
     if node.op_type in _READS_ANY_TYPE:
         return Slots()
-    allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in schema.type_constraints}
+    allowed = {
+        constraint.type_param_str: constraint.allowed_type_strs
+        for constraint in schema.type_constraints
+    }
     # A variadic last parameter covers all further ones.
     inputs = {i: schema.inputs[min(i, len(schema.inputs) - 1)].type_str for i in floats.inputs}
     outputs = {i: schema.outputs[min(i, len(schema.outputs) - 1)].type_str for i in floats.outputs}
@@ -163,12 +184,15 @@ def _readers(graph: GraphProto) -> dict[str, list[tuple[int, int]]]:
 
 
 def _shape_arithmetic(  # noqa: C901 - two short passes that share what they learn
-    graph: GraphProto, slots: list[Slots], dtypes: Mapping[str, int], readers: Mapping[str, list[tuple[int, int]]]
+    graph: GraphProto,
+    slots: list[Slots],
+    dtypes: Mapping[str, int],
+    readers: Mapping[str, list[tuple[int, int]]],
 ) -> set[int]:
     """Return the nodes that compute only sizes, in floats: from shapes, for integers or scales.
 
-    A mask that is made from a shape is none of them: data depends on it. Graph outputs make no difference, so that marking
-    outputs changes no value.
+    A mask that is made from a shape is none of them: data depends on it. Graph outputs make no
+    difference, so that marking outputs changes no value.
     """
     constants = {tensor.name for tensor in graph.initializer} | {""}
     derived: set[str] = set()
@@ -177,7 +201,9 @@ def _shape_arithmetic(  # noqa: C901 - two short passes that share what they lea
         sources = set(node.input)
         if any(bodies(node)):
             continue
-        if node.op_type in ("Shape", "Size") or (sources & derived and sources <= derived | constants):
+        if node.op_type in ("Shape", "Size") or (
+            sources & derived and sources <= derived | constants
+        ):
             derived.update(node.output)
             candidates.append(index)
         elif sources <= constants:
@@ -188,14 +214,20 @@ def _shape_arithmetic(  # noqa: C901 - two short passes that share what they lea
         for index, position in readers[name]:
             node = graph.node[index]
             if node.op_type == "Cast" and index not in found:
-                if dtypes.get(node.output[0]) in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE):
+                if dtypes.get(node.output[0]) in (
+                    TensorProto.FLOAT,
+                    TensorProto.FLOAT16,
+                    TensorProto.DOUBLE,
+                ):
                     return False
             elif position < 0 or (position in slots[index].inputs and index not in found):
                 return False
         return True
 
     for index in reversed(candidates):
-        floats = [name for name in graph.node[index].output if dtypes.get(name) == TensorProto.FLOAT]
+        floats = [
+            name for name in graph.node[index].output if dtypes.get(name) == TensorProto.FLOAT
+        ]
         if (floats and all(map(ends_in_sizes, floats))) or (not floats and slots[index].inputs):
             found.add(index)
     return found
@@ -260,15 +292,18 @@ def lower_fp16(
 ) -> ModelProto:
     """Return the model with each possible node in fp16 (or bf16), and Casts only at the boundaries.
 
-    Graph inputs and outputs keep their names and types. The output of a lowered node gets a new name and a declaration; the old
-    name is its fp32 value, which exists if fp32 nodes, bodies or graph outputs read it. :func:`plan_slots` selects the nodes.
+    Graph inputs and outputs keep their names and types. The output of a lowered node gets a new
+    name and a declaration; the old name is its fp32 value, which exists if fp32 nodes, bodies or
+    graph outputs read it. :func:`plan_slots` selects the nodes.
 
     Args:
-        model: The model, opset 6 or later (13 for bf16), nodes in topological order. External data may be unloaded.
+        model: The model, opset 6 or later (13 for bf16), nodes in topological order. External data
+            may be unloaded.
         keep: First output tensors of the nodes to keep in fp32.
         dtypes: ``TensorProto.DataType`` of tensors with a type that ONNX cannot infer.
         low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
-        weights: The folder with the external weights, to store them in the low precision; without it, they get a Cast.
+        weights: The folder with the external weights, to store them in the low precision; without
+            it, they get a Cast.
 
     Raises:
         UsageError: The opset is too old.
@@ -315,8 +350,12 @@ class _Lowering(Rewriter):
         }
         constants = (node for node in self.source if node.op_type in _CONSTANT_OPS)
         values = ((node, _constant_value(node)) for node in constants)
-        self._constants = {node.output[0]: (node, value) for node, value in values if value is not None}
-        self._declared = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
+        self._constants = {
+            node.output[0]: (node, value) for node, value in values if value is not None
+        }
+        self._declared = {
+            value.name: value for value in (*model.graph.value_info, *model.graph.output)
+        }
         self._half: dict[str, str] = {}
         self._half_only: set[str] = set()
         self._replaced: set[str] = set()
@@ -365,7 +404,9 @@ class _Lowering(Rewriter):
         read = {value.name for value in graph.output}
         read = read.union(*({*node.input, *captured_names(node)} for node in graph.node))
         unused = self._replaced - read
-        keep_only(graph.initializer, [item for item in graph.initializer if item.name not in unused])
+        keep_only(
+            graph.initializer, [item for item in graph.initializer if item.name not in unused]
+        )
         keep_only(graph.node, [node for node in graph.node if not unused.intersection(node.output)])
         names = mentioned_names(graph)
         keep_only(graph.value_info, [value for value in graph.value_info if value.name in names])

@@ -17,7 +17,15 @@ import onnx
 
 from bisect_trt.errors import ModelFileError
 from bisect_trt.onnxlib.load import has_external_data
-from bisect_trt.onnxlib.nodes import captured_names, describe_module, drawing_nodes, held, label, module_of, reads
+from bisect_trt.onnxlib.nodes import (
+    captured_names,
+    describe_module,
+    drawing_nodes,
+    held,
+    label,
+    module_of,
+    reads,
+)
 from bisect_trt.onnxlib.shapes import Declarations, infer
 from bisect_trt.tensors.info import ByName, Infos
 
@@ -43,8 +51,9 @@ class Initializers(ByName[onnx.TensorProto]):
 def depth_first_order(count: int, parents: Callable[[int], Iterable[int]]) -> list[int]:
     """Return so many node numbers so that each follows its parents and a branch stays in one piece.
 
-    It is the post-order of a depth-first walk against the edges. Contiguous windows are therefore mostly connected regions, and
-    cutting one out opens few edges; exporters often write breadth first.
+    It is the post-order of a depth-first walk against the edges. Contiguous windows are therefore
+    mostly connected regions, and cutting one out opens few edges; exporters often write breadth
+    first.
 
     Raises:
         CycleError: The second argument is a node on a cycle.
@@ -53,7 +62,9 @@ def depth_first_order(count: int, parents: Callable[[int], Iterable[int]]) -> li
     new, open_, closed = range(3)
     state = bytearray(count)
     used = {parent for node in range(count) for parent in parents(node)}
-    for start in sorted(range(count), key=used.__contains__):  # sinks first; only a cycle leaves others unvisited
+    for start in sorted(
+        range(count), key=used.__contains__
+    ):  # sinks first; only a cycle leaves others unvisited
         stack = [(start, iter(parents(start)))] if state[start] == new else []
         state[start] = state[start] or open_
         while stack:
@@ -77,9 +88,11 @@ class Network:
     Attributes:
         proto: The model; read-only.
         nodes: Its nodes, by number, in the file's order.
-        order: Node numbers in topological order: depth first from the outputs, so that a branch stays together.
+        order: Node numbers in topological order: depth first from the outputs, so that a branch
+            stays together.
         rank: The place of each node in ``order``.
-        reads: The tensors that each node reads, captured ones of nested graphs included; no empty names, no repeats.
+        reads: The tensors that each node reads, captured ones of nested graphs included; no empty
+            names, no repeats.
         producer: The node that makes a tensor, by tensor name.
         consumers: The nodes that read a tensor, by tensor name.
         inputs: Names of the graph's inputs that are not initializers.
@@ -102,7 +115,8 @@ class Network:
         self.inputs = [value.name for value in graph.input if value.name not in self.initializers]
         self.outputs = [value.name for value in graph.output]
         self.returned = frozenset(self.outputs)
-        # Protobuf is slow, and makes a new string of each name. Most tensors have one maker and one reader.
+        # Protobuf is slow, and makes a new string of each name. Most tensors have one maker and one
+        # reader.
         same: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._made: list[tuple[str, ...]] = []
         self.reads: list[tuple[str, ...]] = []
@@ -150,7 +164,11 @@ class Network:
 
     def _check_dangling(self) -> None:
         for name in (*self.consumers, *self.outputs):
-            if name not in self.producer and name not in self._fed and name not in self.initializers:
+            if (
+                name not in self.producer
+                and name not in self._fed
+                and name not in self.initializers
+            ):
                 if name not in self.consumers:
                     raise ModelFileError(f"nothing makes the output '{name}', {_INVALID}")
                 raise ModelFileError(
@@ -186,7 +204,9 @@ class Network:
         waiting = list(found)
         while waiting:
             names = self.reads[waiting.pop()]
-            more = {self.producer[name] for name in names if name in self.producer and through(name)} - found
+            more = {
+                self.producer[name] for name in names if name in self.producer and through(name)
+            } - found
             found |= more
             waiting += more
         return found
@@ -196,27 +216,41 @@ class Network:
         ordered = sorted(nodes)
         if not self.is_sorted:
             place = {index: at for at, index in enumerate(ordered)}
-            if any(place.get(parent, -1) > at for at, index in enumerate(ordered) for parent in self.parents(index)):
+            if any(
+                place.get(parent, -1) > at
+                for at, index in enumerate(ordered)
+                for parent in self.parents(index)
+            ):
                 return sorted(ordered, key=self.rank.__getitem__)
         return ordered
 
     @cached_property
     def is_sorted(self) -> bool:
         """Whether the file's order is topological."""
-        return all(parent < index for index in range(len(self.nodes)) for parent in self.parents(index))
+        return all(
+            parent < index for index in range(len(self.nodes)) for parent in self.parents(index)
+        )
 
     @cached_property
     def skeleton(self) -> gs.Graph:
         """The graph in onnx-graphsurgeon for walks: nodes named by their numbers, without attributes, types or data.
 
-        Tensors that bodies capture are inputs of their nodes. Treat it as read-only; its ``copy()`` can be changed.
+        Tensors that bodies capture are inputs of their nodes. Treat it as read-only; its ``copy()``
+        can be changed.
         """
         import onnx_graphsurgeon as gs  # noqa: PLC0415 - most searches do not need it
 
-        model = onnx.ModelProto(ir_version=onnx.IR_VERSION, opset_import=[onnx.helper.make_opsetid("", 1)])
+        model = onnx.ModelProto(
+            ir_version=onnx.IR_VERSION, opset_import=[onnx.helper.make_opsetid("", 1)]
+        )
         graph = model.graph
         for index, node in enumerate(self.nodes):
-            graph.node.add(name=str(index), op_type=node.op_type, input=self.reads[index], output=self.made(index))
+            graph.node.add(
+                name=str(index),
+                op_type=node.op_type,
+                input=self.reads[index],
+                output=self.made(index),
+            )
         for name in self.initializers:
             graph.initializer.add(name=name, data_type=onnx.TensorProto.UINT8, dims=[0])
         for field, names in ((graph.input, self.inputs), (graph.output, self.outputs)):
@@ -249,7 +283,9 @@ class Network:
     @cached_property
     def computed(self) -> list[str]:
         """The tensors that nodes make which are not constant, in topological order."""
-        return [name for index in self.order if not self.constant[index] for name in self.made(index)]
+        return [
+            name for index in self.order if not self.constant[index] for name in self.made(index)
+        ]
 
     @cached_property
     def declared(self) -> Declarations:
@@ -257,7 +293,9 @@ class Network:
         graph = self.proto.graph
         declared = Declarations()
         for tensor in graph.initializer:
-            declared.put(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+            declared.put(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
         for value in chain(graph.value_info, graph.input, graph.output):
             if value.HasField("type"):
                 declared.put(value)
@@ -285,7 +323,8 @@ class Network:
 
     def plain(self, index: int) -> dict[str, Any]:
         """Return a node as plain values: name, operator, outputs, and its module if known."""
-        node, module = self.nodes[index], module_of(self.nodes[index])
+        node = self.nodes[index]
+        module = module_of(self.nodes[index])
         known = {"name": node.name, "op": node.op_type, "outputs": list(self.made(index))}
         return known if module is None else {**known, "module": module}
 

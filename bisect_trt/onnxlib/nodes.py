@@ -1,8 +1,9 @@
 """Nodes and graphs as ONNX's messages: walks, reads, small edits in place, and a node's origin in the exported program.
 
-PyTorch's exporter writes the origin (module path, class, source line) into a node's ``metadata_props``: the keys
-``pkg.torch.onnx.name_scopes``, ``pkg.torch.onnx.class_hierarchy`` and ``pkg.torch.onnx.stack_trace``, in older releases
-``namespace`` alone. The TorchScript exporter puts the path into the node's name, ``/encoder/layers.0/norm/Pow``.
+PyTorch's exporter writes the origin (module path, class, source line) into a node's
+``metadata_props``: the keys ``pkg.torch.onnx.name_scopes``, ``pkg.torch.onnx.class_hierarchy`` and
+``pkg.torch.onnx.stack_trace``, in older releases ``namespace`` alone. The TorchScript exporter puts
+the path into the node's name, ``/encoder/layers.0/norm/Pow``.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def clone(message: _M) -> _M:
 def keep_only(field: Any, entries: Iterable[Any]) -> None:  # noqa: ANN401 - protobuf's containers have no common type
     """Make these the only entries of a repeated field; they may be its own."""
     kept = list(entries)
-    if len(kept) != len(field) or any(one is not other for one, other in zip(kept, field, strict=True)):
+    if len(kept) != len(field) or any(
+        one is not other for one, other in zip(kept, field, strict=True)
+    ):
         del field[:]
         field.extend(kept)
 
@@ -78,7 +81,9 @@ def inner_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 def opset_of(model: onnx.ModelProto) -> int | None:
     """Return the opset of ONNX's own domain; ``None`` if the model has only others."""
-    return next((int(each.version) for each in model.opset_import if each.domain in DEFAULT_DOMAINS), None)
+    return next(
+        (int(each.version) for each in model.opset_import if each.domain in DEFAULT_DOMAINS), None
+    )
 
 
 def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
@@ -161,7 +166,11 @@ def first_output(node: onnx.NodeProto) -> str:
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:  # noqa: ANN401 - of many types
     """Return the value of an attribute, bytes for a string; the default for a value of another type or a function's parameter."""
-    known = (each for each in node.attribute if each.name == name and each.type and not each.ref_attr_name)
+    known = (
+        each
+        for each in node.attribute
+        if each.name == name and each.type and not each.ref_attr_name
+    )
     value = next(map(onnx.helper.get_attribute_value, known), default)
     return value if default is None or isinstance(value, type(default)) else default
 
@@ -181,7 +190,14 @@ def held(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 _RANDOM = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+    {
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+        "Multinomial",
+        "Bernoulli",
+    }
 )
 _TRAINING_MODE = 2
 """The input of Dropout that enables it, from opset 12 on; it is disabled by default."""
@@ -209,16 +225,26 @@ def containing(
     functions: set[tuple[str, str]] = set()
 
     def has_one(nodes: Iterable[onnx.NodeProto]) -> bool:
-        return any(wanted(node) or (node.domain, node.op_type) in functions for node in inner_nodes(nodes))
+        return any(
+            wanted(node) or (node.domain, node.op_type) in functions for node in inner_nodes(nodes)
+        )
 
-    while more := {(each.domain, each.name) for each in model.functions if has_one(each.node)} - functions:
+    while (
+        more := {(each.domain, each.name) for each in model.functions if has_one(each.node)}
+        - functions
+    ):
         functions |= more
     return has_one
 
 
 def _false_constants(model: onnx.ModelProto) -> set[str]:
-    made = ((node.output[0], tensor) for node in all_nodes(model) if (tensor := held(node)) is not None)
-    stored = [*((tensor.name, tensor) for tensor in model.graph.initializer if not tensor.external_data), *made]
+    made = (
+        (node.output[0], tensor) for node in all_nodes(model) if (tensor := held(node)) is not None
+    )
+    stored = [
+        *((tensor.name, tensor) for tensor in model.graph.initializer if not tensor.external_data),
+        *made,
+    ]
     flags = {name: tensor for name, tensor in stored if tensor.data_type == TensorProto.BOOL}
     return {name for name, tensor in flags.items() if not numpy_helper.to_array(tensor).any()}
 
@@ -237,10 +263,13 @@ _TEXT_LIMIT = 1 << 16
 def module_of(node: onnx.NodeProto) -> dict[str, str | None] | None:
     """Return the origin of a node, if its file names it, as a result has it.
 
-    Its ``path`` is the module's from the model's root, as ``get_submodule`` takes it, and empty for the root. Where known, its
-    ``class`` is ``package.module.Class``, and its ``source`` is ``file:line`` of the model's code.
+    Its ``path`` is the module's from the model's root, as ``get_submodule`` takes it, and empty for
+    the root. Where known, its ``class`` is ``package.module.Class``, and its ``source`` is
+    ``file:line`` of the model's code.
     """
-    entries = {entry.key: entry.value for entry in node.metadata_props if len(entry.value) <= _TEXT_LIMIT}
+    entries = {
+        entry.key: entry.value for entry in node.metadata_props if len(entry.value) <= _TEXT_LIMIT
+    }
     scopes = _scopes(entries)
     if scopes is not None:
         source = _innermost(entries.get(f"{PACKAGE}stack_trace", ""))
@@ -263,7 +292,9 @@ def describe_module(entries: Mapping[str, Any]) -> str:
 def in_module(node: Mapping[str, Any]) -> str:
     """Return the module of a result's node as text, `` in module model.norm (RMSNorm), net.py:7``; empty without its class."""
     known = node.get("module") or {}
-    return f" in module {describe_module(known)}" if known.get("class") or known.get("source") else ""
+    return (
+        f" in module {describe_module(known)}" if known.get("class") or known.get("source") else ""
+    )
 
 
 def _scopes(entries: Mapping[str, str]) -> tuple[str, str | None] | None:
@@ -272,7 +303,8 @@ def _scopes(entries: Mapping[str, str]) -> tuple[str, str | None] | None:
     kinds = _texts(entries.get(f"{PACKAGE}class_hierarchy"))
     if scopes is None and "namespace" in entries:
         pairs = [part.partition(": ") for part in entries["namespace"].split("/")]
-        scopes, kinds = [name.strip() for name, _, _ in pairs], [kind.strip() for _, _, kind in pairs]
+        scopes = [name.strip() for name, _, _ in pairs]
+        kinds = [kind.strip() for _, _, kind in pairs]
     if not scopes:
         return None
     if len(scopes) == 1:  # an operator of the root, or a node of an optimizer

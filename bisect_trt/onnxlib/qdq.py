@@ -25,15 +25,37 @@ from bisect_trt.onnxlib.nodes import (
     rename_reads,
 )
 
-QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+QUANTIZE = "QuantizeLinear"
+DEQUANTIZE = "DequantizeLinear"
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 """ONNX Runtime's domain has the two operators for types that older operator sets lack."""
 MOVES = frozenset(
-    {"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Slice", "Split", "Dropout", "Cast"}
+    {
+        "Reshape",
+        "Transpose",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Identity",
+        "Slice",
+        "Split",
+        "Dropout",
+        "Cast",
+    }
 )
 """Operators that only move values."""
 SAME_SCALE = MOVES | {
-    *("MaxPool", "Concat", "Gather", "Pad", "Resize", "Tile", "Expand", "DepthToSpace", "SpaceToDepth")
+    *(
+        "MaxPool",
+        "Concat",
+        "Gather",
+        "Pad",
+        "Resize",
+        "Tile",
+        "Expand",
+        "DepthToSpace",
+        "SpaceToDepth",
+    )
 }
 """Operators that make no new values, so that quantizers give their inputs and outputs one scale."""
 _INTEGER_MOVES = SAME_SCALE - {"Cast"}
@@ -60,7 +82,8 @@ class Pair:
         element: ONNX's element type of the quantized values.
         axis: The axis of the scales, if there are several.
         block: The number of elements along it with one scale; 0 for a whole slice.
-        clip: The least and the largest value, for a pair that is an activation function too: Relu, or Clip.
+        clip: The least and the largest value, for a pair that is an activation function too: Relu,
+            or Clip.
     """
 
     tensor: str
@@ -89,8 +112,8 @@ class Pair:
 class Group:
     """Pairs that are removed together: those around an operator, and around operators with a common pair.
 
-    Its name is the operator's, or without one the first tensor's. The operators compute with the pairs' outputs, multiplications
-    first.
+    Its name is the operator's, or without one the first tensor's. The operators compute with the
+    pairs' outputs, multiplications first.
     """
 
     name: str
@@ -108,7 +131,8 @@ class Group:
 class Quantized:
     """The quantized parts of a model: groups in topological order.
 
-    Other nodes that quantize or dequantize, also in a body or function, are in ``left``, with the reason.
+    Other nodes that quantize or dequantize, also in a body or function, are in ``left``, with the
+    reason.
     """
 
     groups: tuple[Group, ...]
@@ -158,7 +182,9 @@ def _find_pairs(network: Network, left: dict[int, str]) -> list[Pair]:
     for index in ends:
         node = network.nodes[index]
         makes = is_quantize(node)
-        found, problems[index] = _readers(network, node.output[0]) if makes else _makers(network, node.input[0])
+        found, problems[index] = (
+            _readers(network, node.output[0]) if makes else _makers(network, node.input[0])
+        )
         links += [(index, other) for other in found]
     pairs = []
     for nodes in _components(ends, links):
@@ -173,14 +199,19 @@ def _find_pairs(network: Network, left: dict[int, str]) -> list[Pair]:
 def _readers(network: Network, name: str) -> tuple[list[int], str | None]:
     """Return the nodes that dequantize a quantized tensor, and the reason if these are no pair."""
     found: list[int] = []
-    why = f"the quantized tensor '{name}' is an output of the model" if name in network.returned else None
+    why = (
+        f"the quantized tensor '{name}' is an output of the model"
+        if name in network.returned
+        else None
+    )
     for index in network.consumers.get(name, ()):
         node = network.nodes[index]
         if is_dequantize(node) and node.input[0] == name:
             found.append(index)
         elif node.op_type in _INTEGER_MOVES and name in _moved_inputs(node):
             for readers, other in (_readers(network, made) for made in network.made(index)):
-                found, why = found + readers, why or other
+                found = found + readers
+                why = why or other
         else:
             why = why or f"{network.describe(index)} computes with the quantized values"
     return found, why
@@ -195,7 +226,10 @@ def _makers(network: Network, name: str) -> tuple[list[int], str | None]:
     """Return the nodes that quantize a dequantized tensor, none for a stored one; and the reason if these are no pair."""
     maker = network.producer.get(name)
     if maker is None:
-        return [], None if name in network.initializers else f"'{name}' is a quantized input of the model"
+        return (
+            [],
+            None if name in network.initializers else f"'{name}' is a quantized input of the model",
+        )
     node = network.nodes[maker]
     if is_quantize(node):
         return [maker], None
@@ -206,20 +240,29 @@ def _makers(network: Network, name: str) -> tuple[list[int], str | None]:
     more = [_makers(network, each) for each in _moved_inputs(node)]
     stored = any(not makers and why is None for makers, why in more)
     what = f"{network.describe(maker)} moves it from a quantized weight" if stored else None
-    return [each for makers, _ in more for each in makers], next((why for _, why in more if why), what)
+    return [each for makers, _ in more for each in makers], next(
+        (why for _, why in more if why), what
+    )
 
 
 def _pair(network: Network, nodes: Sequence[int]) -> Pair:
     quantize = tuple(index for index in nodes if is_quantize(network.nodes[index]))
     dequantize = tuple(index for index in nodes if is_dequantize(network.nodes[index]))
     node = network.nodes[(quantize or dequantize)[0]]
-    tensor, scale, zero = node.input[0], node.input[1], node.input[2] if len(node.input) > 2 and node.input[2] else None
+    tensor = node.input[0]
+    scale = node.input[1]
+    zero = node.input[2] if len(node.input) > 2 and node.input[2] else None
     zero_type = _type_of(network, zero)
-    types = (zero_type, int(attribute(node, "output_dtype", 0))) if quantize else (_type_of(network, tensor), zero_type)
+    types = (
+        (zero_type, int(attribute(node, "output_dtype", 0)))
+        if quantize
+        else (_type_of(network, tensor), zero_type)
+    )
     element = next(filter(None, types), TensorProto.UINT8)
     constant = not quantize or network.is_weight(tensor)
     kind: Kind = "bias" if element == TensorProto.INT32 else "weight" if constant else "activation"
-    axis, block = attribute(node, "axis", 1), attribute(node, "block_size", 0)
+    axis = attribute(node, "axis", 1)
+    block = attribute(node, "block_size", 0)
     return Pair(tensor, kind, quantize, dequantize, scale, zero, element, axis, block)
 
 
@@ -240,7 +283,9 @@ def find_quantized(network: Network) -> Quantized:
     inside = containing(network.proto, _is_end)
     for index, node in enumerate(network.nodes):
         if any(inside(body.node) for body in bodies(node)):
-            left[index] = f"{network.describe(index)} has Q/DQ nodes in its body, which is not searched"
+            left[index] = (
+                f"{network.describe(index)} has Q/DQ nodes in its body, which is not searched"
+            )
         elif not _is_end(node) and inside([node]):
             left[index] = (
                 f"{network.describe(index)} has Q/DQ nodes in its function, which is not searched; inline the functions "
@@ -254,7 +299,9 @@ def _groups(network: Network, pairs: Sequence[Pair]) -> Iterator[Group]:
     computing = [_computing(network, pair) for pair in pairs]
     for places in _components(range(len(pairs)), _group_links(network, pairs, computing)):
         operators = {each for place in places for each in computing[place]}
-        ranked = sorted(operators, key=lambda i: (network.nodes[i].op_type not in _COMPUTES, network.rank[i]))
+        ranked = sorted(
+            operators, key=lambda i: (network.nodes[i].op_type not in _COMPUTES, network.rank[i])
+        )
         hub = len(places) == 1 and len(operators) > HUB
         name = label(network.nodes[ranked[0]]) if ranked and not hub else pairs[places[0]].tensor
         yield Group(name, tuple(pairs[place] for place in places), tuple(ranked))
@@ -282,7 +329,10 @@ def _group_links(
                 other = quantizing.get(index)
                 if other is not None and pairs[other].scale == pair.scale:
                     yield place, other
-        if not computing[place] and (maker := _computed_by(network, pair.tensor, readers)) is not None:
+        if (
+            not computing[place]
+            and (maker := _computed_by(network, pair.tensor, readers)) is not None
+        ):
             yield readers[maker][0], place
 
 
@@ -292,10 +342,15 @@ def _computing(network: Network, pair: Pair) -> tuple[int, ...]:
     waiting = [name for index in pair.dequantize for name in network.made(index)]
     while waiting:
         for index in network.consumers.get(waiting.pop(), ()):
-            node, made = network.nodes[index], network.made(index)
+            node = network.nodes[index]
+            made = network.made(index)
             if _is_end(node):
                 continue
-            again = any(is_quantize(network.nodes[r]) for name in made for r in network.consumers.get(name, ()))
+            again = any(
+                is_quantize(network.nodes[r])
+                for name in made
+                for r in network.consumers.get(name, ())
+            )
             if node.op_type in MOVES and not again and network.returned.isdisjoint(made):
                 waiting += made
             else:
@@ -318,7 +373,8 @@ Stored = Mapping[str, TensorProto]
 def unquantize(network: Network, pairs: Iterable[Pair], weights: Stored) -> onnx.ModelProto:
     """Return the model without some of its pairs and what only they read; other names do not change.
 
-    ``weights`` has the float values of weights that are stored quantized, by the name of the dequantized tensor.
+    ``weights`` has the float values of weights that are stored quantized, by the name of the
+    dequantized tensor.
     """
     model = clone(network.proto)
     graph = model.graph
@@ -336,7 +392,11 @@ def unquantize(network: Network, pairs: Iterable[Pair], weights: Stored) -> onnx
             node = network.nodes[index]
             if not pair.quantize:
                 graph.initializer.append(weights[node.output[0]])
-            elif node.output[0] in network.returned or pair.clip is not None or _is_cast(network, pair, node):
+            elif (
+                node.output[0] in network.returned
+                or pair.clip is not None
+                or _is_cast(network, pair, node)
+            ):
                 passed[index] = pair  # an output keeps its name, a tensor its type
             else:
                 instead[node.output[0]] = node.input[0]
@@ -357,8 +417,20 @@ def unquantize(network: Network, pairs: Iterable[Pair], weights: Stored) -> onnx
 
 def _moved_on(network: Network, name: str) -> list[str]:
     """Return a quantized tensor and the moved ones behind it, which become floats."""
-    readers = [index for index in network.consumers.get(name, ()) if not is_dequantize(network.nodes[index])]
-    return [name, *(each for index in readers for made in network.made(index) for each in _moved_on(network, made))]
+    readers = [
+        index
+        for index in network.consumers.get(name, ())
+        if not is_dequantize(network.nodes[index])
+    ]
+    return [
+        name,
+        *(
+            each
+            for index in readers
+            for made in network.made(index)
+            for each in _moved_on(network, made)
+        ),
+    ]
 
 
 def _is_cast(network: Network, pair: Pair, node: onnx.NodeProto) -> bool:
@@ -373,11 +445,16 @@ def _passed_on(network: Network, pair: Pair, name: str, to: str) -> Iterator[onn
     cast = bool(before and after and before != after)
     low, high = pair.clip or (None, None)
     steps = [("Relu", None)] if low == 0 and high is None else [("Max", low), ("Min", high)]
-    steps = [(op, bound) for op, bound in steps if op == "Relu" or (bound is not None and math.isfinite(bound))]
+    steps = [
+        (op, bound)
+        for op, bound in steps
+        if op == "Relu" or (bound is not None and math.isfinite(bound))
+    ]
     # Max and Min are the same in all operator sets; Clip is not.
     for place, (op, bound) in enumerate(steps if pair.clip else ()):
         last = place == len(steps) - 1 and not cast
-        made, inputs = to if last else f"{to}/{op}_output", [name]
+        made = to if last else f"{to}/{op}_output"
+        inputs = [name]
         if bound is not None:
             limit = f"{to}/{op}_bound"
             value = helper.make_tensor(f"{limit}_value", before or TensorProto.FLOAT, [], [bound])

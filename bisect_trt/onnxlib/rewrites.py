@@ -70,9 +70,10 @@ class NetworkView:
 
         Args:
             index: The node.
-            pattern: An expression such as ``Div(1, Add(1, Exp(x)))``. A call matches an operator by its first inputs, in either
-                order if it commutes. A number matches a constant scalar, ``k`` any constant scalar, another name any tensor,
-                the same one throughout. ``t := Exp(x)`` names a tensor, and ``a | b`` matches either.
+            pattern: An expression such as ``Div(1, Add(1, Exp(x)))``. A call matches an operator by
+                its first inputs, in either order if it commutes. A number matches a constant
+                scalar, ``k`` any constant scalar, another name any tensor, the same one throughout.
+                ``t := Exp(x)`` names a tensor, and ``a | b`` matches either.
         """
         made = self.network.made(index)
         return next(self._found(_parsed(pattern), made[0], Match()), None) if made else None
@@ -94,14 +95,20 @@ class NetworkView:
         elif isinstance(pattern, ast.Call) and isinstance(pattern.func, ast.Name):
             yield from self._call(pattern.func.id, pattern.args, name, so_far)
 
-    def _call(self, op: str, arguments: Sequence[ast.expr], name: str, so_far: Match) -> Iterator[Match]:
+    def _call(
+        self, op: str, arguments: Sequence[ast.expr], name: str, so_far: Match
+    ) -> Iterator[Match]:
         index = self.makes(name, op)
-        if index is not None and len(inputs := list(self.network.nodes[index].input)) >= len(arguments):
+        if index is not None and len(inputs := list(self.network.nodes[index].input)) >= len(
+            arguments
+        ):
             with_it = Match(so_far.tensors, so_far.nodes | {index})
             for order in (inputs, inputs[::-1])[: 1 + (op in _COMMUTE)]:
                 yield from self._all(arguments, order, with_it)
 
-    def _all(self, patterns: Sequence[ast.expr], names: Sequence[str], so_far: Match) -> Iterator[Match]:
+    def _all(
+        self, patterns: Sequence[ast.expr], names: Sequence[str], so_far: Match
+    ) -> Iterator[Match]:
         if not patterns:
             yield so_far
             return
@@ -117,7 +124,11 @@ class NetworkView:
             if value is None or node.op_type == "Identity":
                 return value
             to = attribute(node, "to")
-            return value.astype(helper.tensor_dtype_to_np_dtype(to)) if to not in LOW_TYPES.values() else None
+            return (
+                value.astype(helper.tensor_dtype_to_np_dtype(to))
+                if to not in LOW_TYPES.values()
+                else None
+            )
         if tensor is None or tensor.external_data or tensor.ByteSize() > _SMALL_BYTES:
             return None
         return np.asarray(numpy_helper.to_array(tensor))
@@ -183,14 +194,16 @@ class Fragment:
     ) -> str:
         """Add a standard operator and return the tensor that it makes, the result if it is the ``last``.
 
-        Inputs are tensors by name, or constants; numbers are float32. An empty name omits an optional input. The attributes of
-        the node ``like`` are further attributes.
+        Inputs are tensors by name, or constants; numbers are float32. An empty name omits an
+        optional input. The attributes of the node ``like`` are further attributes.
         """
         stem = f"{self._stem}/rewritten_{len(self.nodes)}_{op}"
         made = self._stem if last else self._fresh(stem)
         names = [self._named(each) for each in inputs]
         node = helper.make_node(op, names, [made], name=self._fresh(f"{stem}/node"), **attributes)
-        node.attribute.extend(each for each in (like.attribute if like else ()) if each.name not in attributes)
+        node.attribute.extend(
+            each for each in (like.attribute if like else ()) if each.name not in attributes
+        )
         self.nodes.append(node)
         return made
 
@@ -214,18 +227,24 @@ class Fragment:
 
 def splice_in(view: NetworkView, fragments: Iterable[Fragment]) -> onnx.ModelProto:
     """Return the model with fragments in place of their matches, without what is not read then."""
-    network, chosen = view.network, {fragment.anchor: fragment for fragment in fragments}
+    network = view.network
+    chosen = {fragment.anchor: fragment for fragment in fragments}
     model = clone(network.proto)
     order = range(len(network.nodes)) if network.is_sorted else network.order
-    nodes = ([network.nodes[index]] if index not in chosen else chosen[index].nodes for index in order)
+    nodes = (
+        [network.nodes[index]] if index not in chosen else chosen[index].nodes for index in order
+    )
     keep_only(model.graph.node, chain.from_iterable(nodes))
-    add_initializers(model, (tensor for fragment in chosen.values() for tensor in fragment.constants))
+    add_initializers(
+        model, (tensor for fragment in chosen.values() for tensor in fragment.constants)
+    )
     remove_unread(model)
     return model
 
 
 Barrier = Literal["Max", "Einsum"]
-"""The operator of a barrier. ONNX Runtime's TransposeOptimizer moves a Transpose through ``Max``, and not through ``Einsum``."""
+"""The operator of a barrier. ONNX Runtime's TransposeOptimizer moves a Transpose through ``Max``,
+and not through ``Einsum``."""
 
 
 def can_bar(info: TensorInfo | None, opset: int, op: Barrier = "Max") -> bool:
@@ -237,16 +256,19 @@ def can_bar(info: TensorInfo | None, opset: int, op: Barrier = "Max") -> bool:
     return (kind == "f" and opset >= 8) or (kind in ("i", "u") and size >= 4 and opset >= 12)
 
 
-def with_barriers(network: Network, names: Collection[str], ranks: Mapping[str, int] | None = None) -> onnx.ModelProto:
+def with_barriers(
+    network: Network, names: Collection[str], ranks: Mapping[str, int] | None = None
+) -> onnx.ModelProto:
     """Return the model with a barrier behind each of some tensors ``t``, which their readers read instead.
 
-    The maximum of a value and itself, ``Max(t, t)``, is that value, NaN too, in any precision, and no runtime removes it. Names
-    of tensors do not change.
+    The maximum of a value and itself, ``Max(t, t)``, is that value, NaN too, in any precision, and
+    no runtime removes it. Names of tensors do not change.
 
     Args:
         network: The model.
         names: The tensors.
-        ranks: Their numbers of dimensions, for barriers ``Einsum(t)`` that keep each dimension; ``None`` for ``Max(t, t)``.
+        ranks: Their numbers of dimensions, for barriers ``Einsum(t)`` that keep each dimension;
+            ``None`` for ``Max(t, t)``.
     """
     barred = {name: free_name(f"{name}/barrier", network.names) for name in names}
 
@@ -255,7 +277,9 @@ def with_barriers(network: Network, names: Collection[str], ranks: Mapping[str, 
             if name in barred and ranks is not None:
                 same = ascii_lowercase[: ranks[name]]
                 equation = f"{same}->{same}"
-                yield helper.make_node("Einsum", [name], [barred[name]], name=barred[name], equation=equation)
+                yield helper.make_node(
+                    "Einsum", [name], [barred[name]], name=barred[name], equation=equation
+                )
             elif name in barred:
                 yield helper.make_node("Max", [name, name], [barred[name]], name=barred[name])
 
@@ -265,12 +289,15 @@ def with_barriers(network: Network, names: Collection[str], ranks: Mapping[str, 
     graph.node.extend(barriers(network.inputs))
     for index in range(len(network.nodes)) if network.is_sorted else network.order:
         node = network.nodes[index]
-        graph.node.append(rename_reads(node, barred) if barred.keys() & set(network.reads[index]) else node)
+        graph.node.append(
+            rename_reads(node, barred) if barred.keys() & set(network.reads[index]) else node
+        )
         graph.node.extend(barriers(network.made(index)))
     return model
 
 
-_FP16_MAX, _MASKED = 65504.0, 6e4
+_FP16_MAX = 65504.0
+_MASKED = 6e4
 """fp16's largest number, and the replacement of a larger constant, with room for an added value."""
 _SMALLEST = 2.0**-14
 """fp16's smallest normal number: values scaled to 1 by less could overflow."""
@@ -298,7 +325,9 @@ def _mask(view: NetworkView, index: int) -> Fragment | None:
         if value is not None and value.dtype == np.float32:
             past = np.isfinite(value) & (np.abs(value) > _FP16_MAX)
             if past.any():
-                inputs[place] = np.where(past, np.sign(value) * np.float32(_MASKED), value).astype(np.float32)
+                inputs[place] = np.where(past, np.sign(value) * np.float32(_MASKED), value).astype(
+                    np.float32
+                )
     if all(isinstance(each, str) for each in inputs):
         return None
     fragment = Fragment(view, index)
@@ -309,8 +338,8 @@ def _mask(view: NetworkView, index: int) -> Fragment | None:
 def _scaled_square(view: NetworkView, index: int) -> Fragment | None:
     """Scale values before a root of a sum or mean of squares: ``s * sqrt(mean((x/s)^2) + e/s^2)``; ``ReduceL2`` too.
 
-    Each square is at most 1, so nothing overflows where the root itself does not (as in ``hypot``; J. Blue, "A portable Fortran
-    program to find the Euclidean norm of a vector", 1978).
+    Each square is at most 1, so nothing overflows where the root itself does not (as in ``hypot``;
+    J. Blue, "A portable Fortran program to find the Euclidean norm of a vector", 1978).
     """
     match = view.match(index, _ROOT)
     axes = view.axes(match["t"]) if match else None
@@ -320,9 +349,12 @@ def _scaled_square(view: NetworkView, index: int) -> Fragment | None:
     if small is None or not 0 <= small < 1:
         return None
     by = "ReduceMean" if view.makes(match["t"], "ReduceMean") is not None else "ReduceSum"
-    fragment, value = Fragment(view, index, match.nodes), match["v"]
+    fragment = Fragment(view, index, match.nodes)
+    value = match["v"]
     floor = max(math.sqrt(small), _SMALLEST)
-    largest = fragment.op("Max", fragment.reduce("ReduceMax", fragment.op("Abs", value), axes), floor)
+    largest = fragment.op(
+        "Max", fragment.reduce("ReduceMax", fragment.op("Abs", value), axes), floor
+    )
     part = fragment.op("Div", value, largest)
     total = fragment.reduce(by, fragment.op("Mul", part, part), axes)
     if small:
@@ -338,21 +370,28 @@ def _layer_norm(view: NetworkView, index: int) -> Fragment | None:
     shape = view.shape(match["x"]) if match else None
     if match is None or shape is None or not view.is_float(match["x"]):
         return None
-    rank, small = len(shape), view.scalar(match["k"]) if "k" in match.tensors else 0.0
-    own, squared = view.axes(match["m"]), view.axes(match["t"])
+    rank = len(shape)
+    small = view.scalar(match["k"]) if "k" in match.tensors else 0.0
+    own = view.axes(match["m"])
+    squared = view.axes(match["t"])
     if own is None or squared is None or small is None:
         return None
     axes = sorted(axis % rank for axis in squared)
     if sorted(axis % rank for axis in own) != axes or axes != list(range(axes[0], rank)):
         return None
-    fragment, ones = Fragment(view, index, match.nodes), np.ones(shape[axes[0] :], np.float32)
-    fragment.op("LayerNormalization", match["x"], ones, last=True, axis=axes[0] - rank, epsilon=small)
+    fragment = Fragment(view, index, match.nodes)
+    ones = np.ones(shape[axes[0] :], np.float32)
+    fragment.op(
+        "LayerNormalization", match["x"], ones, last=True, axis=axes[0] - rank, epsilon=small
+    )
     return fragment
 
 
 def _mean_of_parts(view: NetworkView, index: int) -> Fragment | None:
     """Divide values before a sum, in a mean or a sum that is divided by a constant, so that no sum exceeds the mean."""
-    match = view.match(index, "Div(t := ReduceSum(x), k) | Mul(t := ReduceSum(x), k) | (t := ReduceMean(x))")
+    match = view.match(
+        index, "Div(t := ReduceSum(x), k) | Mul(t := ReduceSum(x), k) | (t := ReduceMean(x))"
+    )
     axes = view.axes(match["t"]) if match else None
     if match is None or axes is None or not view.is_float(match["x"]):
         return None
@@ -377,7 +416,9 @@ def _power(view: NetworkView, index: int) -> Fragment | None:
     match = view.match(index, "Pow(x, k)")
     if match is None or not view.is_float(match["x"]) or len(view.shape(match["k"]) or ()) > 1:
         return None
-    fragment, base, by = Fragment(view, index), match["x"], view.scalar(match["k"])
+    fragment = Fragment(view, index)
+    base = match["x"]
+    by = view.scalar(match["k"])
     if by == 2:
         fragment.op("Mul", base, base, last=True)
     elif by == 3:
@@ -406,11 +447,18 @@ def _norm_in_parts(view: NetworkView, index: int) -> Fragment | None:
     shape = view.shape(node.input[0]) if node.input else None
     if node.op_type not in _NORMS or shape is None or not view.is_float(node.input[0]):
         return None
-    if any(view.network.consumers.get(name) or name in view.network.returned for name in node.output[1:] if name):
+    if any(
+        view.network.consumers.get(name) or name in view.network.returned
+        for name in node.output[1:]
+        if name
+    ):
         return None  # the mean and the deviation are read too
-    fragment, rank = Fragment(view, index), len(shape)
+    fragment = Fragment(view, index)
+    rank = len(shape)
     start = attribute(node, "axis", -1) % rank if node.op_type == "LayerNormalization" else 2
-    normed = _normalized(fragment, node.input[0], range(start, rank), float(attribute(node, "epsilon", 1e-5)))
+    normed = _normalized(
+        fragment, node.input[0], range(start, rank), float(attribute(node, "epsilon", 1e-5))
+    )
     scale, *bias = [name for name in node.input[1:3] if name]
     if node.op_type == "InstanceNormalization":  # a scale and a bias for each channel
         by_channel = np.array([-1, *[1] * (rank - 2)], np.int64)
@@ -426,9 +474,13 @@ RULES: dict[str, tuple[str, Rule]] = {
     "layer-norm": ("as LayerNormalization", _layer_norm),
     "mask": ("with its constant within fp16's range", _mask),
     "mean-of-parts": ("divided before it is summed", _mean_of_parts),
-    "scaled-square": ("with their input scaled by its largest value before the square", _scaled_square),
+    "scaled-square": (
+        "with their input scaled by its largest value before the square",
+        _scaled_square,
+    ),
 }
-"""The change in words, and the function that returns the replacement of a match that ends at a node; the cheapest form first."""
+"""The change in words, and the function that returns the replacement of a match that ends at a
+node; the cheapest form first."""
 ALL_RULES: dict[str, tuple[str, Rule]] = {
     **RULES,
     "norm-in-parts": ("in the operators that they are made of", _norm_in_parts),

@@ -1,8 +1,9 @@
 """Roundings of a model: its own ones, low precision emulated by round trips, and all of them removed (float64).
 
-ONNX Runtime's CPU provider computes an fp16 node without a kernel in fp32, and drops the Casts between two such nodes, so a model
-of fp16 nodes rounds and overflows less there than on a GPU. It has no bf16 kernels. It keeps a Cast to fp16 or bf16 and back to
-fp32 behind an fp32 node, at every optimization level.
+ONNX Runtime's CPU provider computes an fp16 node without a kernel in fp32, and drops the Casts
+between two such nodes, so a model of fp16 nodes rounds and overflows less there than on a GPU. It
+has no bf16 kernels. It keeps a Cast to fp16 or bf16 and back to fp32 behind an fp32 node, at every
+optimization level.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.onnxlib.load import model_tensors, read_weight
 from bisect_trt.onnxlib.lower import LOW_TYPES, Rewriter, lower_fp16
-from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, all_nodes, attribute, bodies, clone, held, keep_only, reads
+from bisect_trt.onnxlib.nodes import (
+    DEFAULT_DOMAINS,
+    all_nodes,
+    attribute,
+    bodies,
+    clone,
+    held,
+    keep_only,
+    reads,
+)
 from bisect_trt.tensors.tolerance import Precision, Step, coarser, precision_of
 
 Values = Callable[[str], "NDArray[Any] | None"]
@@ -36,7 +46,8 @@ _MOVE = re.compile(
 )
 """Operators that make no new values, constants aside, so that steps stay the same."""
 _DISCRETE = re.compile("Shape|Size|NonZero|ArgMax|ArgMin|TopK|Equal|Greater|Less|And|Or|Not|Xor")
-"""Operators with outputs that do not show the errors of their inputs: an index off by one is no tie."""
+"""Operators with outputs that do not show the errors of their inputs: an index off by one is no
+tie."""
 _LOW = {element: Precision(name) for name, element in LOW_TYPES.items()}
 _CASTS = tuple(b"\n\x02to\x18" + bytes([kind]) for kind in _LOW)
 """The bytes of a Cast to one of them in a file: the attribute's name and integer."""
@@ -47,14 +58,17 @@ def find_roundings(
 ) -> tuple[dict[str, Step], dict[str, Precision]]:
     """Return the steps of a model's quantized tensors, and the coarsest precision below fp32 of each tensor.
 
-    16-bit types come from a Cast or an input; a model without either is not parsed. A file that cannot be read has no known
-    roundings. ``values`` returns the value of a tensor that is no constant, where it is known.
+    16-bit types come from a Cast or an input; a model without either is not parsed. A file that
+    cannot be read has no known roundings. ``values`` returns the value of a tensor that is no
+    constant, where it is known.
     """
     half = any(precision_of(value.dtype) is not Precision.FP32 for value in fed.values())
     try:
         state = model.stat()
         graph, lows = _read(model, (state.st_mtime_ns, state.st_size, state.st_ino), half=half)
-    except Exception:  # an engine need not have its model beside it; each of ONNX's formats raises its own
+    except (
+        Exception
+    ):  # an engine need not have its model beside it; each of ONNX's formats raises its own
         return {}, {}
     return {} if graph is None else steps_of(graph, values), lows
 
@@ -79,7 +93,8 @@ def _read(
 def steps_of(graph: onnx.GraphProto, values: Values) -> dict[str, Step]:
     """Return the steps of all tensors of a main graph that are rounded to a grid, and of those computed from them.
 
-    Inputs count as exact: a piece of a model that begins after a rounding has no ties. ``values`` is for computed scales.
+    Inputs count as exact: a piece of a model that begins after a rounding has no ties. ``values``
+    is for computed scales.
     """
     stored: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
     stored |= {node.output[0]: tensor for node in graph.node if (tensor := held(node)) is not None}
@@ -105,7 +120,9 @@ def _steps_made(node: NodeProto, steps: Mapping[str, Step], value: Values) -> di
         return {outputs[0]: Step(_ONE, after=bool(read))}
     if not read or _DISCRETE.fullmatch(node.op_type):
         return {}
-    first, size, after = steps.get(node.input[0]), read[0].size, any(step.after for step in read)
+    first = steps.get(node.input[0])
+    size = read[0].size
+    after = any(step.after for step in read)
     made = Step(None, after=True)
     if node.op_type == "DequantizeLinear" and first is not None and first.size is not None:
         if (scale := value(node.input[1])) is not None:
@@ -136,7 +153,11 @@ def lows_of(graph: onnx.GraphProto) -> dict[str, Precision]:
         else:
             made = coarser(*(typed.get(name) for name in reads(node)))
         typed |= {name: made for name in outputs if made is not None}
-        before = None if _DISCRETE.fullmatch(node.op_type) else coarser(*(lows.get(name) for name in reads(node)))
+        before = (
+            None
+            if _DISCRETE.fullmatch(node.op_type)
+            else coarser(*(lows.get(name) for name in reads(node)))
+        )
         keeps = stored is not None or _MOVE.fullmatch(node.op_type) is not None
         if node.op_type == "Cast":
             keeps = made is None or node.input[0] in typed
@@ -166,12 +187,12 @@ def lower_roundtrip(
 def emulate(model: ModelProto, low: int = TensorProto.FLOAT16) -> ModelProto:
     """Return the model with each low-precision node in fp32, and its results rounded by round trips.
 
-    All names except weights' stay, for fp32 tensors of the same values. Graph inputs and outputs become fp32 too, and inputs
-    are rounded.
+    All names except weights' stay, for fp32 tensors of the same values. Graph inputs and outputs
+    become fp32 too, and inputs are rounded.
 
     Args:
-        model: A model that declares its low-precision tensors, as :func:`lower_fp16` does, nodes in topological order, without
-            low precision in bodies of control flow.
+        model: A model that declares its low-precision tensors, as :func:`lower_fp16` does, nodes in
+            topological order, without low precision in bodies of control flow.
         low: The low precision, ``TensorProto.FLOAT16`` or ``BFLOAT16``.
     """
     work = _Emulation(model, low)
@@ -179,7 +200,11 @@ def emulate(model: ModelProto, low: int = TensorProto.FLOAT16) -> ModelProto:
     inner = {value.name for value in graph.value_info if _element(value) == low}
     lowered = inner.union(value.name for value in graph.output if _element(value) == low)
     # The fp32 copy of an inner tensor becomes the same tensor.
-    casts = [node for node in work.source if node.op_type == "Cast" and attribute(node, "to", 0) == TensorProto.FLOAT]
+    casts = [
+        node
+        for node in work.source
+        if node.op_type == "Cast" and attribute(node, "to", 0) == TensorProto.FLOAT
+    ]
     merged = {cast.input[0]: cast.output[0] for cast in casts if cast.input[0] in inner}
     renamed = merged | work.widen_weights()
     for value in graph.input:
@@ -256,7 +281,8 @@ def widen_tensor(tensor: TensorProto, name: str) -> TensorProto:
 def widened(model: ModelProto, weights: Path) -> ModelProto:
     """Return the model in float64: every float32 tensor, weight, constant and Cast to float32 becomes float64.
 
-    Other types stay: a Cast to fp16 is the model's own rounding. ``weights`` is the folder of its external weights.
+    Other types stay: a Cast to fp16 is the model's own rounding. ``weights`` is the folder of its
+    external weights.
     """
     wide = clone(model)
     for tensor in model_tensors(wide):
@@ -275,7 +301,10 @@ def widened(model: ModelProto, weights: Path) -> ModelProto:
 
 def _widen_attributes(node: NodeProto) -> None:
     for each in node.attribute:
-        if each.name in ("to", "dtype", "stash_type", "output_dtype") and each.i == TensorProto.FLOAT:
+        if (
+            each.name in ("to", "dtype", "stash_type", "output_dtype")
+            and each.i == TensorProto.FLOAT
+        ):
             each.i = TensorProto.DOUBLE
         if node.op_type == "Constant" and each.name in ("value_float", "value_floats"):
             value = each.f if each.name == "value_float" else list(each.floats)

@@ -1,7 +1,8 @@
 """Write models and their external weights.
 
-A search derives a hundred models from one. Large weights are stored once, in a file that every candidate refers to. ONNX and
-ONNX Runtime require that this file is in the model's folder and no link, so such candidates share a folder.
+A search derives a hundred models from one. Large weights are stored once, in a file that every
+candidate refers to. ONNX and ONNX Runtime require that this file is in the model's folder and no
+link, so such candidates share a folder.
 """
 
 from __future__ import annotations
@@ -38,12 +39,19 @@ EMBED_LIMIT_BYTES = 64 << 20
 SHARED_TENSOR_BYTES = 1024
 """A smaller tensor stays in the model: it may be a shape, which parsers need to read."""
 SINGLE_FILE_LIMIT_BYTES = 1 << 30
-"""The most bytes of weights inside a written model; larger ones go into a file beside it (protobuf's limit is 2 GiB)."""
+"""The most bytes of weights inside a written model; larger ones go into a file beside it
+(protobuf's limit is 2 GiB)."""
 WEIGHTS_FILE = "bisect_trt_weights.bin"
 _ALIGNMENT = 4096
 """Weights begin at a multiple: runtimes map whole pages."""
 _CHUNK = 16 << 20
-_FIELDS = {"float_data": "f4", "double_data": "f8", "int64_data": "i8", "uint64_data": "u8", "int32_data": "i4"}
+_FIELDS = {
+    "float_data": "f4",
+    "double_data": "f8",
+    "int64_data": "i8",
+    "uint64_data": "u8",
+    "int32_data": "i4",
+}
 """The fields of a tensor that list numbers, with their type."""
 
 
@@ -56,7 +64,8 @@ def inner_bytes(tensor: TensorProto) -> int:
 def make_raw(tensor: TensorProto) -> None:
     """Store listed numbers as bytes, since only bytes can be external; the values stay equal.
 
-    A 32-bit field holds a narrower element, or a byte of two 4-bit ones, in its low bits (``onnx.proto``, TensorProto).
+    A 32-bit field holds a narrower element, or a byte of two 4-bit ones, in its low bits
+    (``onnx.proto``, TensorProto).
     """
     width = max(1, element_bits(tensor.data_type) // 8)
     for field, kind in _FIELDS.items():
@@ -86,7 +95,9 @@ def share_weights(model: onnx.ModelProto, weights: Path, folder: Path) -> None:
         UsageError: The weights cannot be copied.
     """
     moved = list(filter(uses_external_data, model_tensors(model)))
-    inside = [tensor for tensor in model.graph.initializer if inner_bytes(tensor) >= SHARED_TENSOR_BYTES]
+    inside = [
+        tensor for tensor in model.graph.initializer if inner_bytes(tensor) >= SHARED_TENSOR_BYTES
+    ]
     moved += inside if sum(map(inner_bytes, inside)) > EMBED_LIMIT_BYTES else []
     try:
         if moved:
@@ -105,7 +116,8 @@ def _align(file: IO[bytes]) -> int:
 def copy_file(source: Path, target: Path) -> None:
     """Copy a file atomically, unless the target has its size already.
 
-    A hard link is no alternative: ONNX's loader refuses files with two names, and so would refuse the user's own model.
+    A hard link is no alternative: ONNX's loader refuses files with two names, and so would refuse
+    the user's own model.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.exists() or target.stat().st_size != source.stat().st_size:
@@ -148,23 +160,32 @@ def check_output(path: Path, *, overwrite: bool, read_back: bool = False) -> Non
         read_back: Whether the command reads it again, so that it cannot be a device or FIFO.
 
     Raises:
-        UsageError: The file, or the one for its weights, exists, or its folder is missing or not writable.
+        UsageError: The file, or the one for its weights, exists, or its folder is missing or not
+            writable.
         UnavailableError: The path is relative, and the working directory does not exist.
     """
     if not path.is_absolute():
         require_directory()
     if read_back and path.exists() and not path.is_file():
-        raise OutputFileError(f"{path} is no regular file, and the command reads the file back; name another file.")
+        raise OutputFileError(
+            f"{path} is no regular file, and the command reads the file back; name another file."
+        )
     if path.is_dir():
         raise OutputFileError(f"{path} is a folder; name a file to write.")
     for file in (path, data_file(path)):
         if file.is_file() and not overwrite:  # a device or FIFO is written to
-            raise OutputFileError(f"{file} exists; name another file, or write over it with --overwrite.")
+            raise OutputFileError(
+                f"{file} exists; name another file, or write over it with --overwrite."
+            )
     folder = Path(os.path.realpath(path)).parent
     if not folder.is_dir():
-        raise OutputFileError(f"{path} cannot be written: there is no folder {folder}; make it first.")
+        raise OutputFileError(
+            f"{path} cannot be written: there is no folder {folder}; make it first."
+        )
     if not os.access(path if path.exists() else folder, os.W_OK):
-        raise OutputFileError(f"{path} cannot be written: permission denied; name a file in a folder of yours.")
+        raise OutputFileError(
+            f"{path} cannot be written: permission denied; name a file in a folder of yours."
+        )
 
 
 def data_file(path: Path) -> Path:
@@ -178,16 +199,19 @@ def save_model(proto: onnx.ModelProto, weights: Path, path: Path, *, beside: boo
     Args:
         proto: The model; it is not changed.
         weights: The folder with the files of its external weights.
-        path: The file; weights past 1 GiB go to ``<path>.data`` beside it. Its suffix selects one of ONNX's formats
-            (``.json``, ``.textproto``, ``.onnxtxt``), binary for all others.
-        beside: Whether weights past 1 GiB stay in their files if those are in the same folder; see :func:`said_beside`.
+        path: The file; weights past 1 GiB go to ``<path>.data`` beside it. Its suffix selects one
+            of ONNX's formats (``.json``, ``.textproto``, ``.onnxtxt``), binary for all others.
+        beside: Whether weights past 1 GiB stay in their files if those are in the same folder; see
+            :func:`said_beside`.
 
     Raises:
         UsageError: It cannot be written.
     """
     model = clone(proto)
     inside = sum(map(inner_bytes, model_tensors(model)))
-    stay = beside and inside <= SINGLE_FILE_LIMIT_BYTES and path.parent.resolve() == weights.resolve()
+    stay = (
+        beside and inside <= SINGLE_FILE_LIMIT_BYTES and path.parent.resolve() == weights.resolve()
+    )
     try:
         if sum(map(_bytes, model_tensors(model))) > SINGLE_FILE_LIMIT_BYTES:
             if not stay:
@@ -207,8 +231,16 @@ def save_model(proto: onnx.ModelProto, weights: Path, path: Path, *, beside: boo
 def said_beside(path: Path) -> str | None:
     """Return a sentence that names the weight files beside a written model that it refers to, if any."""
     own = data_file(path).name
-    files = [name for name in external_files(onnx.load(str(path), load_external_data=False)) if name != own]
-    return f"its weights stay in {quoted(files, 3)} beside it, which it needs as they are" if files else None
+    files = [
+        name
+        for name in external_files(onnx.load(str(path), load_external_data=False))
+        if name != own
+    ]
+    return (
+        f"its weights stay in {quoted(files, 3)} beside it, which it needs as they are"
+        if files
+        else None
+    )
 
 
 def _bytes(tensor: TensorProto) -> int:
@@ -218,8 +250,8 @@ def _bytes(tensor: TensorProto) -> int:
 def _write_weights(tensors: Iterable[TensorProto], weights: Path, data: Path) -> None:
     """Write a model's weights into one file, and make them refer to it.
 
-    External weights are copied in chunks; a range that two of them share is copied once. Small weights go into the model, where
-    parsers read shapes.
+    External weights are copied in chunks; a range that two of them share is copied once. Small
+    weights go into the model, where parsers read shapes.
     """
     written: dict[WeightPlace, int] = {}
     with written_whole(data) as writer:
@@ -236,5 +268,6 @@ def _write_weights(tensors: Iterable[TensorProto], weights: Path, data: Path) ->
                 refer_to(tensor, data.name, written[place], place.length)
             else:
                 make_raw(tensor)
-                at, length = _align(writer), writer.write(tensor.raw_data)
+                at = _align(writer)
+                length = writer.write(tensor.raw_data)
                 refer_to(tensor, data.name, at, length)

@@ -1,8 +1,9 @@
 """Types and shapes of tensors: in ONNX's messages, from ONNX's shape inference, and set for the graph's inputs.
 
-Shape inference takes some 2 kB a node in C++, which Python cannot reuse: 40 MB for 20,000 nodes, where the parsed model has 11.
-Its result for a node depends only on the types of the node's inputs, on initializers and on ``Constant`` nodes, so a large
-network is inferred in stretches, each with the types of those before.
+Shape inference takes some 2 kB a node in C++, which Python cannot reuse: 40 MB for 20,000 nodes,
+where the parsed model has 11. Its result for a node depends only on the types of the node's inputs,
+on initializers and on ``Constant`` nodes, so a large network is inferred in stretches, each with
+the types of those before.
 """
 
 from __future__ import annotations
@@ -46,22 +47,28 @@ _EXTENSIONS = {
     "INT2": "int2",
     "UINT2": "uint2",
 }
-"""ONNX's name and ``ml_dtypes``' of the types that NumPy lacks; before 1.19 ``onnx.helper`` says float32 or int8."""
+"""ONNX's name and ``ml_dtypes``' of the types that NumPy lacks; before 1.19 ``onnx.helper`` says
+float32 or int8."""
 
 
 def element_dtype(element_type: int) -> np.dtype[np.generic]:
     """Return NumPy's type for an ONNX element type.
 
     Raises:
-        UnavailableError: Neither NumPy nor the installed ``ml_dtypes`` has such a type, or it is a string.
+        UnavailableError: Neither NumPy nor the installed ``ml_dtypes`` has such a type, or it is a
+            string.
     """
     if element_type == TensorProto.STRING:
-        raise ModelFileError("the model has a tensor of strings, which bisect-trt neither feeds nor compares.")
+        raise ModelFileError(
+            "the model has a tensor of strings, which bisect-trt neither feeds nor compares."
+        )
     try:
         name = str(TensorProto.DataType.Name(element_type))
         extension = _EXTENSIONS.get(name)
         return (
-            np.dtype(helper.tensor_dtype_to_np_dtype(element_type)) if extension is None else dtype_from_name(extension)
+            np.dtype(helper.tensor_dtype_to_np_dtype(element_type))
+            if extension is None
+            else dtype_from_name(extension)
         )
     except (KeyError, ValueError) as error:
         raise ModelFileError(
@@ -91,7 +98,9 @@ class Declarations(ByName[onnx.ValueInfoProto]):
         bare = clone(value)
         bare.ClearField("name")
         kind = bare.SerializeToString()
-        self._index[intern(value.name)] = self._shared.setdefault(kind, kind)  # the network shares the name
+        self._index[intern(value.name)] = self._shared.setdefault(
+            kind, kind
+        )  # the network shares the name
 
     def __getitem__(self, name: str) -> onnx.ValueInfoProto:
         value = onnx.ValueInfoProto()
@@ -102,7 +111,9 @@ class Declarations(ByName[onnx.ValueInfoProto]):
     def infos(self) -> Infos:
         """Return types and shapes of the plain tensors."""
         one_of_each = {kind: name for name, kind in self._index.items()}
-        return Infos(self._index, {kind: to_info(self[name]) for kind, name in one_of_each.items()}.get)
+        return Infos(
+            self._index, {kind: to_info(self[name]) for kind, name in one_of_each.items()}.get
+        )
 
 
 def to_info(value: onnx.ValueInfoProto) -> TensorInfo | None:
@@ -128,7 +139,9 @@ def value_info(
 ) -> onnx.ValueInfoProto:
     """Return the declaration of a tensor: as it ran, else the model's, else the bare name, which ONNX Runtime accepts."""
     if name in infos:
-        return helper.make_tensor_value_info(name, element_type(infos[name].dtype), infos[name].shape)
+        return helper.make_tensor_value_info(
+            name, element_type(infos[name].dtype), infos[name].shape
+        )
     return declared.get(name) or onnx.ValueInfoProto(name=name)
 
 
@@ -152,15 +165,20 @@ def identity_model(original: onnx.ModelProto, infos: Mapping[str, TensorInfo]) -
 AT_ONCE = 512
 """Nodes of a stretch. A network below eight times as many is inferred at once."""
 _SHAPE_BYTES = 1 << 16
-"""A larger weight is no shape: inference gets only its type, since it copies, and no message can have 2 GB."""
+"""A larger weight is no shape: inference gets only its type, since it copies, and no message can
+have 2 GB."""
 
 
-def infer(network: Network, at_once: int = 0, *, follow_values: bool = False) -> Declarations | None:
+def infer(
+    network: Network, at_once: int = 0, *, follow_values: bool = False
+) -> Declarations | None:
     """Return the types that are declared and inferred, of sequences too, by name; ``None`` where inference fails.
 
-    ``follow_values`` propagates sizes that nodes compute from shapes. A large network is inferred in stretches.
+    ``follow_values`` propagates sizes that nodes compute from shapes. A large network is inferred
+    in stretches.
     """
-    order, known = network.order, Declarations(network.declared)
+    order = network.order
+    known = Declarations(network.declared)
     step = at_once or (AT_ONCE if len(order) >= 8 * AT_ONCE else len(order))
     try:
         for start in range(0, len(order), step):
@@ -176,7 +194,8 @@ def infer(network: Network, at_once: int = 0, *, follow_values: bool = False) ->
 
 def _stretch(network: Network, stretch: Sequence[int], known: Declarations) -> onnx.ModelProto:
     """Return a model of consecutive nodes of the topological order, with the known types of the tensors they read."""
-    source, inside = network.proto, set(stretch)
+    source = network.proto
+    inside = set(stretch)
     before = {parent for index in stretch for parent in network.parents(index)} - inside
     constants = [index for index in sorted(before) if network.nodes[index].op_type == "Constant"]
     nodes = [*constants, *stretch]
@@ -192,7 +211,9 @@ def _stretch(network: Network, stretch: Sequence[int], known: Declarations) -> o
             graph.initializer.append(weight)
         elif name not in made and name in known:
             graph.input.append(known[name])
-    graph.value_info.extend(known[name] for name in made if name in known and name not in network.returned)
+    graph.value_info.extend(
+        known[name] for name in made if name in known and name not in network.returned
+    )
     graph.output.extend(known[name] for name in network.outputs if name in made and name in known)
     return model
 
@@ -215,7 +236,9 @@ def input_infos(network: Network) -> list[TensorInfo]:
         if info is None:
             if value.type.tensor_type.elem_type:
                 element_dtype(value.type.tensor_type.elem_type)  # raises, with the reason
-            raise UnsuitableModelError(f"the input '{name}' is no plain tensor; bisect-trt feeds only plain tensors.")
+            raise UnsuitableModelError(
+                f"the input '{name}' is no plain tensor; bisect-trt feeds only plain tensors."
+            )
         infos.append(info)
     return infos
 
@@ -248,7 +271,8 @@ def input_sizes(
 ) -> InputSizes:
     """Return a size for each dimension of the inputs: the given one, and 1 for each other free dimension.
 
-    A named dimension gets its size from the given shapes. An input of unknown rank gets one dimension.
+    A named dimension gets its size from the given shapes. An input of unknown rank gets one
+    dimension.
 
     Args:
         model: The model; it is not changed.
@@ -264,7 +288,9 @@ def input_sizes(
     sizes: dict[str, int] = {}
     for name, shape in shapes.items():
         if name not in inputs:
-            raise UnknownNameError(f"the model has no input '{name}'; its inputs are: {', '.join(inputs) or 'none'}.")
+            raise UnknownNameError(
+                f"the model has no input '{name}'; its inputs are: {', '.join(inputs) or 'none'}."
+            )
         declared = infos[name].shape if name in infos else None
         if declared is not None and len(shape) != len(declared):
             raise ValueRefusedError(
@@ -280,7 +306,8 @@ def input_sizes(
         declared = (None,) if info.shape is None and name not in shapes else info.shape
         wanted = shapes.get(name) or [None] * len(declared or ())
         known = [
-            dim if size is None else size for dim, size in zip(declared or [None] * len(wanted), wanted, strict=True)
+            dim if size is None else size
+            for dim, size in zip(declared or [None] * len(wanted), wanted, strict=True)
         ]
         sized: Shape = tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in known)
         chosen[name] = tuple(dim if isinstance(dim, int) or not assume else 1 for dim in sized)
@@ -298,7 +325,8 @@ def fix_input_shapes(
     """Declare every graph input with the sizes of :func:`input_sizes`.
 
     Args:
-        model: Changed in place. Where sizes contradict it, the declared shapes of inner tensors are dropped.
+        model: Changed in place. Where sizes contradict it, the declared shapes of inner tensors are
+            dropped.
         shapes: By input name.
         assume: Whether free dimensions without a given size become 1; else they stay free.
 
@@ -319,7 +347,9 @@ def fix_input_shapes(
 
 def _declare_input(value: onnx.ValueInfoProto, shape: Sequence[int | str | None]) -> None:
     """Declare another shape for an input."""
-    value.CopyFrom(helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, shape))
+    value.CopyFrom(
+        helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, shape)
+    )
 
 
 def free_inputs(

@@ -1,7 +1,8 @@
 """The units of a search, and patterns of units that belong together.
 
-A failure of a fused pattern needs all of its nodes, and finding them one by one costs a bisection for each. So a pattern around
-a needed unit that does not fail alone is tried as one unit before its parts.
+A failure of a fused pattern needs all of its nodes, and finding them one by one costs a bisection
+for each. So a pattern around a needed unit that does not fail alone is tried as one unit before its
+parts.
 """
 
 from __future__ import annotations
@@ -17,21 +18,24 @@ from bisect_trt.search.oracle import Subset
 from bisect_trt.tensors.info import TensorInfo
 
 LARGEST_PATTERN = 24
-"""Units. A decomposed LayerNorm has 7 to 9, an attention core or a residual block of a ResNet about 12."""
+"""Units. A decomposed LayerNorm has 7 to 9, an attention core or a residual block of a ResNet about
+12."""
 
 
 STORED_LIMIT_BYTES = 1 << 20
-"""The largest weight that is stored in place of the node that makes it; larger ones would make the model larger."""
+"""The largest weight that is stored in place of the node that makes it; larger ones would make the
+model larger."""
 
 
 class NetworkUnits:
     """The units of a network: its nodes, numbered in topological order (unit ``u`` is node ``network.order[u]``).
 
-    A search walks the units that depend on a graph input. The others only make weights: they follow the nodes that read them
-    (:meth:`with_weights`) until the end, when each is replaced by its value if possible (:meth:`bare`).
+    A search walks the units that depend on a graph input. The others only make weights: they follow
+    the nodes that read them (:meth:`with_weights`) until the end, when each is replaced by its
+    value if possible (:meth:`bare`).
 
-    A tensor of unknown value (ONNX Runtime has no kernel for a node before it) or a sequence cannot be fed to a model, so a set
-    is always completed with the makers of such tensors.
+    A tensor of unknown value (ONNX Runtime has no kernel for a node before it) or a sequence cannot
+    be fed to a model, so a set is always completed with the makers of such tensors.
 
     Attributes:
         network: The model.
@@ -54,16 +58,23 @@ class NetworkUnits:
             lost: Nodes that cannot be run; a weight that one makes cannot be stored.
         """
         self.network = network
-        order, constant = network.order, network.constant
+        order = network.order
+        constant = network.constant
         # The network's own numbers: another object for each takes 1.6 MB for 50,000.
         self.searched = [unit for unit in sorted(order) if not constant[order[unit]]]
         feedable = set(feedable) | set(network.inputs)
         self._weights: list[tuple[int, ...]] = []
         self._bare: list[tuple[int, ...]] = []
         for index in order:
-            makers = {name: network.producer[name] for name in network.reads[index] if name in network.producer}
+            makers = {
+                name: network.producer[name]
+                for name in network.reads[index]
+                if name in network.producer
+            }
             constants = {name: maker for name, maker in makers.items() if constant[maker]}
-            needs = [m for name, m in makers.items() if name not in feedable and name not in constants]
+            needs = [
+                m for name, m in makers.items() if name not in feedable and name not in constants
+            ]
             heavy = [m for name, m in constants.items() if m in lost or not _light(infos.get(name))]
             self._weights.append(self._units([*needs, *constants.values()]))
             self._bare.append(self._units([*needs, *heavy]))
@@ -74,7 +85,9 @@ class NetworkUnits:
 
     def independent(self, taken: Subset, among: Sequence[int] | None = None) -> list[int]:
         """Return the searched units, or those ``among`` them, that can be cut without any of the taken ones."""
-        return [unit for unit in among or self.searched if taken.isdisjoint(self.with_weights({unit}))]
+        return [
+            unit for unit in among or self.searched if taken.isdisjoint(self.with_weights({unit}))
+        ]
 
     @cached_property
     def everything(self) -> frozenset[int]:
@@ -95,13 +108,16 @@ class NetworkUnits:
     def pattern(self, unit: int) -> Subset:
         """Return the largest pattern around a unit up to the limit; the unit alone if there is none.
 
-        It is a stretch of the searched units between two places of the order that fewer live tensors cross than any place
-        between them, such as a residual branch, a decomposed norm, softmax or GELU.
+        It is a stretch of the searched units between two places of the order that fewer live
+        tensors cross than any place between them, such as a residual branch, a decomposed norm,
+        softmax or GELU.
         """
-        widths, place = self._widths, bisect_left(self.searched, unit)
+        widths = self._widths
+        place = bisect_left(self.searched, unit)
         pattern = place, place + 1
         for width in range(max(widths[place : place + 2]), 0, -1):
-            start, stop = place, place + 1
+            start = place
+            stop = place + 1
             while start > 0 and widths[start] >= width:
                 start -= 1
             while stop < len(self.searched) and widths[stop] >= width:
@@ -115,17 +131,24 @@ class NetworkUnits:
     def _widths(self) -> array[int]:
         """The number of tensors that cross the place before each searched unit, and the end of the order.
 
-        A tensor lives from its maker (or the start, for a graph input) to its last reader (or the end, for an output).
+        A tensor lives from its maker (or the start, for a graph input) to its last reader (or the
+        end, for an output).
         """
-        network, end = self.network, len(self.searched)
+        network = self.network
+        end = len(self.searched)
         place = {network.order[unit]: index for index, unit in enumerate(self.searched)}
-        inputs, steps = set(network.inputs), array("i", bytes(4 * (end + 2)))
+        inputs = set(network.inputs)
+        steps = array("i", bytes(4 * (end + 2)))
         for name, readers in network.consumers.items():
             maker = network.producer.get(name)
             if name not in inputs if maker is None else maker not in place:
                 continue
             born = 0 if maker is None else place[maker] + 1
-            last = end if name in network.returned else max(place.get(reader, -1) for reader in readers)
+            last = (
+                end
+                if name in network.returned
+                else max(place.get(reader, -1) for reader in readers)
+            )
             if last >= born:
                 steps[born] += 1
                 steps[last + 1] -= 1
@@ -133,7 +156,9 @@ class NetworkUnits:
 
     def leading_to(self, units: Iterable[int]) -> frozenset[int]:
         """Return the units with all units that they depend on, makers of weights too."""
-        return frozenset(map(self.network.rank.__getitem__, self.network.leading_to(self.to_nodes(units))))
+        return frozenset(
+            map(self.network.rank.__getitem__, self.network.leading_to(self.to_nodes(units)))
+        )
 
     def led_to(self, starts: Collection[int]) -> frozenset[int]:
         """Return the units with all units that depend on them."""

@@ -33,11 +33,12 @@ class Extract:
     model: Model
     output: Annotated[Path, to_file("Where the piece goes.")]
     inputs: Annotated[
-        list[str], option(metavar="TENSOR", help="Where the piece starts; default the graph's inputs.")
+        list[str],
+        option(metavar="TENSOR", help="Where the piece starts; default the graph's inputs."),
     ] = field(default_factory=list)
-    outputs: Annotated[list[str], option(metavar="TENSOR", help="Where it ends; default the graph's outputs.")] = field(
-        default_factory=list
-    )
+    outputs: Annotated[
+        list[str], option(metavar="TENSOR", help="Where it ends; default the graph's outputs.")
+    ] = field(default_factory=list)
     timeout: Annotated[float | None, time_out("the reference", "10 minutes")] = None
     overwrite: Overwrite = False
 
@@ -82,7 +83,10 @@ class Convert:
     output: Annotated[Path, to_file("Where it goes.")]
     calibration_cache: Annotated[
         Path | None,
-        option(help="Ranges for --int8: read if the file exists, else written (TensorRT 8.6 to 10).", writes=True),
+        option(
+            help="Ranges for --int8: read if the file exists, else written (TensorRT 8.6 to 10).",
+            writes=True,
+        ),
     ] = None
     timeout: Annotated[float | None, time_out("the build", "2 hours")] = None
     overwrite: Overwrite = False
@@ -98,7 +102,8 @@ class Inspect:
     """
 
     file_kind: Annotated[
-        str | None, argument("The kind of the file; default by its suffix.", metavar="model|engine|data")
+        str | None,
+        argument("The kind of the file; default by its suffix.", metavar="model|engine|data"),
     ] = None
     path: Annotated[
         Path | None,
@@ -106,10 +111,15 @@ class Inspect:
     ] = None
     show: Annotated[
         list[Show],
-        option(help="Layers, their attributes (attrs), weights (names and shapes); of data, values."),
+        option(
+            help="Layers, their attributes (attrs), weights (names and shapes); of data, values."
+        ),
     ] = field(default_factory=list)
     num_items: Annotated[
-        int, option("-n", "--num-items", metavar="N", min=-1, help="Values to show at each end; -1 for all.")
+        int,
+        option(
+            "-n", "--num-items", metavar="N", min=-1, help="Values to show at each end; -1 for all."
+        ),
     ] = 3
 
 
@@ -125,7 +135,8 @@ class Diff:
     paths: Annotated[
         list[Path],
         argument(
-            "A run of repeat, or the good builds, then the bad ones: a file or folder each.", metavar="RUN | GOOD BAD"
+            "A run of repeat, or the good builds, then the bad ones: a file or folder each.",
+            metavar="RUN | GOOD BAD",
         ),
     ] = field(default_factory=list)
 
@@ -142,7 +153,9 @@ class Doctor:
 
 @dataclass(frozen=True)
 class Resume:
-    """Resume a run that was interrupted by Ctrl-C, kill -9 or a reboot. Known verdicts are not probed again.
+    """Resume a run that was interrupted by Ctrl-C, kill -9 or a reboot.
+
+    Known verdicts are not probed again.
 
     Examples:
         resume
@@ -175,6 +188,9 @@ class Report:
     """
 
     run: Annotated[
-        Path | None, argument("The run's folder, under .bisect-trt, or a result.json; default the newest run.")
+        Path | None,
+        argument("The run's folder, under .bisect-trt, or a result.json; default the newest run."),
     ] = None
-    output: Annotated[Path | None, to_file("Where the page goes; default report.html beside the result.")] = None
+    output: Annotated[
+        Path | None, to_file("Where the page goes; default report.html beside the result.")
+    ] = None

@@ -7,7 +7,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
-from bisect_trt.errors import ConflictError, MissingOptionError, UnsuitableModelError, ValueRefusedError
+from bisect_trt.errors import (
+    ConflictError,
+    MissingOptionError,
+    UnsuitableModelError,
+    ValueRefusedError,
+)
 from bisect_trt.options.spec import Option, changed, option, seconds, switch
 
 
@@ -17,7 +22,8 @@ class ErrorStat(str, Enum):
     ELEMWISE = "elemwise"
     """Fails where an element exceeds both tolerances."""
     MAX = "max"
-    """Fails where the largest absolute and the largest relative error each exceed their tolerance."""
+    """Fails where the largest absolute and the largest relative error each exceed their
+    tolerance."""
     MEAN = "mean"
     MEDIAN = "median"
     QUANTILE = "quantile"
@@ -40,12 +46,13 @@ class CompareOptions:
     atol: Annotated[
         PerOutput,
         threshold(
-            "TOL", "Absolute tolerance; default 1e-5 or 2e-4 of the RMS of each tensor, 1% of the RMS with fp16."
+            "TOL",
+            "Absolute tolerance; default 1e-5 or 2e-4 of the RMS of each tensor, 1% of the RMS with fp16.",
         ),
     ] = field(default_factory=dict)
-    rtol: Annotated[PerOutput, threshold("TOL", "Relative tolerance; default 1e-5, with --fp16 1e-2.")] = field(
-        default_factory=dict
-    )
+    rtol: Annotated[
+        PerOutput, threshold("TOL", "Relative tolerance; default 1e-5, with --fp16 1e-2.")
+    ] = field(default_factory=dict)
     check_error_stat: Annotated[
         dict[str, ErrorStat],
         option(
@@ -53,13 +60,19 @@ class CompareOptions:
             help="elemwise (the default), max, mean, median or quantile.",
         ),
     ] = field(default_factory=dict)
-    error_quantile: Annotated[PerOutput, threshold("Q", "The quantile of the errors to check; default 0.99.", 0, 1)] = (
-        field(default_factory=dict)
+    error_quantile: Annotated[
+        PerOutput, threshold("Q", "The quantile of the errors to check; default 0.99.", 0, 1)
+    ] = field(default_factory=dict)
+    infinities_compare_equal: Annotated[bool, switch("Equal infinities on both sides match.")] = (
+        False
     )
-    infinities_compare_equal: Annotated[bool, switch("Equal infinities on both sides match.")] = False
     validate: Annotated[bool, switch("Any NaN or Inf, on either side, is a failure.")] = False
     compare_func_script: Annotated[
-        str | None, option(metavar="FILE[:FUNC]", help="Python file with a compare_outputs(target, reference) -> dict.")
+        str | None,
+        option(
+            metavar="FILE[:FUNC]",
+            help="Python file with a compare_outputs(target, reference) -> dict.",
+        ),
     ] = None
 
     def require_numbers(self) -> None:
@@ -129,13 +142,26 @@ class MetricOptions:
         ),
     ] = None
     min: Annotated[
-        float | None, option(metavar="VALUE", help="Lower bound of the score; larger is better.", min=-1e300, max=1e300)
+        float | None,
+        option(
+            metavar="VALUE",
+            help="Lower bound of the score; larger is better.",
+            min=-1e300,
+            max=1e300,
+        ),
     ] = None
     max: Annotated[
         float | None,
-        option(metavar="VALUE", help="Upper bound of the score; smaller is better.", min=-1e300, max=1e300),
+        option(
+            metavar="VALUE",
+            help="Upper bound of the score; smaller is better.",
+            min=-1e300,
+            max=1e300,
+        ),
     ] = None
-    lower_is_better: Annotated[bool, switch("A smaller score of the file's metric is better.")] = False
+    lower_is_better: Annotated[bool, switch("A smaller score of the file's metric is better.")] = (
+        False
+    )
 
     def check(self, *, bounded: bool) -> None:
         """Check that the options fit each other.
@@ -164,7 +190,9 @@ class MetricOptions:
         if self.min is not None and lower_is_better:
             raise ConflictError(f"--min {self.min:g}: a smaller score is better; use --max.")
         if self.max is not None and not lower_is_better:
-            raise ConflictError(f"--max {self.max:g}: a larger score is better; use --min, or add --lower-is-better.")
+            raise ConflictError(
+                f"--max {self.max:g}: a larger score is better; use --min, or add --lower-is-better."
+            )
         if self.max_drop is None:
             return self.max if lower_is_better else self.min
         if self.max_drop.relative and not reference:
@@ -193,18 +221,29 @@ class Limits:
     slower_than: Annotated[
         float | None,
         option(
-            metavar="RATIO", min=0.01, max=1e6, help="Fail if a run takes more than RATIO times the baseline's time."
+            metavar="RATIO",
+            min=0.01,
+            max=1e6,
+            help="Fail if a run takes more than RATIO times the baseline's time.",
         ),
     ] = None
     baseline: Annotated[str | None, BASELINE] = None
     latency_limit: Annotated[
-        float | None, option(metavar="MS", min=1e-6, max=1e9, help="Fail if a run takes more milliseconds.")
+        float | None,
+        option(metavar="MS", min=1e-6, max=1e9, help="Fail if a run takes more milliseconds."),
     ] = None
     percentile: Annotated[
         float | None,
-        option(metavar="P", min=1, max=99.99, help="The limit holds for P percent of the runs, such as 99."),
+        option(
+            metavar="P",
+            min=1,
+            max=99.99,
+            help="The limit holds for P percent of the runs, such as 99.",
+        ),
     ] = None
-    build_time_limit: Annotated[float | None, seconds("Fail if a model takes longer to build or load.")] = None
+    build_time_limit: Annotated[
+        float | None, seconds("Fail if a model takes longer to build or load.")
+    ] = None
     memory_limit_of: Annotated[
         dict[str, float],
         option(
@@ -216,10 +255,14 @@ class Limits:
         ),
     ] = field(default_factory=dict)
     engine_size_limit: Annotated[
-        float | None, option(metavar="MB", min=0, max=1e9, help="Fail if the engine file is larger (T).")
+        float | None,
+        option(metavar="MB", min=0, max=1e9, help="Fail if the engine file is larger (T)."),
     ] = None
     measure_time: Annotated[
-        float, seconds("Most time for one decision about speed; default 20. Without one it is UNRESOLVED.")
+        float,
+        seconds(
+            "Most time for one decision about speed; default 20. Without one it is UNRESOLVED."
+        ),
     ] = MEASURE_SECONDS
 
     @property
@@ -241,11 +284,19 @@ class Limits:
         given = changed(self)
         for name in self.memory_limit_of:
             if name not in _MEMORIES:
-                raise ValueRefusedError(f"--memory-limit-of {name}: give one of {', '.join(_MEMORIES)}.")
+                raise ValueRefusedError(
+                    f"--memory-limit-of {name}: give one of {', '.join(_MEMORIES)}."
+                )
         if self.baseline is not None and self.slower_than is None:
             raise MissingOptionError("--baseline needs --slower-than RATIO; add it.")
-        if self.percentile is not None and (self.latency_limit is None or self.slower_than is not None):
-            raise ConflictError("--percentile applies to --latency-limit alone; add it, or drop --slower-than.")
+        if self.percentile is not None and (
+            self.latency_limit is None or self.slower_than is not None
+        ):
+            raise ConflictError(
+                "--percentile applies to --latency-limit alone; add it, or drop --slower-than."
+            )
         if "measure_time" in given and not self.times:
-            raise MissingOptionError("--measure-time needs --slower-than or --latency-limit; add one.")
+            raise MissingOptionError(
+                "--measure-time needs --slower-than or --latency-limit; add one."
+            )
         return self if given else None

@@ -76,7 +76,9 @@ def _numbers(value: Any, kind: Callable[[Any], Any], wanted: str) -> list[Any]: 
     except (TypeError, ValueError, OverflowError):
         raise ValueError(wanted) from None
     # int("1.5") is refused, and int(1.5) is 1.
-    if not all(isinstance(part, str) or number == part for number, part in zip(numbers, parts, strict=True)):
+    if not all(
+        isinstance(part, str) or number == part for number, part in zip(numbers, parts, strict=True)
+    ):
         raise ValueError(wanted)
     return numbers
 
@@ -84,8 +86,8 @@ def _numbers(value: Any, kind: Callable[[Any], Any], wanted: str) -> list[Any]: 
 def swept_shape(value: Any) -> tuple[str, tuple[Sizes, ...]]:  # noqa: ANN401 - whatever was given
     """``x:[1..64,3,224,224]``: an input and the sizes of each of its dimensions.
 
-    A dimension is a size, a range with both ends (``1..64``), one with a step (``1..64:8``) or a list of these (``{1,2,7}``);
-    ``n=`` before it names the dimension.
+    A dimension is a size, a range with both ends (``1..64``), one with a step (``1..64:8``) or a
+    list of these (``{1,2,7}``); ``n=`` before it names the dimension.
     """
     name, colon, text = value.rpartition(":[") if isinstance(value, str) else ("", "", "")
     if not colon or not name or not text.endswith("]"):
@@ -102,9 +104,13 @@ def _sizes(text: str) -> Sizes:
         part = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9})(?::(\d{1,9}))?)?\s*", each, re.ASCII)
         if part is None:
             raise ValueError(_SWEPT)
-        low, high, step = int(part[1]), int(part[2] or part[1]), int(part[3] or 1)
+        low = int(part[1])
+        high = int(part[2] or part[1])
+        step = int(part[3] or 1)
         if high < low or step < 1 or (high - low) // step >= _MOST_SIZES:
-            raise ValueError(f"{_SWEPT}; a range goes up, by a step from 1 up, over at most {_MOST_SIZES:,} sizes")
+            raise ValueError(
+                f"{_SWEPT}; a range goes up, by a step from 1 up, over at most {_MOST_SIZES:,} sizes"
+            )
         found.update(range(low, high + 1, step))
     return Sizes(tuple(sorted(found)), (match[1] or "").strip())
 

@@ -28,16 +28,27 @@ class Diagnose:
     """
 
     model: Model
-    output: Annotated[Path | None, to_file("Folder for the reproducer; default MODEL-reproducer.", "DIR")] = None
+    output: Annotated[
+        Path | None, to_file("Folder for the reproducer; default MODEL-reproducer.", "DIR")
+    ] = None
     timeout: Annotated[float | None, time_out("one candidate")] = None
-    archive: Annotated[bool, option("--zip", help="Pack the reproducer into a .zip beside it too.")] = False
-    anonymise: Annotated[bool, switch("Rename the reproducer's tensors and nodes, and replace its weights.")] = False
+    archive: Annotated[
+        bool, option("--zip", help="Pack the reproducer into a .zip beside it too.")
+    ] = False
+    anonymise: Annotated[
+        bool, switch("Rename the reproducer's tensors and nodes, and replace its weights.")
+    ] = False
     find_all: FindAll = False
     releases: Annotated[
-        bool, switch("Also find since which release it fails; installs releases from the package index.")
+        bool,
+        switch("Also find since which release it fails; installs releases from the package index."),
     ] = False
     no_other_release: Annotated[
-        bool, option("--no-other-release", help="Do not install the newest release where the reference may be wrong.")
+        bool,
+        option(
+            "--no-other-release",
+            help="Do not install the newest release where the reference may be wrong.",
+        ),
     ] = False
     overwrite: Overwrite = False
 
@@ -80,9 +91,9 @@ class Reduce:
 
     model: Model
     output: Annotated[Path, to_file("Where the smallest failing model goes.")]
-    min_good: Annotated[Path | None, option(help="Where the largest passing model next to it goes.", writes=True)] = (
-        None
-    )
+    min_good: Annotated[
+        Path | None, option(help="Where the largest passing model next to it goes.", writes=True)
+    ] = None
     reduce_inputs: Annotated[bool, option(help="Keep the start of the graph.")] = True
     reduce_outputs: Annotated[bool, option(help="Keep the end of the graph.")] = True
     mode: Annotated[Mode, option(help="How to search.")] = Mode.AUTO
@@ -116,7 +127,8 @@ class Reduce:
 
 
 RUNGS = ("int4", "int8", "fp8", "fp16", "bf16", "fp32")
-QUANTIZED_RUNGS, HALF_RUNGS = RUNGS[:3], RUNGS[3:5]
+QUANTIZED_RUNGS = RUNGS[:3]
+HALF_RUNGS = RUNGS[3:5]
 
 
 def rungs(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - whatever was given
@@ -125,10 +137,19 @@ def rungs(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - whatever was given
     Raises:
         ValueError: They are not that.
     """
-    names = tuple(str(each).strip().lower() for each in (value.split(",") if isinstance(value, str) else value))
+    names = tuple(
+        str(each).strip().lower()
+        for each in (value.split(",") if isinstance(value, str) else value)
+    )
     kinds = [0 if each in QUANTIZED_RUNGS else 1 if each in HALF_RUNGS else 2 for each in names]
     known = set(names) <= set(RUNGS) and len(set(names)) == len(names)
-    if not known or len(names) < 2 or names[-1] != "fp32" or kinds != sorted(kinds) or kinds.count(1) > 1:
+    if (
+        not known
+        or len(names) < 2
+        or names[-1] != "fp32"
+        or kinds != sorted(kinds)
+        or kinds.count(1) > 1
+    ):
         raise ValueError(
             "precisions from the cheapest to fp32, such as int8,fp16,fp32: what is quantized (int4, int8, fp8), then fp16 or "
             "bf16, then fp32"
@@ -140,8 +161,8 @@ def rungs(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - whatever was given
 class PrecisionOptions:
     """Find the fewest nodes that have to stay in fp32 for the rest to run in fp16 or bf16, and write that model.
 
-    With --int8, --fp8 or --int4: of a quantized model (QuantizeLinear/DequantizeLinear) the fewest groups that have to go back to
-    floats.
+    With --int8, --fp8 or --int4: of a quantized model (QuantizeLinear/DequantizeLinear) the fewest
+    groups that have to go back to floats.
 
     Examples:
         precision model.onnx -o mixed.onnx --trt --fp16
@@ -152,10 +173,13 @@ class PrecisionOptions:
     output: Annotated[Path, to_file("Where the mixed model goes.")]
     include: Annotated[
         list[str],
-        option(metavar="PATTERN", help="Lower these nodes only: globs over names, or over operators (op:Softmax)."),
+        option(
+            metavar="PATTERN",
+            help="Lower these nodes only: globs over names, or over operators (op:Softmax).",
+        ),
     ] = field(default_factory=list)
-    exclude: Annotated[list[str], option(metavar="PATTERN", help="Never lower these nodes.")] = field(
-        default_factory=list
+    exclude: Annotated[list[str], option(metavar="PATTERN", help="Never lower these nodes.")] = (
+        field(default_factory=list)
     )
     validation_data: Annotated[
         list[str],
@@ -164,12 +188,16 @@ class PrecisionOptions:
             help="Hold sets against these samples, .npz, .json or a Python file, not against made-up ones.",
         ),
     ] = field(default_factory=list)
-    fresh_samples: Annotated[int, counted("Hold sets against N samples that the search has not seen.", least=0)] = (
-        FRESH_SAMPLES
-    )
+    fresh_samples: Annotated[
+        int, counted("Hold sets against N samples that the search has not seen.", least=0)
+    ] = FRESH_SAMPLES
     keep_set: Annotated[
         int | None,
-        option(metavar="N", min=0, help="Write the set of N nodes of the last run's curve, without a new search."),
+        option(
+            metavar="N",
+            min=0,
+            help="Write the set of N nodes of the last run's curve, without a new search.",
+        ),
     ] = None
     int4: Annotated[bool, switch("Of a quantized model, what is in 4-bit integers.")] = False
     ladder: Annotated[
@@ -181,7 +209,11 @@ class PrecisionOptions:
         ),
     ] = None
     reference: Annotated[
-        Path | None, option(metavar="MODEL", help="The model from before quantization: what is right, and its weights.")
+        Path | None,
+        option(
+            metavar="MODEL",
+            help="The model from before quantization: what is right, and its weights.",
+        ),
     ] = None
     calibration_cache: Annotated[
         Path | None,
@@ -190,7 +222,9 @@ class PrecisionOptions:
             writes=True,
         ),
     ] = None
-    sensitivity: Annotated[bool, option(help="Do not measure the error of each quantized group alone.")] = True
+    sensitivity: Annotated[
+        bool, option(help="Do not measure the error of each quantized group alone.")
+    ] = True
     overwrite: Overwrite = False
 
 
@@ -205,7 +239,12 @@ class Releases:
 
     model: Annotated[Path, argument("The ONNX model, or the folder of a reproducer.")]
     from_: Annotated[
-        str, option("--from", metavar="VERSION", help="The oldest release; default the oldest for this Python.")
+        str,
+        option(
+            "--from",
+            metavar="VERSION",
+            help="The oldest release; default the oldest for this Python.",
+        ),
     ] = ""
     to: Annotated[
         str,
@@ -217,10 +256,16 @@ class Releases:
     find_all: Annotated[
         bool, option("--all", help="Probe every release and print the table, instead of bisecting.")
     ] = False
-    package: Annotated[str | None, option(metavar="NAME", help="The package to probe with a --check command.")] = None
+    package: Annotated[
+        str | None, option(metavar="NAME", help="The package to probe with a --check command.")
+    ] = None
     beside: Annotated[
         list[str],
-        option("--with", metavar="PACKAGE", help="Another package to install in each environment, as pip takes it."),
+        option(
+            "--with",
+            metavar="PACKAGE",
+            help="Another package to install in each environment, as pip takes it.",
+        ),
     ] = field(default_factory=list)
 
 
@@ -255,7 +300,8 @@ class Repeat:
 
     model: Model
     number: Annotated[
-        int | None, counted("Builds or runs; default 10. With --until, the largest number.", "-n", "--number")
+        int | None,
+        counted("Builds or runs; default 10. With --until, the largest number.", "-n", "--number"),
     ] = None
     until: Annotated[
         str | None,
@@ -265,7 +311,9 @@ class Repeat:
             read=until,
         ),
     ] = None
-    same_engine: Annotated[bool, switch("Build once, and run that build repeatedly in one context.")] = False
+    same_engine: Annotated[
+        bool, switch("Build once, and run that build repeatedly in one context.")
+    ] = False
 
     def limits(self) -> tuple[int, str | None]:
         """Return the largest number, and the verdicts to wait for.
@@ -291,7 +339,9 @@ class Samples:
     """
 
     model: Model
-    output: Annotated[Path, to_file("Where the smallest input that fails goes, .npz.")] = Path("minimal-input.npz")
+    output: Annotated[Path, to_file("Where the smallest input that fails goes, .npz.")] = Path(
+        "minimal-input.npz"
+    )
     overwrite: Overwrite = False
 
 
@@ -328,10 +378,12 @@ class Layerwise:
 
     model: Model
     timeout: Annotated[float | None, time_out("the target")] = None
-    isolate: Annotated[bool, switch("Also show the error of each layer alone, with inputs from the reference.")] = False
-    latency: Annotated[bool, switch("Show the time of each layer beside the baseline's, instead of its values.")] = (
-        False
-    )
+    isolate: Annotated[
+        bool, switch("Also show the error of each layer alone, with inputs from the reference.")
+    ] = False
+    latency: Annotated[
+        bool, switch("Show the time of each layer beside the baseline's, instead of its values.")
+    ] = False
     baseline: Annotated[str | None, BASELINE] = None
 
 
@@ -365,13 +417,16 @@ class RunOptions:
             help="Tensors to exclude, by name, glob or op:TYPE.",
         ),
     ] = field(default_factory=list)
-    save_onnx: Annotated[Path | None, option(help="Write the model that the target runs.", writes=True)] = None
+    save_onnx: Annotated[
+        Path | None, option(help="Write the model that the target runs.", writes=True)
+    ] = None
     timeout: Annotated[float | None, time_out("the target")] = None
-    save_inputs: Annotated[Path | None, option(help="Write the inputs: .npz, or Polygraphy's .json.", writes=True)] = (
-        None
-    )
+    save_inputs: Annotated[
+        Path | None, option(help="Write the inputs: .npz, or Polygraphy's .json.", writes=True)
+    ] = None
     save_outputs: Annotated[
-        Path | None, option(help="Write the target's outputs: .npz, or Polygraphy's .json.", writes=True)
+        Path | None,
+        option(help="Write the target's outputs: .npz, or Polygraphy's .json.", writes=True),
     ] = None
     load_outputs: Annotated[
         list[Path],

@@ -17,10 +17,16 @@ if TYPE_CHECKING:
 
 Model = Annotated[Path, argument("The ONNX model.")]
 FindAll = Annotated[
-    bool, option("--all", help="Find every failure, not just one: failing sets that share no node, ten at most.")
+    bool,
+    option(
+        "--all",
+        help="Find every failure, not just one: failing sets that share no node, ten at most.",
+    ),
 ]
 Overwrite = Annotated[bool, switch("Write over files that exist.")]
-RunFolder = Annotated[Path | None, argument("The run's folder, under .bisect-trt; default the newest.")]
+RunFolder = Annotated[
+    Path | None, argument("The run's folder, under .bisect-trt; default the newest.")
+]
 
 
 def time_out(what: str, default: str = "10 minutes, 2 hours on TensorRT") -> Option:
@@ -49,14 +55,20 @@ def _named(path: Path) -> Path:
 class General:
     """Output."""
 
-    json: Annotated[Path | None, option(help="Write the result as JSON; - for standard output.", writes=True)] = None
+    json: Annotated[
+        Path | None, option(help="Write the result as JSON; - for standard output.", writes=True)
+    ] = None
     report: Annotated[
-        Path | None, option(help="Write report.html here too; the run's folder has one.", writes=True)
+        Path | None,
+        option(help="Write report.html here too; the run's folder has one.", writes=True),
     ] = None
     junit: Annotated[
-        Path | None, option(help="Write the result as JUnit XML too, a test case for each output.", writes=True)
+        Path | None,
+        option(help="Write the result as JUnit XML too, a test case for each output.", writes=True),
     ] = None
-    verbose: Annotated[int, option("-v", "--verbose", count=True, help="Print more; -vv also prints tracebacks.")] = 0
+    verbose: Annotated[
+        int, option("-v", "--verbose", count=True, help="Print more; -vv also prints tracebacks.")
+    ] = 0
     quiet: Annotated[int, option("-q", "--quiet", count=True, help="Print only the answer.")] = 0
 
     @property
@@ -78,27 +90,36 @@ class CheckOptions:
         ),
     ] = field(default_factory=list)
     fail_regex: Annotated[
-        list[str], option(metavar="REGEX", help="Only output that matches one of these is the failure.", read=regex)
+        list[str],
+        option(
+            metavar="REGEX",
+            help="Only output that matches one of these is the failure.",
+            read=regex,
+        ),
     ] = field(default_factory=list)
-    fail_code: Annotated[list[int], option(metavar="N", help="Only these exit statuses are the failure.")] = field(
-        default_factory=list
-    )
-    ignore_fail_code: Annotated[list[int], option(metavar="N", help="These exit statuses are a pass.")] = field(
-        default_factory=list
-    )
+    fail_code: Annotated[
+        list[int], option(metavar="N", help="Only these exit statuses are the failure.")
+    ] = field(default_factory=list)
+    ignore_fail_code: Annotated[
+        list[int], option(metavar="N", help="These exit statuses are a pass.")
+    ] = field(default_factory=list)
     timeout: Annotated[
         float | None,
-        seconds("Time one candidate may take; default unlimited for a command, else 10 minutes, 2 hours on TensorRT."),
+        seconds(
+            "Time one candidate may take; default unlimited for a command, else 10 minutes, 2 hours on TensorRT."
+        ),
     ] = None
     candidate: Annotated[
-        Path | None, option(metavar="PATH", help="Write each candidate to this fixed path.", writes=True)
+        Path | None,
+        option(metavar="PATH", help="Write each candidate to this fixed path.", writes=True),
     ] = None
     artifacts: Annotated[
-        list[Path], option(help="Files that a check writes, sorted into good/ and bad/.", writes=True)
+        list[Path],
+        option(help="Files that a check writes, sorted into good/ and bad/.", writes=True),
     ] = field(default_factory=list)
-    artifacts_dir: Annotated[Path, option(metavar="DIR", help="The folder for --artifacts.", writes=True)] = Path(
-        "artifacts"
-    )
+    artifacts_dir: Annotated[
+        Path, option(metavar="DIR", help="The folder for --artifacts.", writes=True)
+    ] = Path("artifacts")
 
 
 @dataclass(frozen=True)
@@ -116,21 +137,32 @@ class Data:
     ] = field(default_factory=dict)
     val_range: Annotated[
         dict[str, tuple[float, float]],
-        option(metavar="[NAME:][LO,HI]", help="Range of random values; default [0,1].", read=value_range),
+        option(
+            metavar="[NAME:][LO,HI]",
+            help="Range of random values; default [0,1].",
+            read=value_range,
+        ),
     ] = field(default_factory=dict)
     seed: Annotated[int, option(help="Seed of random values.")] = 1
-    iterations: Annotated[int | None, counted("Samples of random values, or the largest number from the script.")] = (
-        None
-    )
-    load_inputs: Annotated[list[Path], option(help="Input values by tensor name: .npz, or Polygraphy's .json.")] = (
-        field(default_factory=list)
-    )
+    iterations: Annotated[
+        int | None, counted("Samples of random values, or the largest number from the script.")
+    ] = None
+    load_inputs: Annotated[
+        list[Path], option(help="Input values by tensor name: .npz, or Polygraphy's .json.")
+    ] = field(default_factory=list)
     data_loader_script: Annotated[
-        str | None, option(metavar="FILE[:FUNC]", help="Python file with a load_data() that yields dicts of arrays.")
+        str | None,
+        option(
+            metavar="FILE[:FUNC]",
+            help="Python file with a load_data() that yields dicts of arrays.",
+        ),
     ] = None
     external_data_dir: Annotated[
         Path | None,
-        option(metavar="DIR", help="The folder of the files of the model's weights; default the model's folder."),
+        option(
+            metavar="DIR",
+            help="The folder of the files of the model's weights; default the model's folder.",
+        ),
     ] = None
     array_swap_mb: Annotated[
         int | None,
@@ -162,13 +194,27 @@ class Search:
 
     workers: Annotated[
         int | None,
-        option(metavar="N", min=1, help="Probes at a time; default one for each GPU, else one for each core."),
+        option(
+            metavar="N",
+            min=1,
+            help="Probes at a time; default one for each GPU, else one for each core.",
+        ),
     ] = None
-    repeat: Annotated[int | None, counted("Run the original N times to measure how often it fails.")] = None
+    repeat: Annotated[
+        int | None, counted("Run the original N times to measure how often it fails.")
+    ] = None
     confidence: Annotated[
-        float, option(metavar="P", min=0.5, max=0.999999, help="Confidence for a failure that is not deterministic.")
+        float,
+        option(
+            metavar="P",
+            min=0.5,
+            max=0.999999,
+            help="Confidence for a failure that is not deterministic.",
+        ),
     ] = 0.99
-    shrink: Annotated[bool, option(help="Do not make the tensors of the minimal case smaller.")] = True
+    shrink: Annotated[bool, option(help="Do not make the tensors of the minimal case smaller.")] = (
+        True
+    )
     max_probes: Annotated[int | None, counted("Stop after N probes.")] = None
     max_time: Annotated[float | None, seconds("Stop after this time.")] = None
 
@@ -178,10 +224,12 @@ class Plots:
     """Plots of the errors, drawn with matplotlib (extra: plots)."""
 
     save_heatmaps: Annotated[
-        Path | None, option(metavar="DIR", help="Heat maps of the errors of each output.", writes=True)
+        Path | None,
+        option(metavar="DIR", help="Heat maps of the errors of each output.", writes=True),
     ] = None
     save_error_metrics_plot: Annotated[
-        Path | None, option(metavar="DIR", help="Errors over the magnitude of the reference.", writes=True)
+        Path | None,
+        option(metavar="DIR", help="Errors over the magnitude of the reference.", writes=True),
     ] = None
 
 
@@ -202,7 +250,8 @@ class Places:
 class Oracle:
     """A base for a dataclass of options, the docstring of which is the heading above them in ``--help``.
 
-    Every command that takes ``--check`` takes these options too. A call uses the oracle once one of them is given.
+    Every command that takes ``--check`` takes these options too. A call uses the oracle once one of
+    them is given.
     """
 
     def check(self, settings: CheckSettings, workers: WorkerPool) -> Check:

@@ -27,24 +27,29 @@ STDOUT = Path("-")
 class Option:
     """The declaration of an option, beside its type and default: ``Annotated[bool, option("--trt", help="TensorRT.")]``.
 
-    The field's type is ``bool``, ``int``, ``float``, ``str``, ``Path`` or an ``Enum``, or one of these that may be missing
-    (``X | None``), given several times (``list[X]``, ``tuple[X, ...]``), or given for one tensor or another
-    (``dict[str, X]``, or ``tuple[tuple[str, X], ...]`` with ``need_name``: on the command line ``NAME:VALUE``, or ``VALUE``
-    for the name ``''``). A field without a declaration cannot be given.
+    The field's type is ``bool``, ``int``, ``float``, ``str``, ``Path`` or an ``Enum``, or one of
+    these that may be missing (``X | None``), given several times (``list[X]``, ``tuple[X, ...]``),
+    or given for one tensor or another (``dict[str, X]``, or ``tuple[tuple[str, X], ...]`` with
+    ``need_name``: on the command line ``NAME:VALUE``, or ``VALUE`` for the name ``''``). A field
+    without a declaration cannot be given.
 
     Attributes:
         flags: The flags; :func:`entries` makes them from the field's name where none are declared.
         metavar: The placeholder of its value there.
         min: The least number.
         max: The largest number; NaN is always refused.
-        check: Checks a value (all of them, where there are several), and may change it; raises ``UsageError``.
-        read: Converts a word or a Python value; raises ``ValueError`` with the expected form ("a number from 0 up").
+        check: Checks a value (all of them, where there are several), and may change it; raises
+            ``UsageError``.
+        read: Converts a word or a Python value; raises ``ValueError`` with the expected form ("a
+            number from 0 up").
         need_name: Whether every value of a ``dict`` needs a name.
         count: Whether it has no value and its repetitions are counted (``-vv``).
         positional: Whether it is an argument without a flag.
         writes: Whether the command writes the file that it names.
-        updates: The option that may name the same file, because its content is read before it is written.
-        name: The name of the field, and the keyword in Python; this and the next are set by :func:`entries`.
+        updates: The option that may name the same file, because its content is read before it is
+            written.
+        name: The name of the field, and the keyword in Python; this and the next are set by
+            :func:`entries`.
         form: One value, several, or some by name.
         default: The default; ``...`` if there is none.
         frozen: Whether several values are a tuple, those by name a tuple of pairs.
@@ -71,7 +76,11 @@ class Option:
     @property
     def flag(self) -> str:
         """Its long flag."""
-        return next(flag for flag in (each.removeprefix(" /") for each in self.flags) if flag.startswith("--"))
+        return next(
+            flag
+            for flag in (each.removeprefix(" /") for each in self.flags)
+            if flag.startswith("--")
+        )
 
     @property
     def keyword(self) -> str:
@@ -144,11 +153,18 @@ class Option:
                 wanted = f"one of {', '.join(each.value for each in self.kind)}"
             raise ValueRefusedError(f"{called} {value!s:.60}: give {wanted}.") from error
         except OSError as error:  # no file can have this path
-            raise ValueRefusedError(f"{called} {value!s:.60}: {error.strerror}; give another path.") from error
-        low, high = self.min, self.max
+            raise ValueRefusedError(
+                f"{called} {value!s:.60}: {error.strerror}; give another path."
+            ) from error
+        low = self.min
+        high = self.max
         if isinstance(found, int | float) and not low <= found <= high:
-            limits = [f"at least {low:g}"] * (low > -math.inf) + [f"at most {high:g}"] * (high < math.inf)
-            raise ValueRefusedError(f"{called} {found} is not {' and '.join(limits) or 'a number'}.")
+            limits = [f"at least {low:g}"] * (low > -math.inf) + [f"at most {high:g}"] * (
+                high < math.inf
+            )
+            raise ValueRefusedError(
+                f"{called} {found} is not {' and '.join(limits) or 'a number'}."
+            )
         return found
 
     def _by_name(self, value: Any, called: str) -> Mapping[str, Any]:  # noqa: ANN401 - of many types
@@ -157,14 +173,22 @@ class Option:
             return {str(name): each for name, each in value.items()}
         first = (self.metavar or "NAME").partition(":")[0].strip("[]")
         about = "tensor" if first in ("NAME", "OUT") else first.lower()  # LAYER:TYPE
-        several = isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value)
+        several = (
+            isinstance(value, list | tuple)
+            and value
+            and all(isinstance(word, str) for word in value)
+        )
         found: dict[str, Any] = {}
         for word in value if several else [value]:
             name, colon, text = word.rpartition(":") if isinstance(word, str) else ("", "", word)
             if self.need_name and not colon:
-                raise MissingOptionError(f"{called} {word!s:.60}: the {about} is missing; give {self.placeholder}.")
+                raise MissingOptionError(
+                    f"{called} {word!s:.60}: the {about} is missing; give {self.placeholder}."
+                )
             if name in found:
-                raise ConflictError(f"{called} is given twice for {f'{name!r}' if name else f'all {about}s'}.")
+                raise ConflictError(
+                    f"{called} is given twice for {f'{name!r}' if name else f'all {about}s'}."
+                )
             found[name] = text
         return found
 
@@ -190,7 +214,8 @@ def seconds(help: str) -> Option:  # noqa: A002 - as above
 
 
 MOST = 1_000_000
-"""The largest number of runs, samples or probes: one more digit too many and a command would never end."""
+"""The largest number of runs, samples or probes: one more digit too many and a command would never
+end."""
 
 
 def counted(help: str, *flags: str, least: int = 1) -> Option:  # noqa: A002 - as above
@@ -223,13 +248,21 @@ def _entry(declared: Option, name: str, hint: Any, default: Any) -> Option:  # n
     kind = typing.get_args(hint)[0]
     if type(None) in typing.get_args(kind):
         kind = next(each for each in typing.get_args(kind) if each is not type(None))
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    plain, default = name.replace("_", "-"), ... if default is MISSING else default
+    origin = typing.get_origin(kind)
+    inner = typing.get_args(kind)
+    plain = name.replace("_", "-")
+    default = ... if default is MISSING else default
     # An option that is enabled by default has only ``--no-NAME``, in Click's form.
     flags = declared.flags or ((f" /--no-{plain}",) if default is True else (f"--{plain}",))
-    entry = functools.partial(replace, declared, flags=flags, name=name, default=default, frozen=origin is tuple)
+    entry = functools.partial(
+        replace, declared, flags=flags, name=name, default=default, frozen=origin is tuple
+    )
     # What `read` makes of words may be of any type.
-    first, last = (each if isinstance(each, type) else str for each in (inner[0], inner[-1])) if inner else (str, str)
+    first, last = (
+        (each if isinstance(each, type) else str for each in (inner[0], inner[-1]))
+        if inner
+        else (str, str)
+    )
     if origin is dict:
         return entry(kind=last, form="named")
     if origin is tuple and declared.need_name:
@@ -244,7 +277,9 @@ class Params:
 
     def __init__(self, groups: Iterable[type], values: Mapping[str, Any], *, words: bool) -> None:
         """Read the values of all groups; see :func:`make_group`."""
-        self._groups: dict[type, Any] = {group: make_group(group, values, words=words) for group in groups}
+        self._groups: dict[type, Any] = {
+            group: make_group(group, values, words=words) for group in groups
+        }
 
     def __contains__(self, group: type) -> bool:
         return group in self._groups
@@ -324,20 +359,31 @@ def _path(value: Any) -> Path:  # noqa: ANN401 - of many types
     return path.absolute() if str(path).startswith("-") and path != STDOUT else path
 
 
-_READERS: Mapping[type, Callable[[Any], Any]] = {bool: _bool, int: _int, float: _float, str: _str, Path: _path}
+_READERS: Mapping[type, Callable[[Any], Any]] = {
+    bool: _bool,
+    int: _int,
+    float: _float,
+    str: _str,
+    Path: _path,
+}
 
 
 def changed(group: object) -> dict[str, Any]:
     """The options of a group that differ from their defaults, by name."""
     defaults = type(group)()
-    values = {each.name: (getattr(group, each.name), getattr(defaults, each.name)) for each in fields(group)}  # type: ignore[arg-type]  # a dataclass
+    values = {
+        each.name: (getattr(group, each.name), getattr(defaults, each.name))
+        for each in fields(group)  # type: ignore[arg-type]  # a dataclass
+    }
     return {name: value for name, (value, default) in values.items() if value != default}
 
 
 def written(group: Any) -> list[str]:  # noqa: ANN401 - an instance of any group
     """Return the options of a group that differ from their defaults, as words of a command line."""
     values = changed(group)
-    known = [entry for entry in entries(type(group)) if entry.name in values and not entry.positional]
+    known = [
+        entry for entry in entries(type(group)) if entry.name in values and not entry.positional
+    ]
     return [word for entry in known for word in entry.words(values[entry.name])]
 
 

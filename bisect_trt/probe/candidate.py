@@ -40,11 +40,12 @@ class Setup:
     """Settings of the check for a candidate, where they differ from those for all others.
 
     Attributes:
-        keep: Nodes that the target itself is to keep in fp32, by the first output of each; ``None`` where that is not
-            the target's to do.
+        keep: Nodes that the target itself is to keep in fp32, by the first output of each; ``None``
+            where that is not the target's to do.
         held: Whether the target must use its low precision, where it may choose fp32 by default.
         engine: A built engine, to be probed instead of a new one.
-        packages: Those that it is probed with, as ``Environment.parse`` reads them; empty for those at hand.
+        packages: Those that it is probed with, as ``Environment.parse`` reads them; empty for those
+            at hand.
         target: How the target is set up for it.
     """
 
@@ -70,12 +71,15 @@ class Candidate(Setup):
         outputs: The tensors to compare with the reference's.
         title: What it is, in a few words.
         units: Its units, for a search over units.
-        values: Of its inputs and outputs, where they are not the reference's activations of the original.
+        values: Of its inputs and outputs, where they are not the reference's activations of the
+            original.
         sample: The number of its input sample, from 1; a search uses all samples.
-        again: Whether it is probed once more although its verdict may be known, so that both answers are remembered.
+        again: Whether it is probed once more although its verdict may be known, so that both
+            answers are remembered.
         runs: How often the check runs at most then; ``None`` for as often as the first time.
         until: The verdict that ends the runs.
-        repetition: Which of several builds or runs of the same it is, from 1; each is remembered by itself.
+        repetition: Which of several builds or runs of the same it is, from 1; each is remembered by
+            itself.
     """
 
     made: onnx.ModelProto | Cut
@@ -98,7 +102,11 @@ class Candidate(Setup):
     @property
     def has_external_data(self) -> bool:
         """Whether any of the model's weights lies outside."""
-        return self.made.has_external_data if isinstance(self.made, Cut) else has_external_data(self.made)
+        return (
+            self.made.has_external_data
+            if isinstance(self.made, Cut)
+            else has_external_data(self.made)
+        )
 
     def content(self) -> bytes | bytearray:
         """The model as a file's bytes."""
@@ -113,7 +121,14 @@ class Candidate(Setup):
         for name, value in (self.values or {}).items():
             # A model with free dimensions may be fed the same bytes in several shapes.
             digest.update(f"{name} {value.shape}".encode() + value.tobytes())
-        how = (self.keep, self.held, self.engine is None, self.packages, self.target, self.repetition)
+        how = (
+            self.keep,
+            self.held,
+            self.engine is None,
+            self.packages,
+            self.target,
+            self.repetition,
+        )
         digest.update(repr((*how, self.again, self.runs, self.until)).encode())
         return Identity(digest.hexdigest(), self.title, Units(self.units))
 

@@ -25,7 +25,8 @@ from bisect_trt.tensors.files import open_inside
 from bisect_trt.worker.deadline import BudgetSpent, Deadline
 
 JOURNAL = "journal.jsonl"
-_MOST_BYTES, _LONGEST_LINE = 4 << 30, 256 << 20
+_MOST_BYTES = 4 << 30
+_LONGEST_LINE = 256 << 20
 """Bytes of a journal, and of one line, that are read."""
 Key = Annotated[str, msgspec.Meta(pattern=r"\A[\w-]{1,200}\Z")]
 """The key of a candidate, which is part of a path."""
@@ -107,10 +108,12 @@ class Watcher:
 class Ledger:
     """Remembers outcomes and records decisions.
 
-    Three kinds of line in the journal make a probe: ``started`` before it starts, so that a check that takes the machine down
-    is known afterwards; ``outcome`` when it has ended, in whatever order parallel probes end, or ``moot`` when its answer was
-    not needed any more; ``verdict`` when the search has taken it in, in the order in which it asked, which is the same for any
-    number of workers. ``undo`` takes the last answer back. Each line is written before the next thing happens.
+    Three kinds of line in the journal make a probe: ``started`` before it starts, so that a check
+    that takes the machine down is known afterwards; ``outcome`` when it has ended, in whatever
+    order parallel probes end, or ``moot`` when its answer was not needed any more; ``verdict`` when
+    the search has taken it in, in the order in which it asked, which is the same for any number of
+    workers. ``undo`` takes the last answer back. Each line is written before the next thing
+    happens.
 
     Attributes:
         records: Every probe taken in, in the order asked.
@@ -120,8 +123,10 @@ class Ledger:
         cached: How many questions were answered from memory.
         original: The signature of the original model's failure, once it has been probed.
         severity: How severe that was, where it is known; what is much milder is another failure.
-        apart: Whether each candidate is judged by itself: any failure counts, and none is the original's.
-        unfinished: The entries of the probes that were running when an earlier session of the run ended, by candidate.
+        apart: Whether each candidate is judged by itself: any failure counts, and none is the
+            original's.
+        unfinished: The entries of the probes that were running when an earlier session of the run
+            ended, by candidate.
         watchers: Observe the probes, in this order.
     """
 
@@ -144,7 +149,8 @@ class Ledger:
         self._max_probes = max_probes
         self._deadline = deadline or Deadline()
         self.restart()
-        self._path, self._turn = folder / JOURNAL, threading.Lock()
+        self._path = folder / JOURNAL
+        self._turn = threading.Lock()
         self._outcomes, _, self.unfinished = read_probes(self._path)
         try:
             self._file = self._path.open("a+b")
@@ -152,7 +158,9 @@ class Ledger:
             # A last line that a crash cut short goes, or the next entry would become a part of it.
             self._file.truncate(self._file.read().rfind(b"\n") + 1)
         except OSError as error:
-            raise OutputFileError(f"the journal {self._path} cannot be written: {error.strerror}.") from error
+            raise OutputFileError(
+                f"the journal {self._path} cannot be written: {error.strerror}."
+            ) from error
 
     def restart(self) -> None:
         """Start the story over; what is known stays known."""
@@ -168,9 +176,11 @@ class Ledger:
 
     def follow(self, outcome: Outcome) -> None:
         """Search for another failure from here on: what fails in another way than this says nothing."""
-        self.original, self.severity = outcome.signature, outcome.severity
+        self.original = outcome.signature
+        self.severity = outcome.severity
         self._decided.clear()
-        self.akin, self.best = [], None
+        self.akin = []
+        self.best = None
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -244,12 +254,18 @@ class Ledger:
         verdict = outcome.judge(self.original, self.severity)
         if self.original is None and verdict is Verdict.FAIL and not self.apart:
             # The first to fail is the original: without that there is no search.
-            self.original, self.severity = outcome.signature, outcome.severity
+            self.original = outcome.signature
+            self.severity = outcome.severity
         if verdict is Verdict.PASS and outcome.is_milder(self.severity):
-            outcome = replace(outcome, reason=f"milder than the original's failure: {outcome.reason}")
+            outcome = replace(
+                outcome, reason=f"milder than the original's failure: {outcome.reason}"
+            )
         if verdict is Verdict.UNRESOLVED and outcome.is_akin(self.original):
             self.akin.append(candidate)
-            outcome = replace(outcome, reason=f"breaks where the original does, but not on the same: {outcome.reason}")
+            outcome = replace(
+                outcome,
+                reason=f"breaks where the original does, but not on the same: {outcome.reason}",
+            )
         if verdict is Verdict.FAIL and (self.best is None or candidate.size <= self.best.size):
             self.best = candidate
         if verdict is Verdict.PASS:
@@ -260,9 +276,13 @@ class Ledger:
         return self._record(candidate, outcome, verdict)
 
     def _record(self, candidate: Identity, outcome: Outcome, verdict: Verdict) -> Record:
-        made = {name: getattr(outcome, name) for name in ("signature", "reason", "tail", "runs", "place")}
+        made = {
+            name: getattr(outcome, name)
+            for name in ("signature", "reason", "tail", "runs", "place")
+        }
         times = {name: round(getattr(outcome, name), 4) for name in ("seconds", "own_seconds")}
-        number, size = len(self.records) + 1, candidate.size
+        number = len(self.records) + 1
+        size = candidate.size
         record = Record(number, candidate.key, candidate.title, size, verdict, **made, **times)
         self.records.append(record)
         self._decided[candidate.key] = record
@@ -301,7 +321,9 @@ class Ledger:
 
     def counts(self) -> Mapping[str, int]:
         """Probes run and cached, and how they ended."""
-        ended = {v.value.lower(): sum(record.verdict is v for record in self.records) for v in Verdict}
+        ended = {
+            v.value.lower(): sum(record.verdict is v for record in self.records) for v in Verdict
+        }
         return {"run": len(self.records), "cached": self.cached, **ended}
 
 
@@ -331,7 +353,11 @@ def _opened(line: bytes) -> Entry:
         raise ValueError(line)
     entry: Entry = strict_json(content)
     msgspec.convert(entry, _LINES[entry["event"]])
-    return {**entry, "outcome": Outcome.from_json(entry["outcome"])} if entry["event"] == "outcome" else entry
+    return (
+        {**entry, "outcome": Outcome.from_json(entry["outcome"])}
+        if entry["event"] == "outcome"
+        else entry
+    )
 
 
 def read_journal(path: Path) -> Iterator[Entry]:
@@ -351,7 +377,13 @@ def read_journal(path: Path) -> Iterator[Entry]:
             if line.endswith(b"\n") or len(line) == _LONGEST_LINE:
                 try:
                     entry = _opened(line)
-                except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError) as error:
+                except (
+                    ValueError,
+                    KeyError,
+                    TypeError,
+                    RecursionError,
+                    msgspec.ValidationError,
+                ) as error:
                     raise RunFolderError(
                         f"the journal {path} is damaged in line {number}; take that line and all after it away, or "
                         "start a new run."
@@ -366,9 +398,11 @@ def read_probes(journal: Path) -> tuple[dict[str, Outcome], dict[int, Entry], di
         UnavailableError: The journal is damaged.
     """
     outcomes = dict[str, Outcome]()
-    verdicts, unfinished = dict[int, Entry](), dict[str, Entry]()
+    verdicts = dict[int, Entry]()
+    unfinished = dict[str, Entry]()
     for entry in read_journal(journal):
-        event, key = entry["event"], entry["key"]
+        event = entry["event"]
+        key = entry["key"]
         if event == "started":
             unfinished[key] = entry
         elif event in ("outcome", "moot"):

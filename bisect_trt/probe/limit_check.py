@@ -1,9 +1,11 @@
 """The check by limits: speed beside a baseline, latency, build time, memory and the size of the engine.
 
-A piece fails like a slow original if it loses enough of the time that the original loses to the baseline: up to :data:`ENOUGH`
-of it passes, more than :data:`LITTLE` fails, and in between it may be called either. What a piece loses, every larger piece
-loses too. That is not so of the ratio: nodes that are not slow bring it down. Each of up to five equal parts of a slow region
-loses clearly more than the two shares, so that no part is left to chance. What an idle model loses does not count.
+A piece fails like a slow original if it loses enough of the time that the original loses to the
+baseline: up to :data:`ENOUGH` of it passes, more than :data:`LITTLE` fails, and in between it may
+be called either. What a piece loses, every larger piece loses too. That is not so of the ratio:
+nodes that are not slow bring it down. Each of up to five equal parts of a slow region loses clearly
+more than the two shares, so that no part is left to chance. What an idle model loses does not
+count.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ from bisect_trt.worker.place import Place
 from bisect_trt.worker.process import Cancel
 from bisect_trt.worker.protocol import OVER_MEMORY, BuildEngine, Failed, Measure, Measured
 
-LITTLE, ENOUGH = 0.15, 0.18
+LITTLE = 0.15
+ENOUGH = 0.18
 """Shares of the original's lost time."""
-SLOW, LARGE = "slow", "large"
+SLOW = "slow"
+LARGE = "large"
 """The signatures."""
 _MB = 1e6
 
@@ -70,7 +74,8 @@ class LimitCheck(BuiltinCheck):
         limits: The limits.
         baseline: The runtime that speed is compared with.
         beside: The place of the baseline; ``None`` for this machine's own interpreter.
-        yardstick: The ONNX file that the baseline runs instead of a candidate: for other forms of the whole model.
+        yardstick: The ONNX file that the baseline runs instead of a candidate: for other forms of
+            the whole model.
         lost: Returns the milliseconds that the original loses to the baseline, once they are known.
     """
 
@@ -84,7 +89,11 @@ class LimitCheck(BuiltinCheck):
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate."""
-        outcome = self._measure(files, cancel) if self.limits.others else Outcome(Ending.PASSED, "match", "")
+        outcome = (
+            self._measure(files, cancel)
+            if self.limits.others
+            else Outcome(Ending.PASSED, "match", "")
+        )
         if outcome.ending is Ending.PASSED and self.limits.engine_size_limit is not None:
             sized = self._weigh(files, self.limits.engine_size_limit, cancel)
             outcome = replace(sized, reason="; ".join(filter(None, (outcome.reason, sized.reason))))
@@ -92,8 +101,11 @@ class LimitCheck(BuiltinCheck):
         return outcome
 
     def _measure(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
-        limits, required = self.limits, None
-        if files.target is None and (lost := self.lost()) is not None:  # with a switch turned, less of it is no pass
+        limits = self.limits
+        required = None
+        if (
+            files.target is None and (lost := self.lost()) is not None
+        ):  # with a switch turned, less of it is no pass
             required = LITTLE * lost / 1e3, ENOUGH * lost / 1e3
         request = Measure(
             self.built(files),
@@ -114,7 +126,9 @@ class LimitCheck(BuiltinCheck):
         if isinstance(reply, Failed):
             return self._failed(reply)
         if reply.refused is not None:
-            return Outcome(Ending.SKIPPED, "no baseline", f"the baseline does not run it: {reply.refused}")
+            return Outcome(
+                Ending.SKIPPED, "no baseline", f"the baseline does not run it: {reply.refused}"
+            )
         outcome = self._judge(request, reply)
         return outcome if files.target is None else replace(outcome, severity=None)
 
@@ -127,7 +141,8 @@ class LimitCheck(BuiltinCheck):
 
     def _judge(self, request: Measure, seen: Measured) -> Outcome:
         """Return the first limit that is exceeded, else one that could not be decided, else a pass."""
-        limits, found = self.limits, list[tuple[bool | None, str, str]]()
+        limits = self.limits
+        found = list[tuple[bool | None, str, str]]()
         for kind, most in limits.memory_limit_of.items():
             size = seen.memory[kind] / _MB
             where = "GPU memory" if kind == "device" else f"host memory at the peak of the {kind}"
@@ -164,7 +179,10 @@ class LimitCheck(BuiltinCheck):
         engine.unlink()
         ending, signature = (Ending.MISMATCHED, LARGE) if size > most else (Ending.PASSED, "match")
         return Outcome(
-            ending, signature, f"the engine has {size:.2f} MB (limit {most:g})", measured={"engine_mb": size}
+            ending,
+            signature,
+            f"the engine has {size:.2f} MB (limit {most:g})",
+            measured={"engine_mb": size},
         )
 
 
@@ -178,7 +196,8 @@ def _ms(seconds: tuple[float, ...]) -> float | None:
 
 
 def _said(request: Measure, seen: Measured) -> str:
-    mine, other = _ms(seen.seconds) or 0.0, _ms(seen.baseline)
+    mine = _ms(seen.seconds) or 0.0
+    other = _ms(seen.baseline)
     if request.share is not None:
         high = sorted(seen.seconds)[math.ceil(request.share * len(seen.seconds)) - 1]
         return f"{1e3 * high:.4g} ms at percentile {100 * request.share:g}"
@@ -192,7 +211,8 @@ def _said(request: Measure, seen: Measured) -> str:
 
 def _plain(seen: Measured) -> dict[str, Any]:
     """Plain values for the journal and the result."""
-    mine, other = _ms(seen.seconds), _ms(seen.baseline)
+    mine = _ms(seen.seconds)
+    other = _ms(seen.baseline)
     return {
         "latency_ms": mine,
         "fastest_ms": min(seen.seconds, default=math.nan) * 1e3 if seen.seconds else None,

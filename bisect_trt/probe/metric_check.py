@@ -1,8 +1,8 @@
 """The check by a metric: the score of a model's outputs on a whole set of samples, with the candidate on the target.
 
-A candidate that is a piece of the model has no such outputs. For each sample the reference computes the inputs of the piece, the
-target runs the piece, and the reference computes the model's outputs from the result. So it is the score of a model in which only
-the piece runs on the target.
+A candidate that is a piece of the model has no such outputs. For each sample the reference computes
+the inputs of the piece, the target runs the piece, and the reference computes the model's outputs
+from the result. So it is the score of a model in which only the piece runs on the target.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Scale:
         said = f"{self.metric.name} is {self.metric.say(measured.value)}"
         if self.bound is not None:
             side = "at most" if self.metric.lower_is_better else "at least"
-            said += f", {'' if measured.passed else 'required: '}{side} {self.metric.say(self.bound)}"
+            said += (
+                f", {'' if measured.passed else 'required: '}{side} {self.metric.say(self.bound)}"
+            )
         return f"{said} (of all {self.data.count} samples)"
 
     def to_json(self, measured: Scored) -> dict[str, Any]:
@@ -113,7 +115,9 @@ class MetricCheck:
         files.note(reason)
         known: dict[str, Any] = {"latency_ms": reply.latency_ms, "layers": reply.layers}
         known["metric"] = self.scale.to_json(reply)
-        ending, signature = (Ending.PASSED, "match") if reply.passed else (Ending.MISMATCHED, SIGNATURE)
+        ending, signature = (
+            (Ending.PASSED, "match") if reply.passed else (Ending.MISMATCHED, SIGNATURE)
+        )
         return Outcome(ending, signature, reason, **known)
 
     def measure(self, files: CandidateFiles, cancel: Cancel | None = None) -> Scored | Failed:
@@ -129,7 +133,9 @@ class MetricCheck:
             layers=self.runs.timed,
             timed=self.runs.timed,
         )
-        return self.runs.workers.ask(request, self.runs.timeout, cancel, log=files.log, confirm=self.runs.confirm)
+        return self.runs.workers.ask(
+            request, self.runs.timeout, cancel, log=files.log, confirm=self.runs.confirm
+        )
 
     def _rest(self, files: CandidateFiles) -> tuple[Path | None, Path | None]:
         """Write the models around a piece into its folder, which has the file of weights."""

@@ -44,7 +44,8 @@ class EngineCache:
 
     def offer(self, files: CandidateFiles, *, passed: bool) -> None:
         """Keep a candidate's engine in its folder, or remove it."""
-        engine, count = files.folder / ENGINE, len(files.keep or ())
+        engine = files.folder / ENGINE
+        count = len(files.keep or ())
         with self._lock:
             best = self._best
             if not passed or (best is not None and best[0] <= count and best[1] != engine):
@@ -67,12 +68,14 @@ class BuiltinCheck:
         target: The runtime under suspicion.
         tolerance: How far it may be off.
         timeout: Seconds a candidate may take.
-        timed: Whether to measure how long a candidate runs, and to ask of which layers its engine is made.
+        timed: Whether to measure how long a candidate runs, and to ask of which layers its engine
+            is made.
         engine_cache: The store of engines of candidates that pass, if they are kept.
         confirm: Whether a crash counts only once it has been seen twice.
         layers: Whether to ask of which layers its engine is made, if it is not timed.
         same: Whether one session runs whatever is alike, candidate after candidate.
-        finds_weights: Whether it needs no copy of weights in files of their own; its workers see to those.
+        finds_weights: Whether it needs no copy of weights in files of their own; its workers see to
+            those.
         records: Whether each build leaves its engine, and what it chose, in the candidate's folder.
     """
 
@@ -97,14 +100,19 @@ class BuiltinCheck:
             UsageError: A tolerance names no output.
             UnavailableError: The target's runtime is not installed.
         """
-        given = bool(self.tolerance.atol or self.tolerance.rtol)  # what the user gives is meant to the letter
-        strict = given or files.target is not None  # with something else turned, less of the failure is no pass
+        given = bool(
+            self.tolerance.atol or self.tolerance.rtol
+        )  # what the user gives is meant to the letter
+        strict = (
+            given or files.target is not None
+        )  # with something else turned, less of the failure is no pass
         request = Compare(
             self.built(files),
             files.model,
             files.samples,
             self.tolerance,
-            # A mild mismatch may be none, so without tolerances all samples are looked at for the most severe.
+            # A mild mismatch may be none, so without tolerances all samples are looked at for the
+            # most severe.
             every=len(files.samples) > 1 and not strict,
             layers=self.timed or self.layers,
             timed=self.timed,
@@ -113,14 +121,22 @@ class BuiltinCheck:
         places: list[Place] = []
         try:
             reply = self.workers.ask(
-                request, self.timeout, cancel, log=files.log, confirm=self.confirm, on_place=places.append
+                request,
+                self.timeout,
+                cancel,
+                log=files.log,
+                confirm=self.confirm,
+                on_place=places.append,
             )
         except ValueRefusedError as error:
             if files.target is None:
                 raise
-            # A setting that a search turns, and that this runtime does not keep, says nothing about the model.
+            # A setting that a search turns, and that this runtime does not keep, says nothing about
+            # the model.
             return Outcome(Ending.OTHER, "setting refused", str(error))
-        outcome = replace(self._read(reply, strict=strict), place=places[-1].said if places else None)
+        outcome = replace(
+            self._read(reply, strict=strict), place=places[-1].said if places else None
+        )
         if self.engine_cache is not None and files.engine is None:
             self.engine_cache.offer(files, passed=outcome.ending is Ending.PASSED)
         files.note(outcome.reason)
@@ -132,7 +148,9 @@ class BuiltinCheck:
             return outcome_of_failure(reply)
         if self.target.build_only:
             return Outcome(Ending.PASSED, "builds", "it builds", layers=reply.layers)
-        return replace(outcome_of_comparisons(reply, self.tolerance, strict=strict), layers=reply.layers)
+        return replace(
+            outcome_of_comparisons(reply, self.tolerance, strict=strict), layers=reply.layers
+        )
 
     def target_of(self, files: CandidateFiles) -> TargetSettings:
         """The target as it takes this candidate."""
@@ -154,7 +172,9 @@ class BuiltinCheck:
         target = self.target_of(files)
         words = ["bisect-trt", "run", str(files.model), *target.flags(), *written(self.tolerance)]
         words += [] if files.weights is None else ["--external-data-dir", str(files.weights)]
-        return shlex.join([*words, "--load-inputs", str(files.inputs), "--load-outputs", str(files.golden)])
+        return shlex.join(
+            [*words, "--load-inputs", str(files.inputs), "--load-outputs", str(files.golden)]
+        )
 
 
 def outcome_of_failure(failed: Failed) -> Outcome:
@@ -169,18 +189,32 @@ def outcome_of_failure(failed: Failed) -> Outcome:
     return Outcome(Ending.BROKEN, failed.signature, reasons.get(failed.kind, failed.message))
 
 
-def outcome_of_comparisons(reply: Compared, tolerance: ToleranceOptions, *, strict: bool = False) -> Outcome:
+def outcome_of_comparisons(
+    reply: Compared, tolerance: ToleranceOptions, *, strict: bool = False
+) -> Outcome:
     """The outcome of comparing a candidate's outputs; its severity counts too, unless any mismatch does (``strict``)."""
     samples = _by_sample(reply.comparisons)
-    sample = max(samples, key=lambda each: max(found.severity for found in samples[each]), default=None)
+    sample = max(
+        samples, key=lambda each: max(found.severity for found in samples[each]), default=None
+    )
     if sample is None or all(found.passed for found in samples[sample]):
         sample = next(reversed(samples), None)
     comparisons = samples.get(sample, [])
     failed = [comparison for comparison in comparisons if not comparison.passed]
-    strict = strict or bool(tolerance.atol or tolerance.rtol)  # what the user gives is meant to the letter
+    strict = strict or bool(
+        tolerance.atol or tolerance.rtol
+    )  # what the user gives is meant to the letter
     weight = severity_weight(tolerance.precision)
-    severity = None if strict else max((weight * comparison.severity for comparison in comparisons), default=None)
-    known: dict[str, Any] = {"comparisons": tuple(comparisons), "latency_ms": reply.latency_ms, "severity": severity}
+    severity = (
+        None
+        if strict
+        else max((weight * comparison.severity for comparison in comparisons), default=None)
+    )
+    known: dict[str, Any] = {
+        "comparisons": tuple(comparisons),
+        "latency_ms": reply.latency_ms,
+        "severity": severity,
+    }
     if not failed:
         said = "1 output matches" if len(comparisons) == 1 else f"{len(comparisons)} outputs match"
         left_out = [f"'{name}': {why}" for name, why in reply.skipped.items()]
@@ -228,8 +262,12 @@ class FreshCheck:
 def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int) -> Outcome:
     """Return the outcome of a candidate from its errors on each sample."""
     seen = _by_sample(comparisons)
-    errors = tuple(max(map(error_of, seen[number])) for number in sorted(seen, key=lambda each: each or 1))
-    failing = {number: found for number, found in seen.items() if not all(each.passed for each in found)}
+    errors = tuple(
+        max(map(error_of, seen[number])) for number in sorted(seen, key=lambda each: each or 1)
+    )
+    failing = {
+        number: found for number, found in seen.items() if not all(each.passed for each in found)
+    }
     worst = max(errors, default=0.0)
     if not failing:
         said = f"{samples} {'sample matches' if samples == 1 else 'samples match'}, worst error {worst:.2g} of the tolerance"
@@ -252,7 +290,8 @@ def error_of(comparison: TensorComparison) -> float:
     return tolerance_ratio(vars(comparison))
 
 
-FIXED_ENGINE, POLYGRAPHYS_ENGINE = Path("bisect_trt_debug.engine"), Path("polygraphy_debug.engine")
+FIXED_ENGINE = Path("bisect_trt_debug.engine")
+POLYGRAPHYS_ENGINE = Path("polygraphy_debug.engine")
 """Paths of the engine for a command without a placeholder; the second if the command names it."""
 
 
@@ -289,9 +328,13 @@ class EngineCheck:
         if files.engine is not None:
             return self._judge(files, cancel)
         engine = files.folder / ENGINE
-        target = replace(self.target, keep=files.keep or ()) if files.target is None else files.target
+        target = (
+            replace(self.target, keep=files.keep or ()) if files.target is None else files.target
+        )
         target = target.target.recording(target, files.folder) if self.records else target
-        request = BuildEngine(target.with_own(save_engine=str(engine.absolute())), files.model, files.inputs)
+        request = BuildEngine(
+            target.with_own(save_engine=str(engine.absolute())), files.model, files.inputs
+        )
         reply = self.workers.ask(request, self.command.timeout, cancel, log=files.log)
         if isinstance(reply, Failed):
             return outcome_of_failure(reply)

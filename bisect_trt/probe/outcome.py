@@ -32,7 +32,8 @@ class Ending(str, Enum):
     OTHER = "other"
     """It broke in another way than the one asked for."""
     BROKEN = "broken"
-    """It was killed, ran out of time, or the runtime refused the model: a failure if the original's is of this kind."""
+    """It was killed, ran out of time, or the runtime refused the model: a failure if the original's
+    is of this kind."""
 
 
 @dataclass(frozen=True)
@@ -41,22 +42,27 @@ class Outcome:
 
     Attributes:
         ending: How it ended.
-        signature: The kind of failure, the same for the same failure on another model: ``mismatch``, ``exit 1``,
-            ``signal SIGSEGV``, ``time-out``, or a message with its numbers masked.
+        signature: The kind of failure, the same for the same failure on another model:
+            ``mismatch``, ``exit 1``, ``signal SIGSEGV``, ``time-out``, or a message with its
+            numbers masked.
         reason: A sentence for people.
-        seconds: The time of all runs of the check; where a check reports none, the prober measures it.
-        tail: The last lines of what the check printed, where it broke in another way or failed by its exit status alone.
+        seconds: The time of all runs of the check; where a check reports none, the prober measures
+            it.
+        tail: The last lines of what the check printed, where it broke in another way or failed by
+            its exit status alone.
         comparisons: What the built-in check saw of each output.
         own_seconds: How long the driver took to make and write the candidate.
         runs: How often the check ran.
         failures: How many of the runs failed; only measured of the original.
-        severity: How many times the worst output is past the tolerance, weighed by ``severity_weight``; ``None`` where any
-            mismatch counts.
+        severity: How many times the worst output is past the tolerance, weighed by
+            ``severity_weight``; ``None`` where any mismatch counts.
         latency_ms: How long one run took, the median of several, where that was measured.
         layers: The engine's layers, where they were asked for; see ``Session.layers``.
-        sample: The number of the input sample that this was seen on, from 1, where there are several.
+        sample: The number of the input sample that this was seen on, from 1, where there are
+            several.
         place: Where it ran, as it was asked for, if not here.
-        errors: Of each fresh sample, the largest error over its tolerance, where errors decide the verdict.
+        errors: Of each fresh sample, the largest error over its tolerance, where errors decide the
+            verdict.
         metric: What it scores, where a metric is the check; see ``Scale.to_json``.
         measured: Its times and memory, where limits are the check.
     """
@@ -92,7 +98,11 @@ class Outcome:
             if self.is_milder(severity):
                 return Verdict.PASS
             # A search for a crash or a refused build is not answered by a wrong number.
-            return Verdict.FAIL if original is None or not original.startswith(BROKEN_PREFIXES) else Verdict.UNRESOLVED
+            return (
+                Verdict.FAIL
+                if original is None or not original.startswith(BROKEN_PREFIXES)
+                else Verdict.UNRESOLVED
+            )
         if self.ending is Ending.PASSED:
             return Verdict.PASS
         if self.ending is Ending.BROKEN and original in (None, self.signature):

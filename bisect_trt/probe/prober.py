@@ -1,8 +1,8 @@
 """The oracle of a search: runs the check on candidates, as often as each answer needs, and remembers the verdicts.
 
-A question becomes a candidate and is answered from memory, from the journal, or by a probe. ``Prober`` repeats the check
-where it is flaky and remembers, ``Speculation`` probes ahead with several workers, and ``reconfirm`` probes again what is
-recommended because it passed.
+A question becomes a candidate and is answered from memory, from the journal, or by a probe.
+``Prober`` repeats the check where it is flaky and remembers, ``Speculation`` probes ahead with
+several workers, and ``reconfirm`` probes again what is recommended because it passed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from functools import partial
 from threading import Timer
 from typing import Protocol
 
-from bisect_trt.errors import BisectError, CheckCommandError, ExitStatus, NoisyMachineError, ResourceError
+from bisect_trt.errors import (
+    BisectError,
+    CheckCommandError,
+    ExitStatus,
+    NoisyMachineError,
+    ResourceError,
+)
 from bisect_trt.onnxlib.cut import Cut
 from bisect_trt.probe.candidate import Candidate, Identity
 from bisect_trt.probe.ledger import Ledger, Record
@@ -24,7 +30,17 @@ from bisect_trt.probe.speculation import Speculation
 from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
 from bisect_trt.search.confirm import FLAKY
-from bisect_trt.search.oracle import Again, Oracle, Original, Question, Result, Search, Subset, Units, Verdict
+from bisect_trt.search.oracle import (
+    Again,
+    Oracle,
+    Original,
+    Question,
+    Result,
+    Search,
+    Subset,
+    Units,
+    Verdict,
+)
 from bisect_trt.search.statistics import Flakiness, confirmations, expected_verdicts
 from bisect_trt.tensors.files import Values
 from bisect_trt.worker.process import Cancel
@@ -32,14 +48,16 @@ from bisect_trt.worker.protocol import LOST
 
 _FAILURES = (Ending.FAILED, Ending.MISMATCHED, Ending.BROKEN)
 Vet = Callable[[CandidateFiles, Outcome, Cancel | None], Outcome]
-"""Returns the outcome of a piece that does not run; it is no failure if the reference does not run the piece either."""
+"""Returns the outcome of a piece that does not run; it is no failure if the reference does not run
+the piece either."""
 
 
 class DoesNotReproduce(BisectError):  # noqa: N818 - an ending, not an error
     """The original model passes its check, so there is nothing to look for."""
 
     status = ExitStatus.NOT_REPRODUCED
-    code, remedy = "BT3001", "Try other input values, tolerances or conditions of the check."
+    code = "BT3001"
+    remedy = "Try other input values, tolerances or conditions of the check."
 
 
 class Check(Protocol):
@@ -95,11 +113,20 @@ class Prober:
     def beside(self, check: Check, workers: int | None = None) -> Prober:
         """Return a prober with another check, which shares the journal, the budget, and how often a check has to pass."""
         return replace(
-            self, check=check, workers=self.workers if workers is None else workers, measured=False, wasted=0
+            self,
+            check=check,
+            workers=self.workers if workers is None else workers,
+            measured=False,
+            wasted=0,
         )
 
     def probe_original(
-        self, candidate: Candidate, *, repeat: int | None = None, confidence: float = 0.99, units: int = 1
+        self,
+        candidate: Candidate,
+        *,
+        repeat: int | None = None,
+        confidence: float = 0.99,
+        units: int = 1,
     ) -> Record:
         """Probe the original model; it must fail.
 
@@ -115,9 +142,13 @@ class Prober:
         identity = candidate.identity
         outcome = self._outcome(
             identity,
-            lambda: self._bounded(identity, lambda cancel: self.measure(candidate, repeat or 1, cancel)),
+            lambda: self._bounded(
+                identity, lambda cancel: self.measure(candidate, repeat or 1, cancel)
+            ),
         )
-        self.flakiness = Flakiness(outcome.runs, outcome.failures, confidence, expected_verdicts(units))
+        self.flakiness = Flakiness(
+            outcome.runs, outcome.failures, confidence, expected_verdicts(units)
+        )
         self.measured = repeat is not None
         return self._must_fail(self.ledger.decide(candidate.identity, outcome), candidate)
 
@@ -163,7 +194,10 @@ class Prober:
         return outcome
 
     def search(
-        self, search: Search[Result], build: Callable[[Subset], Candidate], original: Candidate | None = None
+        self,
+        search: Search[Result],
+        build: Callable[[Subset], Candidate],
+        original: Candidate | None = None,
     ) -> Result:
         """Return the result of a search over the candidates that ``build`` makes; ``original`` is for questions about that.
 
@@ -175,7 +209,9 @@ class Prober:
             if isinstance(question, Again):
                 candidate = candidate_for(question.question)
                 title = question.title or f"{candidate.title}, once more"
-                return replace(candidate, title=title, again=True, runs=question.runs, until=question.until)
+                return replace(
+                    candidate, title=title, again=True, runs=question.runs, until=question.until
+                )
             if isinstance(question, Units):
                 return build(question.units)
             assert original is not None, "the search asks about an original that it was not given"
@@ -199,7 +235,9 @@ class Prober:
 
         return search(oracle)
 
-    def search_from(self, original: Candidate, search: Search[Result], build: Callable[[Subset], Candidate]) -> Result:
+    def search_from(
+        self, original: Candidate, search: Search[Result], build: Callable[[Subset], Candidate]
+    ) -> Result:
         """Probe the original, then search; with several workers the search runs ahead of that first answer too.
 
         Raises:
@@ -228,24 +266,34 @@ class Prober:
                 f"the check, or one that ran beside it, has changed {files.model} while it was checked, so the original was not "
                 "checked; have it write elsewhere, or give --workers 1."
             )
-        raise DoesNotReproduce(f"the failure does not reproduce on the original model: {record.reason}.")
+        raise DoesNotReproduce(
+            f"the failure does not reproduce on the original model: {record.reason}."
+        )
 
     def run_check(self, candidate: Candidate, cancel: Cancel | None = None) -> Outcome:
         """The first failure, or the last of enough passes; or the other way round, if the candidate says so.
 
         A sequential test: a candidate that fails is mostly known after one or two runs.
         """
-        most, until = self.flakiness.passes_needed if candidate.runs is None else candidate.runs, candidate.until
+        most = self.flakiness.passes_needed if candidate.runs is None else candidate.runs
+        until = candidate.until
         if candidate.again and candidate.runs is None and self.flakiness.is_steady:
-            most, until = self.flakiness.runs, Verdict.PASS
+            most = self.flakiness.runs
+            until = Verdict.PASS
         going = (Ending.PASSED,) if until is Verdict.FAIL else _FAILURES
-        began, outcomes = time.monotonic(), list[Outcome]()
+        began = time.monotonic()
+        outcomes = list[Outcome]()
         for outcome in self._each(candidate, most, cancel):
             outcomes.append(outcome)
             if outcome.ending not in going:
                 break
-        number, last = len(outcomes), outcomes[-1]
-        return _summed(last if number == 1 else replace(last, reason=f"{last.reason} (run {number})"), outcomes, began)
+        number = len(outcomes)
+        last = outcomes[-1]
+        return _summed(
+            last if number == 1 else replace(last, reason=f"{last.reason} (run {number})"),
+            outcomes,
+            began,
+        )
 
     def measure(self, candidate: Candidate, repeat: int, cancel: Cancel | None = None) -> Outcome:
         """Run the original ``repeat`` times.
@@ -256,7 +304,8 @@ class Prober:
         Raises:
             UnavailableError: Another process ended it repeatedly.
         """
-        began, outcomes = time.monotonic(), list[Outcome]()
+        began = time.monotonic()
+        outcomes = list[Outcome]()
         for outcome in self._each(candidate, repeat, cancel):
             if outcome.cancelled:
                 return outcome
@@ -268,10 +317,14 @@ class Prober:
         failures = [outcome for outcome in outcomes if outcome.ending in _FAILURES]
         outcome = replace((failures or outcomes[-1:])[0], failures=len(failures))
         if repeat > 1:
-            outcome = replace(outcome, reason=f"{outcome.reason} ({len(failures)} of {len(outcomes)} runs fail)")
+            outcome = replace(
+                outcome, reason=f"{outcome.reason} ({len(failures)} of {len(outcomes)} runs fail)"
+            )
         return _summed(outcome, outcomes, began)
 
-    def _each(self, candidate: Candidate, most: int, cancel: Cancel | None = None) -> Iterator[Outcome]:
+    def _each(
+        self, candidate: Candidate, most: int, cancel: Cancel | None = None
+    ) -> Iterator[Outcome]:
         """Yield the outcomes of so many runs of a candidate, which is written anew before each."""
         files = self.write(candidate)
         for number in range(max(most, 1)):
@@ -279,8 +332,14 @@ class Prober:
                 files.renew()
             began = time.monotonic()
             outcome = self.check.run(files, cancel)
-            refused = outcome.ending is Ending.BROKEN and outcome.signature.startswith(("build: ", "run: "))
-            if refused and self.vet is not None and (isinstance(candidate.made, Cut) or candidate.values is not None):
+            refused = outcome.ending is Ending.BROKEN and outcome.signature.startswith(
+                ("build: ", "run: ")
+            )
+            if (
+                refused
+                and self.vet is not None
+                and (isinstance(candidate.made, Cut) or candidate.values is not None)
+            ):
                 outcome = self.vet(files, outcome, cancel)
             # A command reports its own time, without what it waited for.
             yield replace(outcome, seconds=outcome.seconds or time.monotonic() - began)
@@ -289,19 +348,27 @@ class Prober:
         """The files of a candidate, written where they are not there."""
         if candidate.has_external_data and not getattr(self.check, "finds_weights", False):
             self.workspace.weights.bring(candidate.proto)
-        own, inputs, outputs = candidate.values, candidate.inputs, candidate.outputs
+        own = candidate.values
+        inputs = candidate.inputs
+        outputs = candidate.outputs
         if own is not None:
-            fed, made = ({name: own[name] for name in names if name in own} for names in (inputs, outputs))
+            fed, made = (
+                {name: own[name] for name in names if name in own} for names in (inputs, outputs)
+            )
             return self.workspace.write(candidate, [(fed, made)])
         assert self.activations is not None, "the candidate has no values"
         samples = (self.activations, *self.activations.more)
-        return self.workspace.write(candidate, [(each.select(inputs), each.select(outputs)) for each in samples])
+        return self.workspace.write(
+            candidate, [(each.select(inputs), each.select(outputs)) for each in samples]
+        )
 
 
 def _summed(outcome: Outcome, outcomes: Sequence[Outcome], began: float) -> Outcome:
     """An outcome with the number and the seconds of all of several runs."""
     seconds = sum(each.seconds for each in outcomes)
-    return replace(outcome, seconds=seconds, own_seconds=time.monotonic() - began - seconds, runs=len(outcomes))
+    return replace(
+        outcome, seconds=seconds, own_seconds=time.monotonic() - began - seconds, runs=len(outcomes)
+    )
 
 
 @dataclass(frozen=True)
@@ -310,7 +377,8 @@ class Confirmation:
 
     Attributes:
         record: The last probe; no ``PASS`` where the passing may be chance, with the reason.
-        seen: How often it passed and how often the model failed without it, in words; empty at a prompt.
+        seen: How often it passed and how often the model failed without it, in words; empty at a
+            prompt.
     """
 
     record: Record
@@ -322,18 +390,22 @@ class Confirmation:
         return self.record.verdict is Verdict.PASS
 
 
-def reconfirm(prober: Prober, failing: Candidate, passing: Candidate, ways: int = 1, failures: int = 0) -> Confirmation:
+def reconfirm(
+    prober: Prober, failing: Candidate, passing: Candidate, ways: int = 1, failures: int = 0
+) -> Confirmation:
     """Probe a candidate that passed as often again as it takes for its passing not to be chance.
 
     Args:
         prober: Probed both.
-        failing: What fails without it. Unless each probe takes minutes it is run again too, as often as that needs fewer runs
-            in all.
+        failing: What fails without it. Unless each probe takes minutes it is run again too, as
+            often as that needs fewer runs in all.
         passing: What passed.
-        ways: How many such answers there are; all of them are to hold with the confidence asked for.
+        ways: How many such answers there are; all of them are to hold with the confidence asked
+            for.
         failures: How often other candidates without it were probed, each of which failed.
     """
-    check, flakiness = prober.check, prober.flakiness
+    check = prober.check
+    flakiness = prober.flakiness
     if isinstance(check, PromptCheck):
         return Confirmation(prober.probe(passing, again=True))
     if not flakiness.is_steady:  # each pass was as many passes, and so is this one
@@ -343,12 +415,16 @@ def reconfirm(prober: Prober, failing: Candidate, passing: Candidate, ways: int 
     lost = bool(more) and _passes_now(prober, failing, more)
     record = prober.probe(_repeated(passing, passes, runs=1 if lost else passes))
     if lost:
-        doubt = FLAKY.format(f"'{failing.title}' failed, and did not when asked again, so that a pass may be luck")
+        doubt = FLAKY.format(
+            f"'{failing.title}' failed, and did not when asked again, so that a pass may be luck"
+        )
         return Confirmation(replace(record, verdict=Verdict.UNRESOLVED, reason=doubt))
     if record.verdict is Verdict.FAIL:
         record = replace(record, reason=f"it passed, and did not when asked again: {record.reason}")
     known = flakiness.runs + failures + more
-    return Confirmation(record, f"{passes + 1} of {passes + 1} runs pass, {known} of {known} fail without it")
+    return Confirmation(
+        record, f"{passes + 1} of {passes + 1} runs pass, {known} of {known} fail without it"
+    )
 
 
 def _runs(check: Check, flakiness: Flakiness, ways: int, failures: int) -> tuple[int, int]:
@@ -371,6 +447,12 @@ def _passes_now(prober: Prober, failing: Candidate, runs: int) -> bool:
     return now is not None and now.ending is Ending.PASSED
 
 
-def _repeated(candidate: Candidate, times: int, *, runs: int | None = None, until: Verdict = Verdict.FAIL) -> Candidate:
-    title = f"{candidate.title}, once more" if times == 1 else f"{candidate.title}, {times} times more"
-    return replace(candidate, title=title, again=True, runs=times if runs is None else runs, until=until)
+def _repeated(
+    candidate: Candidate, times: int, *, runs: int | None = None, until: Verdict = Verdict.FAIL
+) -> Candidate:
+    title = (
+        f"{candidate.title}, once more" if times == 1 else f"{candidate.title}, {times} times more"
+    )
+    return replace(
+        candidate, title=title, again=True, runs=times if runs is None else runs, until=until
+    )

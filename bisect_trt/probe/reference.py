@@ -36,7 +36,9 @@ _SHAPE_SIZE = 64
 class Models:
     """Runs models for their values, by default on the reference runtime; with ``build_only`` nothing is to be compared."""
 
-    def __init__(self, workspace: Workspace, workers: WorkerPool, target: TargetSettings | None = None) -> None:
+    def __init__(
+        self, workspace: Workspace, workers: WorkerPool, target: TargetSettings | None = None
+    ) -> None:
         """``workspace`` gets the files of this session; ``target`` is what the reference is for, where that matters."""
         self.reference = reference_settings(target)
         self.build_only = target is not None and target.build_only
@@ -66,7 +68,9 @@ class Models:
     ) -> Arrays | Failed:
         """Return the outputs of a model by name, or the reason why it does not run; ``name`` names its files."""
         made = self._scratch(f"{name}.made.npz")
-        failed = self.collect(self.write(name, model), self.feed(f"{name}.in", values), made, target, timeout)
+        failed = self.collect(
+            self.write(name, model), self.feed(f"{name}.in", values), made, target, timeout
+        )
         return load_npz(made) if failed is None else failed
 
     def constants(self, network: Network, names: Sequence[str]) -> Arrays | Failed:
@@ -84,16 +88,23 @@ class Models:
         *,
         append: bool = False,
     ) -> Failed | None:
-        """Run a model and leave its outputs in a file or a store; why it is not run, if so. The reference always runs here.
+        """Run a model and leave its outputs in a file or a store; why it is not run, if so.
+
+        The reference always runs here.
 
         Raises:
-            UnavailableError: The reference takes too long or too much memory, or another process ends the workers that run it.
+            UnavailableError: The reference takes too long or too much memory, or another process
+                ends the workers that run it.
         """
         settings = self.reference if target is None else target
         asked = self._reference_once if target is None else target
-        reply = self.workers.ask(Collect(asked, model, (inputs,), (to,), append), timeout, here=target is None)
+        reply = self.workers.ask(
+            Collect(asked, model, (inputs,), (to,), append), timeout, here=target is None
+        )
         if isinstance(reply, Failed) and reply.kind in ("time-out", "memory") and target is None:
-            raise ModelRefusedError(f"{settings.describe()} does not get to the end of a model: {reply.message}.")
+            raise ModelRefusedError(
+                f"{settings.describe()} does not get to the end of a model: {reply.message}."
+            )
         if isinstance(reply, Failed) and reply.kind == "lost":
             raise ResourceError(
                 f"{settings.describe()} could not run a model: {reply.message}. Free memory, or run fewer probes at a time "
@@ -138,7 +149,9 @@ def stored_values(network: Network, models: Models) -> StoredValue:
             return constant
         made = models.constants(network, [name])
         if isinstance(made, Failed):
-            raise ModelRefusedError(f"ONNX Runtime cannot compute the weight '{name}': {made.message}.")
+            raise ModelRefusedError(
+                f"ONNX Runtime cannot compute the weight '{name}': {made.message}."
+            )
         return numpy_helper.from_array(made[name], name)
 
     return value
@@ -152,11 +165,15 @@ class InferredValues:
 
     def __init__(self, network: Network, inputs: Values, models: Models) -> None:
         """Infer the shapes, and compute what depends on them alone."""
-        if not all(info.is_static for info in input_infos(network)):  # then they are those of the values
+        if not all(
+            info.is_static for info in input_infos(network)
+        ):  # then they are those of the values
             network = Network(free_inputs(network.proto, shapes_of(inputs)))
         self.network = network
         self._shapes: Arrays = {
-            name: value for name, value in inputs.items() if value.dtype.kind in "iub" and value.size <= _SHAPE_SIZE
+            name: value
+            for name, value in inputs.items()
+            if value.dtype.kind in "iub" and value.size <= _SHAPE_SIZE
         }
         inferred = infer(network, follow_values=True)
         known = network.infos if inferred is None else inferred.infos()
@@ -164,11 +181,13 @@ class InferredValues:
         sizes: Arrays = {}
         chosen: list[int] = []
         for index in network.order:
-            node, reads = network.nodes[index], [name for name in network.reads[index] if not network.is_weight(name)]
+            node = network.nodes[index]
+            reads = [name for name in network.reads[index] if not network.is_weight(name)]
             if node.op_type in ("Shape", "Size") and reads and reads[0] in static:
                 sizes[node.output[0]] = shape_value(node, static[reads[0]])
             elif reads and all(
-                name in sizes or name in self._shapes or network.producer.get(name) in chosen for name in reads
+                name in sizes or name in self._shapes or network.producer.get(name) in chosen
+                for name in reads
             ):
                 chosen.append(index)
         self._shapes |= sizes
@@ -176,22 +195,30 @@ class InferredValues:
         if chosen:
             weights = [index for index in network.order if network.constant[index]]
             piece = cut(network, [*weights, *chosen], {**static}, nothing_stored, names)
-            made = models.run("shapes", piece.proto, {name: self._shapes[name] for name in piece.inputs})
+            made = models.run(
+                "shapes", piece.proto, {name: self._shapes[name] for name in piece.inputs}
+            )
             self._shapes |= {} if isinstance(made, Failed) else made
-        computed = {name: TensorInfo(name, value.dtype, value.shape) for name, value in self._shapes.items()}
+        computed = {
+            name: TensorInfo(name, value.dtype, value.shape) for name, value in self._shapes.items()
+        }
         self.infos = {**static, **computed}
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Return the value of a tensor."""
         info = self.infos[name]
-        return self._shapes[name] if name in self._shapes else np.zeros(cast("Any", info.shape), info.dtype)
+        return (
+            self._shapes[name]
+            if name in self._shapes
+            else np.zeros(cast("Any", info.shape), info.dtype)
+        )
 
 
 class Reference:
     """The activations of a model: ONNX Runtime on the CPU, optimisations off, every tensor kept on disk.
 
-    Where ONNX Runtime has no kernel for a node (a TensorRT plugin), or fails in one, the tensors that depend on it stay
-    unknown and everything else is still known.
+    Where ONNX Runtime has no kernel for a node (a TensorRT plugin), or fails in one, the tensors
+    that depend on it stay unknown and everything else is still known.
 
     Attributes:
         inputs: The values of the graph's inputs.
@@ -200,10 +227,10 @@ class Reference:
         infos: Type and shape of every tensor with a known value, the inputs too.
         missing: For each node that could not be run, why.
         lost: These nodes and all that depend on them: what they make is not known.
-        refused: Why ONNX Runtime cannot run any model of this kind (of an IR version or operator set that it does not
-            know, say), if so; then nothing is known but the inputs.
-        more: The reference runs of the other input samples. The fields above then apply to every sample; a
-            dimension that is not the same for all of them is free.
+        refused: Why ONNX Runtime cannot run any model of this kind (of an IR version or operator
+            set that it does not know, say), if so; then nothing is known but the inputs.
+        more: The reference runs of the other input samples. The fields above then apply to every
+            sample; a dimension that is not the same for all of them is free.
     """
 
     def __init__(
@@ -233,8 +260,12 @@ class Reference:
         suffix = "" if number == 1 else f"-{number}"
         self.inputs_file = models.feed(f"inputs{suffix}", self.inputs)
         self.store = workspace.scratch(f"activations{suffix}")
-        self._fed = {name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()}
-        self._values = InferredValues(network, self.inputs, models) if models.build_only else self._run()
+        self._fed = {
+            name: TensorInfo(name, value.dtype, value.shape) for name, value in self.inputs.items()
+        }
+        self._values = (
+            InferredValues(network, self.inputs, models) if models.build_only else self._run()
+        )
         self.infos: Mapping[str, TensorInfo] = ChainMap(self._fed, cast("Any", self._values.infos))
 
     def add(self, other: Reference) -> None:
@@ -243,7 +274,11 @@ class Reference:
         self.missing = {**other.missing, **self.missing}
         self.lost |= other.lost
         self.refused = self.refused or other.refused
-        self.infos = {name: common(info, other.infos[name]) for name, info in self.infos.items() if name in other.infos}
+        self.infos = {
+            name: common(info, other.infos[name])
+            for name, info in self.infos.items()
+            if name in other.infos
+        }
 
     def select(self, names: Sequence[str]) -> Arrays:
         """Return the known values of the tensors, in the given order."""
@@ -264,16 +299,25 @@ class Reference:
     def _run(self) -> ActivationStore:
         """Run all nodes; where that does not work, all that do not depend on the ones that break it.
 
-        Nodes that only make weights are tried with the others, so that the one to blame is found among them too.
+        Nodes that only make weights are tried with the others, so that the one to blame is found
+        among them too.
         """
         nodes = list(self._network.order)
         problem = self._try(nodes)
-        if problem is not None and (refusal := self._collect(nothing_special(self._network.proto))) is not None:
-            self.refused, nodes = refusal.message, []
+        if (
+            problem is not None
+            and (refusal := self._collect(nothing_special(self._network.proto))) is not None
+        ):
+            self.refused = refusal.message
+            nodes = []
             problem = self._try(nodes)
         while problem is not None:
             broken, problem = self._first_broken(nodes, problem)
-            alike = [index for index in nodes if problem.kind == "build" and self._same_unknown(index, broken)]
+            alike = [
+                index
+                for index in nodes
+                if problem.kind == "build" and self._same_unknown(index, broken)
+            ]
             self.missing |= dict.fromkeys([broken, *alike], problem.message)
             nodes = _without(self._network, nodes, {broken, *alike})
             problem = self._try(nodes)
@@ -299,9 +343,12 @@ class Reference:
 
         A graph made for TensorRT may hold a plugin a hundred times; the first tells of all.
         """
-        one, other = self._network.nodes[index], self._network.nodes[broken]
+        one = self._network.nodes[index]
+        other = self._network.nodes[broken]
         same = (one.op_type, one.domain) == (other.op_type, other.domain)
-        return same and not onnx.defs.has(other.op_type, "" if other.domain == "ai.onnx" else other.domain)
+        return same and not onnx.defs.has(
+            other.op_type, "" if other.domain == "ai.onnx" else other.domain
+        )
 
     def _try(self, nodes: list[int]) -> Failed | None:
         """Run some nodes, with all that they depend on, and keep all they make; what is wrong if that fails."""
@@ -314,7 +361,9 @@ class Reference:
             return self._collect_slices(slices)
         if len(nodes) == len(network.nodes):
             returned = [name for name in network.outputs if name in network.producer]
-            return self._collect(mark_outputs(network, list(dict.fromkeys([*network.computed, *returned])), {}))
+            return self._collect(
+                mark_outputs(network, list(dict.fromkeys([*network.computed, *returned])), {})
+            )
         kept = [index for index in nodes if not network.constant[index]] or nodes
         made = [name for index in kept for name in network.made(index)]
         return self._collect(cut(network, nodes, {}, nothing_stored, made).proto)
@@ -326,7 +375,11 @@ class Reference:
 
         def made_again(name: str) -> bool:
             """Whether a tensor cannot be fed: each slice that reads it makes it again."""
-            return network.is_weight(name) or name not in network.infos or is_extension(network.infos[name].dtype)
+            return (
+                network.is_weight(name)
+                or name not in network.infos
+                or is_extension(network.infos[name].dtype)
+            )
 
         for place, part in enumerate(slices):
             if place:
@@ -334,7 +387,11 @@ class Reference:
                 infos = ChainMap(self._fed, cast("Any", ActivationStore(self.store).infos))
             made = [name for index in part for name in network.made(index)]
             if part is slices[-1]:  # the weights too that the graph returns
-                made += [name for name in network.outputs if name in network.producer and network.is_weight(name)]
+                made += [
+                    name
+                    for name in network.outputs
+                    if name in network.producer and network.is_weight(name)
+                ]
             nodes = network.leading_to({network.producer[name] for name in made}, made_again)
             piece = cut(network, nodes, infos, nothing_stored, list(dict.fromkeys(made)))
             problem = self._collect(piece.proto, append=place > 0)
@@ -353,13 +410,17 @@ class Reference:
 
 def nothing_special(model: onnx.ModelProto) -> onnx.ModelProto:
     """A model like another in all but its nodes: it has one, which every runtime knows."""
-    plain = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    plain = onnx.ModelProto(
+        ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions
+    )
     if all(opset.domain not in {"", "ai.onnx"} for opset in model.opset_import):
         plain.opset_import.append(onnx.helper.make_opsetid("", 1))
     value = onnx.helper.make_tensor("value", onnx.TensorProto.FLOAT, [1], [0.0])
     plain.graph.name = "nothing_special"
     plain.graph.node.append(onnx.helper.make_node("Constant", [], ["constant"], value=value))
-    plain.graph.output.append(onnx.helper.make_tensor_value_info("constant", onnx.TensorProto.FLOAT, [1]))
+    plain.graph.output.append(
+        onnx.helper.make_tensor_value_info("constant", onnx.TensorProto.FLOAT, [1])
+    )
     return plain
 
 

@@ -1,8 +1,9 @@
 """Parallel probes for a search that asks one question at a time.
 
-The search is a pure function of an oracle, so it can be run ahead on guessed verdicts to learn what it would ask next.
-Those candidates are probed in parallel; the true answers are then taken in one by one, in the order of the true questions,
-and what they make moot is ended. The result and the order of decisions are the same as with one worker, by construction.
+The search is a pure function of an oracle, so it can be run ahead on guessed verdicts to learn what
+it would ask next. Those candidates are probed in parallel; the true answers are then taken in one
+by one, in the order of the true questions, and what they make moot is ended. The result and the
+order of decisions are the same as with one worker, by construction.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from bisect_trt.worker.process import Cancel
 _REMEMBERED = 16
 """The chance of a failure follows from so many of the last verdicts."""
 _PRIOR = 8
-"""Number of verdicts that outweigh the belief that failing and passing are equally likely, as they are in a bisection."""
+"""Number of verdicts that outweigh the belief that failing and passing are equally likely, as they
+are in a bisection."""
 _GUESSES = 8
 """Most guesses for each question."""
 
@@ -56,7 +58,8 @@ def likely_questions(
 ) -> list[Question]:
     """Return the questions that a search is most likely to ask from here on, the certain one first.
 
-    Walks the tree of guessed verdicts from its root, the most probable branch first; ``failing`` is the chance of a failure.
+    Walks the tree of guessed verdicts from its root, the most probable branch first; ``failing`` is
+    the chance of a failure.
     """
     order = count()
     branches: list[tuple[float, int, dict[Question, Verdict]]] = [(-1.0, next(order), {})]
@@ -176,7 +179,9 @@ class Speculation:
             return True  # another question is about the same model
         self._ledger.start(identity)
         cancel = Cancel()
-        self._running[question] = Running(identity, self._pool.submit(self._run, candidate, cancel), cancel)
+        self._running[question] = Running(
+            identity, self._pool.submit(self._run, candidate, cancel), cancel
+        )
         return True
 
     def _collect(self) -> None:
@@ -199,6 +204,10 @@ class Speculation:
             future = running.future
             wait([future])
             running.cancel.close()
-            done = not future.cancelled() and future.exception() is None and not future.result().cancelled
+            done = (
+                not future.cancelled()
+                and future.exception() is None
+                and not future.result().cancelled
+            )
             self._ledger.end(running.identity, future.result() if done else None)
         self.wasted += len(ended)

@@ -33,7 +33,8 @@ _SHELL_KILLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
 SKIP_CODE = 125
 """The exit status for "cannot be judged", as for ``git bisect run``."""
 _CANNOT_RUN = {126: "cannot be executed", 127: "is not there"}
-"""Exit statuses of a shell for a program that it cannot run, which end a search as they end ``git bisect run``."""
+"""Exit statuses of a shell for a program that it cannot run, which end a search as they end
+``git bisect run``."""
 _PLACEHOLDER = re.compile(r"\{(model|inputs|golden|dir|engine|python|shapes)\}")
 PYTHON = "{python}"
 """Placeholder of the interpreter of a candidate: its environment's interpreter, else this one."""
@@ -45,7 +46,8 @@ def _of_samples(files: CandidateFiles, check: Callable[[CandidateFiles], Outcome
     Returns:
         The first failure; else the first that neither failed nor passed; else the last pass.
     """
-    seconds, found = 0.0, None
+    seconds = 0.0
+    found = None
     for each in files.each_sample():
         outcome = check(each)
         if each.sample is None:
@@ -53,7 +55,11 @@ def _of_samples(files: CandidateFiles, check: Callable[[CandidateFiles], Outcome
         seconds += outcome.seconds
         failed = outcome.ending in (Ending.FAILED, Ending.MISMATCHED)
         if found is None or found.ending is Ending.PASSED or failed:
-            named = outcome.reason if outcome.ending is Ending.PASSED else f"sample {each.sample}: {outcome.reason}"
+            named = (
+                outcome.reason
+                if outcome.ending is Ending.PASSED
+                else f"sample {each.sample}: {outcome.reason}"
+            )
             found = replace(outcome, reason=named, sample=each.sample)
         if outcome.cancelled or failed:
             break
@@ -118,7 +124,10 @@ class CommandCheck:
     def command_line(self, files: CandidateFiles) -> list[str]:
         """The command for one candidate."""
         known = {"python": sys.executable, **files.placeholders()}
-        return [_PLACEHOLDER.sub(lambda match: known.get(match[1], match[0]), word) for word in self.argv]
+        return [
+            _PLACEHOLDER.sub(lambda match: known.get(match[1], match[0]), word)
+            for word in self.argv
+        ]
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Run it on a candidate, with one input sample after the other until it fails."""
@@ -126,7 +135,11 @@ class CommandCheck:
 
     def _run_sample(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
         argv = self.command_line(files)
-        copy = "" if files.kept is None else f"{shlex.join(['cp', str(files.kept.absolute()), str(files.model)])} && "
+        copy = (
+            ""
+            if files.kept is None
+            else f"{shlex.join(['cp', str(files.kept.absolute()), str(files.model)])} && "
+        )
         note_command(files, f"{copy}{shlex.join(argv)}")
         for number in range(MOST_LOST):
             if number or (files.sample or 1) > 1:
@@ -138,7 +151,9 @@ class CommandCheck:
         reason = f"the check was killed {MOST_LOST} times ({how}), which says nothing of the model"
         return Outcome(Ending.SKIPPED, LOST, reason, end.seconds, _tail(files.log))
 
-    def _end(self, argv: Sequence[str], files: CandidateFiles, cancel: Cancel | None) -> tuple[ProcessEnd, bool]:
+    def _end(
+        self, argv: Sequence[str], files: CandidateFiles, cancel: Cancel | None
+    ) -> tuple[ProcessEnd, bool]:
         """Return the end of the command, and whether another process may have ended it or one of its children."""
         kills = oom_kills()
         with gate.turn(cancel):
@@ -152,7 +167,9 @@ class CommandCheck:
                     memory_limit=self.memory_limit,
                 )
             except OSError as error:
-                raise CheckCommandError(f"--check: '{self.argv[0]}' cannot be run: {error.strerror}.") from error
+                raise CheckCommandError(
+                    f"--check: '{self.argv[0]}' cannot be run: {error.strerror}."
+                ) from error
         gate.saw_children()
         if end.limit is not None:
             return end, False
@@ -166,23 +183,46 @@ class CommandCheck:
         if end.limit == "cancelled":
             return Outcome(Ending.SKIPPED, CANCELLED, "its answer was not needed any more", seconds)
         if end.code in self.ignore_fail_codes and end.limit is None:
-            return Outcome(Ending.PASSED, "pass", f"exit status {end.code}, which --ignore-fail-code lists", seconds)
+            return Outcome(
+                Ending.PASSED,
+                "pass",
+                f"exit status {end.code}, which --ignore-fail-code lists",
+                seconds,
+            )
         if end.code == SKIP_CODE and SKIP_CODE not in self.fail_codes and end.limit is None:
-            return Outcome(Ending.SKIPPED, "skip", f"exit status {SKIP_CODE}: cannot be judged", seconds)
+            return Outcome(
+                Ending.SKIPPED, "skip", f"exit status {SKIP_CODE}: cannot be judged", seconds
+            )
         if end.limit == "time":
-            return Outcome(Ending.BROKEN, "time-out", f"no answer after {self.timeout:g} s", seconds, _tail(log))
+            return Outcome(
+                Ending.BROKEN,
+                "time-out",
+                f"no answer after {self.timeout:g} s",
+                seconds,
+                _tail(log),
+            )
         if end.limit == "memory":
-            return Outcome(Ending.BROKEN, OVER_MEMORY, "it took more memory than --memory-limit", seconds, _tail(log))
+            return Outcome(
+                Ending.BROKEN,
+                OVER_MEMORY,
+                "it took more memory than --memory-limit",
+                seconds,
+                _tail(log),
+            )
         if end.signal_name:
             name = end.signal_name
-            return Outcome(Ending.BROKEN, f"signal {name}", f"killed by {name}", seconds, _tail(log))
+            return Outcome(
+                Ending.BROKEN, f"signal {name}", f"killed by {name}", seconds, _tail(log)
+            )
         if self.fail_codes or self.fail_regexes:
             return self._read_conditions(end, log)
         if end.code == 0:
             return Outcome(Ending.PASSED, "pass", "exit status 0", seconds)
         self._refuse_broken(end, log)
         # A broken check ends like this too, and only what it printed tells.
-        return Outcome(Ending.FAILED, f"exit {end.code}", f"exit status {end.code}", seconds, _tail(log))
+        return Outcome(
+            Ending.FAILED, f"exit {end.code}", f"exit status {end.code}", seconds, _tail(log)
+        )
 
     def _refuse_broken(self, end: ProcessEnd, log: Path) -> None:
         """End the search where a program of the check cannot be run, which says nothing of any model.
@@ -206,14 +246,25 @@ class CommandCheck:
         if end.code in self.fail_codes:
             met.append(f"exit status {end.code}")
         lost = end.left_out or (self.fail_regexes and not log.exists())
-        if self.fail_regexes and matched is None and lost and (not self.fail_codes or end.code in self.fail_codes):
-            what = f"the {end.left_out} bytes of output that are not kept" if end.left_out else "the log, which is gone"
+        if (
+            self.fail_regexes
+            and matched is None
+            and lost
+            and (not self.fail_codes or end.code in self.fail_codes)
+        ):
+            what = (
+                f"the {end.left_out} bytes of output that are not kept"
+                if end.left_out
+                else "the log, which is gone"
+            )
             reason = f"--fail-regex may match in {what}"
             return Outcome(Ending.OTHER, "too much output", reason, end.seconds, _tail(log))
         if len(met) == bool(self.fail_codes) + bool(self.fail_regexes):
             return Outcome(Ending.FAILED, ", ".join(met), ", ".join(met), end.seconds)
         if end.code == 0:
-            return Outcome(Ending.PASSED, "pass", "exit status 0, and not the failure asked for", end.seconds)
+            return Outcome(
+                Ending.PASSED, "pass", "exit status 0, and not the failure asked for", end.seconds
+            )
         self._refuse_broken(end, log)
         reason = f"exit status {end.code}, but not the failure asked for"
         return Outcome(Ending.OTHER, f"exit {end.code}", reason, end.seconds, _tail(log))
@@ -248,9 +299,10 @@ class FunctionCheck:
     """Calls a function with each candidate, in this process, one at a time.
 
     Attributes:
-        function: Takes the path of the candidate, and ``inputs`` and ``golden``, dicts of arrays by tensor name, if it has
-            parameters of these names. It returns ``True`` or ``Verdict.FAIL`` for "it fails", ``False``, ``None`` or
-            ``Verdict.PASS`` for "it does not"; an ``AssertionError`` is a failure too, any other exception says nothing.
+        function: Takes the path of the candidate, and ``inputs`` and ``golden``, dicts of arrays by
+            tensor name, if it has parameters of these names. It returns ``True`` or
+            ``Verdict.FAIL`` for "it fails", ``False``, ``None`` or ``Verdict.PASS`` for "it does
+            not"; an ``AssertionError`` is a failure too, any other exception says nothing.
     """
 
     function: Callable[..., object]
@@ -272,7 +324,8 @@ class FunctionCheck:
         except BisectError:
             raise
         except AssertionError as error:
-            signature, reason = "AssertionError", f"AssertionError: {_first_line(error)}".rstrip(": ")
+            signature = "AssertionError"
+            reason = f"AssertionError: {_first_line(error)}".rstrip(": ")
             return Outcome(Ending.FAILED, signature, reason)
         except Exception as error:
             tail = "\n".join(traceback.format_exc().rstrip().splitlines()[-_TAIL_LINES:])
@@ -332,7 +385,9 @@ class PromptCheck:
             print(f"To look at one: bisect-trt inspect data {second} --show values")
         while True:
             try:
-                answer = input(f"Is {files.model} good or bad? [{'/'.join(_ANSWERS)}] ").strip().lower()
+                answer = (
+                    input(f"Is {files.model} good or bad? [{'/'.join(_ANSWERS)}] ").strip().lower()
+                )
             except EOFError:
                 raise KeyboardInterrupt from None
             meant = next((end for name, end in _ANSWERS.items() if answer in (name, name[0])), None)

@@ -19,21 +19,31 @@ from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.errors import OutputFileError, UsageError
 from bisect_trt.onnxlib.load import external_files, folder_with, load_model, model_tensors, place_of
-from bisect_trt.onnxlib.save import EMBED_LIMIT_BYTES, copy_file, inner_bytes, refer_to, save_model, share_weights
+from bisect_trt.onnxlib.save import (
+    EMBED_LIMIT_BYTES,
+    copy_file,
+    inner_bytes,
+    refer_to,
+    save_model,
+    share_weights,
+)
 from bisect_trt.probe.candidate import Candidate, Setup
 from bisect_trt.targets.base import ELSEWHERE
 from bisect_trt.tensors.files import Values, replacing, save_npz
 from bisect_trt.worker.protocol import Sample
 
 RUNS_FOLDER = ".bisect-trt"
-FIXED_PATH, POLYGRAPHYS_PATH = Path("bisect_trt_debug.onnx"), Path("polygraphy_debug.onnx")
+FIXED_PATH = Path("bisect_trt_debug.onnx")
+POLYGRAPHYS_PATH = Path("polygraphy_debug.onnx")
 _NAME_LENGTH = 60
-"""Most characters of a model's name in the name of a run's folder; a character has at most four bytes."""
+"""Most characters of a model's name in the name of a run's folder; a character has at most four
+bytes."""
 _SCRATCH = "scratch-"
 KEY_LENGTH = 12
 """Digits of a candidate's key that name its folder."""
 _MARK = "bisect-trt.candidate"
-"""Metadata key of a file at the fixed path, so that no other program's file is ever written over."""
+"""Metadata key of a file at the fixed path, so that no other program's file is ever written
+over."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +53,17 @@ class CandidateFiles(Setup):
     Attributes:
         folder: Its own folder.
         model: The model.
-        samples: Its inputs and the reference's values of its outputs, ``.npz``, of each input sample.
+        samples: Its inputs and the reference's values of its outputs, ``.npz``, of each input
+            sample.
         log: What the check printed.
-        kept: Where the model stays, if ``model`` is a fixed path that the next candidate is written to.
+        kept: Where the model stays, if ``model`` is a fixed path that the next candidate is written
+            to.
         sample: The number of the only input sample, from 1, if there are several.
         python: The interpreter that has its packages, where there is one.
         weights: The folder with its weights, where that is not the model's own.
         shapes: The shapes of its inputs, a text for each input sample.
-        renew: Writes it again, as a check may have changed it; to be called before it is used again.
+        renew: Writes it again, as a check may have changed it; to be called before it is used
+            again.
     """
 
     folder: Path
@@ -77,7 +90,8 @@ class CandidateFiles(Setup):
     def each_sample(self) -> Iterator[CandidateFiles]:
         """Yield copies with one input sample each."""
         for number, sample in enumerate(self.samples, 1):
-            shapes, of_several = self.shapes[number - 1 : number], number if len(self.samples) > 1 else None
+            shapes = self.shapes[number - 1 : number]
+            of_several = number if len(self.samples) > 1 else None
             yield replace(self, samples=(sample,), sample=of_several, shapes=shapes)
 
     def note(self, reason: str) -> None:
@@ -87,23 +101,34 @@ class CandidateFiles(Setup):
 
     def placeholders(self) -> dict[str, str]:
         """The values of ``{model}`` and the other placeholders: absolute paths, and the inputs' ``{shapes}``."""
-        paths = {"model": self.model, "inputs": self.inputs, "golden": self.golden, "dir": self.folder}
+        paths = {
+            "model": self.model,
+            "inputs": self.inputs,
+            "golden": self.golden,
+            "dir": self.folder,
+        }
         made = {"engine": self.engine, "python": self.python}
         shapes = {"shapes": self.shapes[0]} if self.shapes else {}
-        return {name: str(path.absolute()) for name, path in {**paths, **made}.items() if path is not None} | shapes
+        return {
+            name: str(path.absolute())
+            for name, path in {**paths, **made}.items()
+            if path is not None
+        } | shapes
 
     def environment(self) -> dict[str, str]:
         """Return the placeholders as environment variables (``BISECT_TRT_MODEL``), and the sample's number."""
         sample = {} if self.sample is None else {"BISECT_TRT_SAMPLE": str(self.sample)}
-        return {f"BISECT_TRT_{name.upper()}": path for name, path in self.placeholders().items()} | sample
+        return {
+            f"BISECT_TRT_{name.upper()}": path for name, path in self.placeholders().items()
+        } | sample
 
 
 class Workspace:
     """The folder of one run.
 
-    A candidate's folder is named by its content. Candidates that share one file of weights have to lie in one folder
-    with it (see ``onnxlib.save``): then the model of candidate 1f0c is ``candidates/1f0c.onnx``, else
-    ``candidates/1f0c/model.onnx``.
+    A candidate's folder is named by its content. Candidates that share one file of weights have to
+    lie in one folder with it (see ``onnxlib.save``): then the model of candidate 1f0c is
+    ``candidates/1f0c.onnx``, else ``candidates/1f0c/model.onnx``.
     """
 
     def __init__(self, folder: Path, fixed_path: Path | None = None) -> None:
@@ -116,7 +141,9 @@ class Workspace:
         self.candidates = folder / "candidates"
         self.weights = Weights(self.candidates)
         self.fixed_path = fixed_path
-        self._beside: dict[Path, bool] = {}  # weights beside the fixed path, and whether they were copied there
+        self._beside: dict[
+            Path, bool
+        ] = {}  # weights beside the fixed path, and whether they were copied there
         try:
             self.candidates.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -128,7 +155,8 @@ class Workspace:
     def new_folder(cls, command: str, model: Path) -> Path:
         """Make a fresh folder for a run under ``.bisect-trt`` in the current directory; no two processes get the same one."""
         stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-        # A model's name may be as long as a name can be, need not be text, which runtimes cannot open, and may be a command.
+        # A model's name may be as long as a name can be, need not be text, which runtimes cannot
+        # open, and may be a command.
         name = re.sub(r"[^\w.-]+", "-", model.stem[:_NAME_LENGTH])
         first = folder = Path(RUNS_FOLDER) / f"{stamp}-{command}-{name}"
         for number in count(1):
@@ -151,7 +179,9 @@ class Workspace:
         model = folder.with_suffix(".onnx") if shared_weights else folder / "model.onnx"
         return CandidateFiles(folder, model, (), folder / "output.log")
 
-    def write(self, candidate: Candidate, values: Sequence[tuple[Values, Values]]) -> CandidateFiles:
+    def write(
+        self, candidate: Candidate, values: Sequence[tuple[Values, Values]]
+    ) -> CandidateFiles:
         """Write a candidate, with the inputs and the reference's outputs of each sample.
 
         Raises:
@@ -159,9 +189,12 @@ class Workspace:
         """
         shared = candidate.has_external_data
         files = self.files(candidate.key, shared_weights=shared)
-        folder, path = files.folder, files.model
+        folder = files.folder
+        path = files.model
         ends = ("", *(f"-{number}" for number in range(2, len(values) + 1)))
-        samples = tuple(Sample(folder / f"inputs{end}.npz", folder / f"golden{end}.npz") for end in ends)
+        samples = tuple(
+            Sample(folder / f"inputs{end}.npz", folder / f"golden{end}.npz") for end in ends
+        )
 
         def write() -> None:
             try:
@@ -192,7 +225,8 @@ class Workspace:
     def _write_fixed(self, candidate: Candidate, path: Path) -> None:
         """Write a candidate to the fixed path, and the shared weights beside it, once."""
         for location in external_files(candidate.proto) if candidate.has_external_data else ():
-            source, target = self.weights.folder_of(candidate.proto) / location, path.parent / location
+            source = self.weights.folder_of(candidate.proto) / location
+            target = path.parent / location
             if target in self._beside:
                 continue
             self._beside[target] = not target.exists()
@@ -207,7 +241,8 @@ class Workspace:
         mark = onnx.ModelProto()
         mark.metadata_props.add(key=_MARK, value="rewritten for each probe")
         temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
-        # A message's bytes behind another's add its fields to that, so none of a search's candidates is parsed for this.
+        # A message's bytes behind another's add its fields to that, so none of a search's
+        # candidates is parsed for this.
         with temporary.open("wb") as file:
             file.writelines((candidate.content(), mark.SerializeToString()))
         path.unlink(missing_ok=True)  # ext4 writes out at once what is renamed over a file: 10 ms
@@ -250,14 +285,21 @@ def _cannot_make(folder: Path, error: OSError) -> UsageError:
 def _said_shapes(inputs: Values) -> str:
     """The shapes of inputs as ``trtexec --shapes`` has them: ``x:5x3,mask:5x8``; names with its signs in quotes."""
     quoted = {name: f"'{name}'" if set(name) & set(":,=") else name for name in inputs}
-    return ",".join(f"{quoted[name]}:{'x'.join(map(str, value.shape))}" for name, value in inputs.items() if value.ndim)
+    return ",".join(
+        f"{quoted[name]}:{'x'.join(map(str, value.shape))}"
+        for name, value in inputs.items()
+        if value.ndim
+    )
 
 
 def _refuse_foreign(path: Path) -> None:
     if not path.exists():
         return
     try:
-        ours = any(entry.key == _MARK for entry in onnx.load(str(path), load_external_data=False).metadata_props)
+        ours = any(
+            entry.key == _MARK
+            for entry in onnx.load(str(path), load_external_data=False).metadata_props
+        )
     except Exception:
         ours = False
     if not ours:
@@ -279,9 +321,10 @@ def sha256_of(path: Path) -> str:
 class Weights:
     """The weights of the candidates in one folder.
 
-    ONNX wants them beside the model, under no other name and behind no link. A hard link in the run's folder would make the
-    user's own file one with two names, which ONNX's loader refuses to read from then on; so it is the file itself that is read,
-    by runtimes that take its path, or a copy, which is made for the first one that does not, such as a check command.
+    ONNX wants them beside the model, under no other name and behind no link. A hard link in the
+    run's folder would make the user's own file one with two names, which ONNX's loader refuses to
+    read from then on; so it is the file itself that is read, by runtimes that take its path, or a
+    copy, which is made for the first one that does not, such as a check command.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -292,8 +335,13 @@ class Weights:
 
     def refer(self, model: onnx.ModelProto, weights: Path) -> None:
         """Have candidates of a model find its weights, in the folder ``weights``; large ones inside it go into a file."""
-        files, inside = external_files(model), sum(map(inner_bytes, model.graph.initializer))
-        if files and inside <= EMBED_LIMIT_BYTES and all(_is_plain(weights, location) for location in files):
+        files = external_files(model)
+        inside = sum(map(inner_bytes, model.graph.initializer))
+        if (
+            files
+            and inside <= EMBED_LIMIT_BYTES
+            and all(_is_plain(weights, location) for location in files)
+        ):
             self._note(files, weights.absolute())
         elif files or inside > EMBED_LIMIT_BYTES:
             share_weights(model, weights, self._folder)
@@ -310,7 +358,8 @@ class Weights:
             for tensor in filter(uses_external_data, model_tensors(model)):
                 place = place_of(tensor)
                 refer_to(tensor, f"{folder.name}/{place.location}", place.offset, place.length)
-            files, folder = external_files(model), folder.parent
+            files = external_files(model)
+            folder = folder.parent
         self._note(files, folder)
 
     def _note(self, files: Iterable[str], folder: Path) -> None:
@@ -334,11 +383,14 @@ class Weights:
         if isinstance(model, Path):
             try:
                 model = onnx.load(str(model), load_external_data=False)
-            except Exception:  # each of ONNX's formats raises its own; whoever reads it says what is wrong
+            except (
+                Exception
+            ):  # each of ONNX's formats raises its own; whoever reads it says what is wrong
                 return
         with self._lock:
             for location in self._homes.keys() & external_files(model):
-                home, place = self._homes[location], self._folder / location
+                home = self._homes[location]
+                place = self._folder / location
                 if home == self._folder:
                     continue
                 try:
@@ -352,7 +404,9 @@ class Weights:
 
     def folder_of(self, model: onnx.ModelProto) -> Path:
         """The folder in which all files of a candidate's weights are."""
-        homes = {self._homes[location] for location in external_files(model) if location in self._homes}
+        homes = {
+            self._homes[location] for location in external_files(model) if location in self._homes
+        }
         return folder_with(model, [self._folder, *homes]) or next(iter(homes), self._folder)
 
     def away(self, model: onnx.ModelProto) -> Path | None:

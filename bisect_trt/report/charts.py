@@ -9,9 +9,13 @@ from itertools import pairwise
 from bisect_trt.report.text import Entry, Json, number, plural, shorten
 from bisect_trt.tensors.comparison import tolerance_ratio
 
-WIDTH, HEIGHT = 1000, 300
-_LOWEST, _HIGHEST, _BAND = -6, 12, 44.0
-"""Powers of ten, beyond which values are drawn at the edge; height of the band of infinite values."""
+WIDTH = 1000
+HEIGHT = 300
+_LOWEST = -6
+_HIGHEST = 12
+_BAND = 44.0
+"""Powers of ten, beyond which values are drawn at the edge; height of the band of infinite
+values."""
 _NAME_LENGTH = 120
 MOST_POINTS = 2000
 Point = tuple[float, float]
@@ -23,9 +27,10 @@ def curve_chart(curve: Json) -> Entry:
     The scale is logarithmic; infinite errors are in a band at the top.
 
     Returns:
-        The ``label`` for screen readers; ``paths``, each with its CSS class and its ``d`` attribute, in drawing order; the height
-        of the part above the tolerance (``shade``); for each of ``ticks`` its position in percent from the top, mantissa and
-        exponent (``None`` for a plain number); x, y, name and error of each point (``data``); and the size.
+        The ``label`` for screen readers; ``paths``, each with its CSS class and its ``d``
+        attribute, in drawing order; the height of the part above the tolerance (``shade``); for
+        each of ``ticks`` its position in percent from the top, mantissa and exponent (``None`` for
+        a plain number); x, y, name and error of each point (``data``); and the size.
     """
     points = curve["points"]
     ratios = [_ratio(point["ratio"]) for point in points]
@@ -53,7 +58,10 @@ def curve_chart(curve: Json) -> Entry:
     ]
     step = max(1, math.ceil((high - low) / 6))
     ticks: list[tuple[float, str, int | None]] = [
-        (100 * y(10.0**power) / HEIGHT, *((f"{10.0**power:g}", None) if abs(power) <= 3 else ("10", power)))
+        (
+            100 * y(10.0**power) / HEIGHT,
+            *((f"{10.0**power:g}", None) if abs(power) <= 3 else ("10", power)),
+        )
         for power in range(high, low - 1, -1)
         if power % step == 0
     ]
@@ -80,9 +88,10 @@ def error_curve(tensors: Sequence[Json], most: int = MOST_POINTS) -> Entry:
     """Return the error along the network.
 
     Returns:
-        ``total``, the number of tensors, and ``points`` with ``place`` (of the tensor in that order), ``name``, ``op``,
-        ``passed``, ``ratio`` (the error in units of the tolerance: over 1 does not pass) and ``error`` (the largest absolute
-        one). Numbers that JSON lacks are the strings ``inf`` and ``nan``.
+        ``total``, the number of tensors, and ``points`` with ``place`` (of the tensor in that
+        order), ``name``, ``op``, ``passed``, ``ratio`` (the error in units of the tolerance: over 1
+        does not pass) and ``error`` (the largest absolute one). Numbers that JSON lacks are the
+        strings ``inf`` and ``nan``.
     """
     ratios = [tolerance_ratio(tensor) for tensor in tensors]
     first_wrong = [place for place, tensor in enumerate(tensors) if not tensor["passed"]][:1]
@@ -106,7 +115,8 @@ def downsample(values: Sequence[float], most: int, keep: Iterable[int] = ()) -> 
 
     Args:
         values: The series; Inf and NaN count as larger than all numbers.
-        most: How many places at most; at least 2 for each that is kept whatever its value, and 2 more.
+        most: How many places at most; at least 2 for each that is kept whatever its value, and 2
+            more.
         keep: Places that stay whatever their value.
     """
     if len(values) <= most:

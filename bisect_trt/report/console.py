@@ -1,7 +1,7 @@
 """Output while a command works: a live line, lines with ``-v``, or log records of the library.
 
-Names in a model are not trusted. Everything is printed line by line with unprintable characters escaped, so that no name
-colours a terminal, changes the direction of text, or adds a line.
+Names in a model are not trusted. Everything is printed line by line with unprintable characters
+escaped, so that no name colours a terminal, changes the direction of text, or adds a line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ Part = str | tuple[str, str]
 IN_JSON = " (--json lists them)"
 _OTHERWISE = "if that is not your failure, describe your failure with --fail-regex or --fail-code"
 _LOGGER = logging.getLogger("bisect_trt")
-_LOGGER.addHandler(logging.NullHandler())  # otherwise logging prints warnings where no handler is configured
+_LOGGER.addHandler(
+    logging.NullHandler()
+)  # otherwise logging prints warnings where no handler is configured
 _MOST_LINES = 400
 """The number of lines that the report shows."""
 HEARTBEAT_S = 10.0
@@ -55,7 +57,11 @@ class ProgressLine:
 
     def __init__(self, *, enabled: bool = True) -> None:
         """Show nothing until a step begins."""
-        self.enabled, self.stopping, self.title, self.probes, self.best = enabled, False, "", 0, ""
+        self.enabled = enabled
+        self.stopping = False
+        self.title = ""
+        self.probes = 0
+        self.best = ""
         self._size: int | None = None
         self._began = time.monotonic()
         self._live: Live | None = None
@@ -65,7 +71,8 @@ class ProgressLine:
 
     def step(self, title: str) -> None:
         """Begin a step."""
-        self.title, self._began = title, time.monotonic()
+        self.title = title
+        self._began = time.monotonic()
         if not self._shown:
             self.show()
 
@@ -73,8 +80,13 @@ class ProgressLine:
         """Count a probe."""
         self.probes = record.number
         is_piece = record.title.endswith(" units")  # else a set of nodes to keep, or a repetition
-        if record.verdict is Verdict.FAIL and is_piece and (self._size is None or record.size <= self._size):
-            self._size, self.best = record.size, record.title.replace(" units", " nodes")
+        if (
+            record.verdict is Verdict.FAIL
+            and is_piece
+            and (self._size is None or record.size <= self._size)
+        ):
+            self._size = record.size
+            self.best = record.title.replace(" units", " nodes")
 
     def text(self) -> str:
         """Return the line."""
@@ -93,25 +105,34 @@ class ProgressLine:
         """Show the line until :meth:`hide`."""
         if not self.enabled:
             return
-        self._shown, screen = True, open_screen(stderr=True) if is_terminal(sys.stderr) else None
+        self._shown = True
+        screen = open_screen(stderr=True) if is_terminal(sys.stderr) else None
         if screen is not None and screen.is_interactive:
             from rich.live import Live  # noqa: PLC0415 - as above
 
             line = partial(self._cropped, screen)
-            self._live = Live(console=screen, get_renderable=line, refresh_per_second=_REFRESHES, transient=True)
+            self._live = Live(
+                console=screen, get_renderable=line, refresh_per_second=_REFRESHES, transient=True
+            )
             self._live.start()
         else:
             self._ended = threading.Event()
-            self._beats = threading.Thread(target=self._beat, args=(self._ended,), name="progress", daemon=True)
+            self._beats = threading.Thread(
+                target=self._beat, args=(self._ended,), name="progress", daemon=True
+            )
             self._beats.start()
 
     def _cropped(self, screen: RichConsole) -> Text:
         """Return the line, narrower than the terminal: some wrap at the last column, and ``^C`` is echoed behind it."""
         from rich.text import Text  # noqa: PLC0415 - as above
 
-        line = self.text().encode(screen.encoding, "backslashreplace").decode(screen.encoding)  # its final width
+        line = (
+            self.text().encode(screen.encoding, "backslashreplace").decode(screen.encoding)
+        )  # its final width
         text = Text(line, "yellow" if self.stopping else "", no_wrap=True)
-        text.truncate(max(screen.width - 3, 1), overflow="ellipsis" if screen.encoding == "utf-8" else "crop")
+        text.truncate(
+            max(screen.width - 3, 1), overflow="ellipsis" if screen.encoding == "utf-8" else "crop"
+        )
         return text
 
     def _beat(self, ended: threading.Event) -> None:
@@ -150,8 +171,10 @@ class Console(Watcher):
     """Prints plain lines off a terminal, coloured ones on it; ``NO_COLOR`` is honoured.
 
     Attributes:
-        verbosity: 0 prints the summary of the result, 1 each step, decision and probe as well, -1 no progress.
-        steps: The steps for the report: ``title``, the number of ``probes`` before it, and ``lines``, printed or not.
+        verbosity: 0 prints the summary of the result, 1 each step, decision and probe as well, -1
+            no progress.
+        steps: The steps for the report: ``title``, the number of ``probes`` before it, and
+            ``lines``, printed or not.
         answers: The lines of the answer.
         progress: The live line.
     """
@@ -161,7 +184,8 @@ class Console(Watcher):
 
         Args:
             verbosity: The number of ``-v`` minus the number of ``-q``.
-            live: Whether to show progress, and to keep the answer for :meth:`conclude`; call :meth:`close` then.
+            live: Whether to show progress, and to keep the answer for :meth:`conclude`; call
+                :meth:`close` then.
         """
         self.verbosity = verbosity
         self.steps: list[Entry] = []
@@ -259,14 +283,16 @@ class Console(Watcher):
         """Count a probe; print it with ``-v``."""
         self._probes = record.number
         self.progress.probed(record)
-        first, failed = record.signature not in self._kinds, record.verdict is Verdict.FAIL
+        first = record.signature not in self._kinds
+        failed = record.verdict is Verdict.FAIL
         self._kinds.add(record.signature)
         tail = []
         if record.verdict is Verdict.UNRESOLVED and first:
             tail = [f"    | {plain(line.expandtabs())}" for line in record.tail.splitlines()]
         elif failed and first and record.said:
             tail = [f'  the check printed: "{plain(record.said)}"; {_OTHERWISE}']
-        before, verdict = f"  probe {record.number:<3} ", f"{record.verdict.value:10}"
+        before = f"  probe {record.number:<3} "
+        verdict = f"{record.verdict.value:10}"
         after = f" {record.seconds:6.2f} s  {plain(record.title)}  {plain(record.reason)}"
         self.note("\n".join([f"{before}{verdict}{after}", *tail]))
         if self.verbosity > 0:
@@ -293,7 +319,11 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 def _is_plain(stream: TextIO | None) -> bool:
     """Return whether a stream is neither a terminal nor treated as one by rich."""
-    return not (is_terminal(stream) or os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE") == "1")
+    return not (
+        is_terminal(stream)
+        or os.environ.get("FORCE_COLOR")
+        or os.environ.get("TTY_COMPATIBLE") == "1"
+    )
 
 
 def listed(texts: Sequence[str], most: int, rest: str = "") -> list[str]:

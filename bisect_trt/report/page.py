@@ -1,6 +1,7 @@
 """The HTML report of a result: sections from templates, one page without anything loaded from outside.
 
-Jinja2 escapes all text; :func:`~bisect_trt.report.text.clean` removes characters that no page may hold.
+Jinja2 escapes all text; :func:`~bisect_trt.report.text.clean` removes characters that no page may
+hold.
 """
 
 from __future__ import annotations
@@ -37,16 +38,25 @@ _DAMAGED = (
     *(LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError),
     *(msgspec.ValidationError, jinja2.TemplateError),
 )
-_SIZE_VERDICTS = {"PASS": ("passes", "pass"), "FAIL": ("fails", "fail"), "UNRESOLVED": ("not known", "unresolved")}
+_SIZE_VERDICTS = {
+    "PASS": ("passes", "pass"),
+    "FAIL": ("fails", "fail"),
+    "UNRESOLVED": ("not known", "unresolved"),
+}
 
 
 def _badge(result: Json) -> tuple[str, str]:
     """Return how a run ended, in a word or two, and the CSS class."""
-    command, status = result["command"], result["status"]
+    command = result["command"]
+    status = result["status"]
     if status == "found" and (command == "extract" or result.get("latency")):
         return "Done", "good"
     if command in ("run", "layerwise") and status in ("found", "not_reproduced"):
-        return ("All match", "good") if (status == "found") == (command == "run") else ("Mismatch", "bad")
+        return (
+            ("All match", "good")
+            if (status == "found") == (command == "run")
+            else ("Mismatch", "bad")
+        )
     unproven = status == "found" and result["minimality"] != "1-minimal"
     return _BADGES.get("inconclusive" if unproven else status, (status, "neutral"))
 
@@ -64,11 +74,20 @@ def _breakable(text: str) -> Markup:
 
 def _by_cost(groups: Sequence[Json]) -> list[Json]:
     """Return quantized groups: those in floats first, then by their error."""
-    return sorted(groups, key=lambda each: (not each["kept"], -float(each["error_alone_quantized"] or 0), each["id"]))
+    return sorted(
+        groups,
+        key=lambda each: (not each["kept"], -float(each["error_alone_quantized"] or 0), each["id"]),
+    )
 
 
 def _printable(value: object) -> object:
-    return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else "" if value is None else value
+    return (
+        clean(value)
+        if isinstance(value, str) and not isinstance(value, Markup)
+        else ""
+        if value is None
+        else value
+    )
 
 
 class _Compiled(jinja2.FileSystemBytecodeCache):
@@ -83,9 +102,13 @@ class _Compiled(jinja2.FileSystemBytecodeCache):
 def templates(**options: Any) -> jinja2.Environment:  # noqa: ANN401 - of Jinja2
     """Return an environment of the package's templates with these options of Jinja2."""
     kept = None
-    with contextlib.suppress(OSError, RuntimeError):  # there may be no folder that only this user can write to
+    with contextlib.suppress(
+        OSError, RuntimeError
+    ):  # there may be no folder that only this user can write to
         kept = _Compiled()
-    return jinja2.Environment(loader=jinja2.FunctionLoader(template), bytecode_cache=kept, **options)
+    return jinja2.Environment(
+        loader=jinja2.FunctionLoader(template), bytecode_cache=kept, **options
+    )
 
 
 @functools.cache
@@ -119,7 +142,9 @@ def _size_grid(sweep: Json) -> tuple[list[int], list[tuple[int, list[str | None]
     if len(sweep["dimensions"]) != 2:
         return None
     down, across = (each["name"] for each in sweep["dimensions"])
-    seen = {(entry["sizes"][down], entry["sizes"][across]): entry["verdict"] for entry in sweep["map"]}
+    seen = {
+        (entry["sizes"][down], entry["sizes"][across]): entry["verdict"] for entry in sweep["map"]
+    }
     rows, columns = (sorted({sizes[place] for sizes in seen}) for place in (0, 1))
     return columns, [(row, [seen.get((row, column)) for column in columns]) for row in rows]
 
@@ -127,12 +152,25 @@ def _size_grid(sweep: Json) -> tuple[list[int], list[tuple[int, list[str | None]
 def _sections(result: Json) -> Iterator[tuple[str, str, Markup]]:
     """Yield anchor, name in the navigation and content of each section that has something to show."""
     report = result.get("report") or {}
-    graph, curve, sweep = report.get("graph"), report.get("curve"), result.get("sweep")
-    title, (steps, probes) = headline(result), (report.get("story", {}).get("steps", ()), report.get("probes") or [])
+    graph = report.get("graph")
+    curve = report.get("curve")
+    sweep = result.get("sweep")
+    title, (steps, probes) = (
+        headline(result),
+        (report.get("story", {}).get("steps", ()), report.get("probes") or []),
+    )
     steps = [step for step in steps if step["title"] or step["lines"]]
-    yield "answer", "Answer", macro("answer", result, title, [row for row in summary(result) if row[1] != title])
+    yield (
+        "answer",
+        "Answer",
+        macro("answer", result, title, [row for row in summary(result) if row[1] != title]),
+    )
     if graph:
-        yield "graph", "Nodes", macro("graph_section", graph["nodes"], graph["tensors"], file="graph.html")
+        yield (
+            "graph",
+            "Nodes",
+            macro("graph_section", graph["nodes"], graph["tensors"], file="graph.html"),
+        )
     if curve:
         yield "error", "Error", macro("error", curve, charts.curve_chart(curve))
     if (result.get("latency") or {}).get("rows"):
@@ -146,10 +184,17 @@ def _sections(result: Json) -> Iterator[tuple[str, str, Markup]]:
     if findings := macro("findings", result):
         yield "findings", "Findings", findings
     if steps or probes:
-        yield "search", "Search", macro("search", steps, probes, result["probes"]["run"] - len(probes))
+        yield (
+            "search",
+            "Search",
+            macro("search", steps, probes, result["probes"]["run"] - len(probes)),
+        )
     if report.get("commands"):
         yield "commands", "Commands", macro("commands", report["commands"])
-    entries = [*(report.get("environment") or {}).items(), ("model SHA-256", result["model"].get("sha256"))]
+    entries = [
+        *(report.get("environment") or {}).items(),
+        ("model SHA-256", result["model"].get("sha256")),
+    ]
     yield "environment", "Environment", macro("environment", [(k, str(v)) for k, v in entries if v])
 
 
@@ -169,9 +214,16 @@ def render(result: Json) -> str:
         digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
         policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
         page = environment().get_template("page.html")
-        title, style = shorten(headline(result), 100), Markup(template("report.css"))
+        title = shorten(headline(result), 100)
+        style = Markup(template("report.css"))
         return page.render(
-            policy=Markup(policy), title=title, style=style, links=links, main=main, foot=foot, script=Markup(code)
+            policy=Markup(policy),
+            title=title,
+            style=style,
+            links=links,
+            main=main,
+            foot=foot,
+            script=Markup(code),
         )
     except _DAMAGED as error:
         raise RunFolderError(

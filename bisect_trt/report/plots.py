@@ -37,9 +37,12 @@ def check_plots(options: Plots) -> None:
         UsageError: A folder is a file.
     """
     for entry in (each for each in fields(options) if getattr(options, each.name)):
-        flag, value = f"--{entry.name.replace('_', '-')}", getattr(options, entry.name)
+        flag = f"--{entry.name.replace('_', '-')}"
+        value = getattr(options, entry.name)
         if find_spec("matplotlib") is None:
-            raise PackageError(f"{flag} needs matplotlib, which is not installed; run: pip install matplotlib")
+            raise PackageError(
+                f"{flag} needs matplotlib, which is not installed; run: pip install matplotlib"
+            )
         if isinstance(value, Path) and value.exists() and not value.is_dir():
             raise OutputFileError(f"{flag} {value} is a file; name a folder.")
 
@@ -56,15 +59,21 @@ def draw_plots(
     Raises:
         UsageError: A plot cannot be written.
     """
-    ways = ((options.save_heatmaps, _heatmap, "heatmap"), (options.save_error_metrics_plot, _scatter, "metrics"))
+    ways = (
+        (options.save_heatmaps, _heatmap, "heatmap"),
+        (options.save_error_metrics_plot, _scatter, "metrics"),
+    )
     wanted = [(folder, draw, name) for folder, draw, name in ways if folder is not None]
     paths: list[Path] = []
     for comparison in comparisons if wanted else ():
         targets, references = samples[(comparison.sample or 1) - 1]
-        target, reference = targets.get(comparison.name), references[comparison.name]
+        target = targets.get(comparison.name)
+        reference = references[comparison.name]
         alike = target is not None and target.shape == reference.shape and reference.size > 0
         if target is None or not alike or "c" in (target.dtype.kind, reference.dtype.kind):
-            console.say(f"  no plot of '{comparison.name}': its two values are not real numbers of one shape")
+            console.say(
+                f"  no plot of '{comparison.name}': its two values are not real numbers of one shape"
+            )
             continue
         for folder, draw, name in wanted:
             paths.append(folder / file_name(comparison.name, comparison.sample, name))
@@ -74,7 +83,13 @@ def draw_plots(
         result.extra["pictures"] = list(map(str, paths))
 
 
-def draw_figure(path: Path, comparison: TensorComparison, target: Array, reference: Array, draw: Any) -> None:  # noqa: ANN401 - a function of this module
+def draw_figure(
+    path: Path,
+    comparison: TensorComparison,
+    target: Array,
+    reference: Array,
+    draw: Any,  # noqa: ANN401 - a function of this module
+) -> None:
     """Draw the absolute and the relative error of a tensor beside each other.
 
     Raises:
@@ -86,18 +101,29 @@ def draw_figure(path: Path, comparison: TensorComparison, target: Array, referen
         expected = to_float(reference)
         absolute = np.abs(to_float(target) - expected)
         relative = absolute / np.maximum(np.abs(expected), _EPSILON)
-    figure = Figure(figsize=(12, 6), dpi=110, layout="constrained")  # pyplot's figures would stay alive
-    title = f"{comparison.name}, shape {list(reference.shape)}".replace("$", r"\$")  # a dollar sign begins a formula
+    figure = Figure(
+        figsize=(12, 6), dpi=110, layout="constrained"
+    )  # pyplot's figures would stay alive
+    title = f"{comparison.name}, shape {list(reference.shape)}".replace(
+        "$", r"\$"
+    )  # a dollar sign begins a formula
     figure.suptitle(title, fontsize=9)
     axes = figure.subplots(1, 2)
     for each, kind, errors in zip(axes, _KINDS, (absolute, relative), strict=True):
         each.set_title(f"{kind} error", fontsize=9)
-        draw(each, errors, np.abs(expected), comparison.atol if kind == "absolute" else comparison.rtol)
+        draw(
+            each,
+            errors,
+            np.abs(expected),
+            comparison.atol if kind == "absolute" else comparison.rtol,
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
     except OSError as error:
-        raise OutputFileError(f"the plot {path} cannot be written: {error.strerror}; name another place.") from error
+        raise OutputFileError(
+            f"the plot {path} cannot be written: {error.strerror}; name another place."
+        ) from error
 
 
 def _heatmap(axes: Axes, errors: Array, _: Array, __: float | None) -> None:
@@ -107,7 +133,9 @@ def _heatmap(axes: Axes, errors: Array, _: Array, __: float | None) -> None:
     image = errors.reshape((-1, *((1, 1, *errors.shape)[-2:]))).max(axis=0)
     colours = colormaps["viridis"].with_extremes(bad="red")
     axes.set_axis_off()
-    drawn = axes.imshow(np.ma.masked_invalid(image), cmap=colours, interpolation="nearest", aspect="auto")
+    drawn = axes.imshow(
+        np.ma.masked_invalid(image), cmap=colours, interpolation="nearest", aspect="auto"
+    )
     axes.figure.colorbar(drawn, ax=axes, shrink=0.8)
 
 
@@ -118,7 +146,8 @@ def _scatter(axes: Axes, errors: Array, magnitude: Array, tolerance: float | Non
     if tolerance is not None and 0 < tolerance < np.inf:
         axes.axhline(tolerance, color="red", linewidth=1, label=f"tolerance {tolerance:.3g}")
         axes.legend(fontsize=7)
-    # Zero, which a logarithmic scale has no place for, stands at the lower end, where the scale is linear.
+    # Zero, which a logarithmic scale has no place for, stands at the lower end, where the scale is
+    # linear.
     for scale, values in ((axes.set_xscale, magnitude[known]), (axes.set_yscale, errors[known])):
         scale("symlog", linthresh=float(values.min(where=values > 0, initial=1.0)))
     axes.set_xlabel("magnitude of the reference")

@@ -1,7 +1,8 @@
 """The folder that is attached to a bug report: the minimal model, its values, ``reproduce.py``, ``ISSUE.md``, ``README.md``.
 
-``reproduce.py`` needs nothing but the target's own package and NumPy. It consists of the sources of the modules that run the
-target and of one literal, which holds everything about this failure: names in a model are never code.
+``reproduce.py`` needs nothing but the target's own package and NumPy. It consists of the sources of
+the modules that run the target and of one literal, which holds everything about this failure: names
+in a model are never code.
 """
 
 from __future__ import annotations
@@ -35,11 +36,19 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
 from bisect_trt.tensors.files import Values, replacing, save_npz
 
-MODEL, INPUTS, GOLDEN, README, ISSUE = "model.onnx", "inputs.npz", "golden.npz", "README.md", "ISSUE.md"
-SCRIPT, FILES, ARCHIVED = "reproduce.py", "files", "reproducer"
+MODEL = "model.onnx"
+INPUTS = "inputs.npz"
+GOLDEN = "golden.npz"
+README = "README.md"
+ISSUE = "ISSUE.md"
+SCRIPT = "reproduce.py"
+FILES = "files"
+ARCHIVED = "reproducer"
 WRITTEN = (MODEL, INPUTS, GOLDEN, SCRIPT, README, ISSUE)
 """The files of every folder."""
-_SHOWN_KINDS, _SHOWN_LINES, _LINE_LENGTH = 3, 40, 400
+_SHOWN_KINDS = 3
+_SHOWN_LINES = 40
+_LINE_LENGTH = 400
 _SYMPTOMS = {"signal ": "crash in", "time-out": "time-out in", "nan": "NaN from", "inf": "Inf from"}
 """Symptoms in titles, by the start of the signature of the failure."""
 _SHARED = (
@@ -84,7 +93,8 @@ class Since:
 
     Attributes:
         sentence: The release, and whether later ones pass.
-        fixed: The release to upgrade to, as a request (``upgrade to onnxruntime 1.21.0 or later``), if there is one.
+        fixed: The release to upgrade to, as a request (``upgrade to onnxruntime 1.21.0 or later``),
+            if there is one.
     """
 
     sentence: str
@@ -108,7 +118,8 @@ class Reproducer:
     """The content of the folder.
 
     Attributes:
-        ran: The form of it that the target ran, where that is another (fp16 by Casts, free dimensions).
+        ran: The form of it that the target ran, where that is another (fp16 by Casts, free
+            dimensions).
         lowered: Whether the low precision is in that form already.
         target: The target; the files that it reads are in the folder.
         refusal: The target's message, where the failure is that the model does not run.
@@ -148,7 +159,10 @@ class Reproducer:
     def facts(self) -> Mapping[str, str]:
         """Return versions and devices of the machine that the target ran on, for the fields of a tracker; ``""`` if unknown."""
         here = environment()
-        found = {"onnxruntime": here.get("onnxruntime-gpu", ""), **(self.places[0] if self.places else here)}
+        found = {
+            "onnxruntime": here.get("onnxruntime-gpu", ""),
+            **(self.places[0] if self.places else here),
+        }
         if not self.places:
             found["machine"] = platform.machine()
         found["system"] = found.get("platform", "").partition("-")[0]
@@ -158,10 +172,14 @@ class Reproducer:
         """Return a title: runtime, symptom and operators, without names of the model."""
         nodes = self.model.graph.node
         ordered = (nodes[place] for place in dict.fromkeys((*self.blamed, *range(len(nodes)))))
-        found = dict.fromkeys(f"{'' if n.domain in DEFAULT_DOMAINS else f'{n.domain}.'}{n.op_type}" for n in ordered)
+        found = dict.fromkeys(
+            f"{'' if n.domain in DEFAULT_DOMAINS else f'{n.domain}.'}{n.op_type}" for n in ordered
+        )
         kinds = first_few([*found], _SHOWN_KINDS) or "a model without nodes"
         plain = "wrong values from" if self.refusal is None else "refusal of"
-        symptom = next((words for begin, words in _SYMPTOMS.items() if self.failure.startswith(begin)), plain)
+        symptom = next(
+            (words for begin, words in _SYMPTOMS.items() if self.failure.startswith(begin)), plain
+        )
         return f"{self.target.target.title}: {symptom} {kinds}"
 
     @property
@@ -169,7 +187,9 @@ class Reproducer:
         """The file that the target runs."""
         if self.ran is None:
             return MODEL
-        return f"model_{('bf16' if self.target.bf16 else 'fp16') if self.lowered else 'target'}.onnx"
+        return (
+            f"model_{('bf16' if self.target.bf16 else 'fp16') if self.lowered else 'target'}.onnx"
+        )
 
     @property
     def script(self) -> Script:
@@ -272,7 +292,13 @@ def _templates() -> jinja2.Environment:
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    made.filters |= {"block": block, "code": code, "markdown_table": table, "prose": prose, "value": _value}
+    made.filters |= {
+        "block": block,
+        "code": code,
+        "markdown_table": table,
+        "prose": prose,
+        "value": _value,
+    }
     made.globals |= {
         "golden_is": "what ONNX Runtime computes from the inputs on the CPU, graph optimisations off",
         "not_tried": NOT_TRIED,
@@ -293,7 +319,9 @@ def _value(comparison: TensorComparison, side: str) -> str:
         shape = comparison.reference_shape if side == "reference" else comparison.target_shape
         return "" if shape is None else f": shape {list(shape)}"
     value = getattr(worst, side)
-    return f" at {list(worst.index)}: " + (f"{value:.9g}" if isinstance(value, float) else prose(str(value)))
+    return f" at {list(worst.index)}: " + (
+        f"{value:.9g}" if isinstance(value, float) else prose(str(value))
+    )
 
 
 def describe_graph(model: onnx.ModelProto) -> str:
@@ -303,7 +331,11 @@ def describe_graph(model: onnx.ModelProto) -> str:
     except Exception:  # ONNX's own
         graph = model.graph
     shown = onnx.GraphProto(
-        name=graph.name, node=graph.node, input=graph.input, output=graph.output, value_info=graph.value_info
+        name=graph.name,
+        node=graph.node,
+        input=graph.input,
+        output=graph.output,
+        value_info=graph.value_info,
     )
     shown.initializer.extend(map(_without_values, graph.initializer))
     for attribute in (attribute for node in shown.node for attribute in node.attribute):
@@ -311,8 +343,13 @@ def describe_graph(model: onnx.ModelProto) -> str:
             attribute.t.CopyFrom(_without_values(attribute.t))
     lines = [line.rstrip() for line in printer.to_text(shown).rstrip().split("\n")]
     more = [f"... and {len(lines) - _SHOWN_LINES} more lines"] if len(lines) > _SHOWN_LINES else []
-    opsets = ", ".join(f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in model.opset_import)
-    cut = [line if len(line) <= _LINE_LENGTH else f"{line[:_LINE_LENGTH]} ..." for line in lines[:_SHOWN_LINES]]
+    opsets = ", ".join(
+        f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in model.opset_import
+    )
+    cut = [
+        line if len(line) <= _LINE_LENGTH else f"{line[:_LINE_LENGTH]} ..."
+        for line in lines[:_SHOWN_LINES]
+    ]
     return "\n".join([f"opsets: {opsets}", *cut, *more])
 
 
@@ -331,15 +368,17 @@ def pack(folder: Path, files: Sequence[Path], archive: Path) -> None:
             packed.write(path, f"{ARCHIVED}/{path.relative_to(folder).as_posix()}")
 
 
-def render_script(script: Script, comparisons: Sequence[TensorComparison], case: Mapping[str, Any]) -> str:
+def render_script(
+    script: Script, comparisons: Sequence[TensorComparison], case: Mapping[str, Any]
+) -> str:
     """The source of ``reproduce.py``; ``case`` are the values of its literal that are of neither."""
     literal = {
         **case,
         "needs": script.needs,
         "settings": script.settings,
         "hints": script.hints,
-        # By output: absolute tolerance, relative tolerance, the error statistic that is held against them; of a quantized one
-        # the step, and how many elements may be one off.
+        # By output: absolute tolerance, relative tolerance, the error statistic that is held
+        # against them; of a quantized one the step, and how many elements may be one off.
         "tolerances": {
             c.name: [
                 c.atol or 0,
@@ -354,7 +393,9 @@ def render_script(script: Script, comparisons: Sequence[TensorComparison], case:
     sources = [_source(name) for name in (*_SHARED, *script.modules)]
     packages = sorted(set().union(*(packages for packages, _ in sources)))
     lines = "".join(f"    {name!r}: {to_plain(value)!r},\n" for name, value in literal.items())
-    head = _HEAD.replace("PACKAGES", ", ".join(packages)).replace("CASE = {}", f"CASE = {{\n{lines}}}")
+    head = _HEAD.replace("PACKAGES", ", ".join(packages)).replace(
+        "CASE = {}", f"CASE = {{\n{lines}}}"
+    )
     return "\n\n".join([head, *(text for _, text in sources), _TAIL])
 
 
@@ -365,12 +406,18 @@ def _source(module: str) -> tuple[set[str], str]:
     assert spec.origin is not None
     source = Path(spec.origin).read_text(encoding="utf-8")
     body = ast.parse(source).body
-    checking = [node for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    checking = [
+        node
+        for node in body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
     imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     roots = {ast.unparse(node): ast.unparse(node).split()[1].partition(".")[0] for node in imports}
     kept = [line for line, root in roots.items() if root not in ("__future__", "bisect_trt")]
     # Comments belong to what follows them.
     last = max([*imports, *checking], key=lambda node: node.lineno)
     rest = "\n".join(source.splitlines()[last.end_lineno :]).strip("\n") + "\n"
-    packages = {root for root in roots.values() if root not in (*sys.stdlib_module_names, "bisect_trt")}
+    packages = {
+        root for root in roots.values() if root not in (*sys.stdlib_module_names, "bisect_trt")
+    }
     return packages, "\n".join([*kept, "\n" + _FOR_LINTERS.sub("", rest)])

@@ -19,7 +19,8 @@ from bisect_trt.tensors.files import read_inside, replacing
 from bisect_trt.worker.host import facts
 
 SCHEMA = 1
-RESULT_FILE, REPORT_FILE = "result.json", "report.html"
+RESULT_FILE = "result.json"
+REPORT_FILE = "report.html"
 """Files in the folder of each run."""
 _MOST_BYTES = 1 << 30
 """Bytes of a result that are read."""
@@ -82,7 +83,8 @@ class Result:
 
     def end(self, status: str = "found", why: str | None = None) -> Result:
         """Record how the command ended: an answer is proven unless there is a reason ``why`` not; return the result."""
-        self.status, self.why = status, why
+        self.status = status
+        self.why = why
         unproven = status == "inconclusive" or (status == "found" and why is not None)
         self.minimality = "unproven" if unproven else "1-minimal"
         return self
@@ -101,9 +103,14 @@ class Result:
     def end_early(self, ending: BaseException) -> ExitStatus:
         """Record the exception that ended the command early; return the exit status."""
         if isinstance(ending, KeyboardInterrupt):
-            self.status, self.why = "interrupted", "stopped by the user"
+            self.status = "interrupted"
+            self.why = "stopped by the user"
             return ExitStatus.INTERRUPTED
-        known = ending if isinstance(ending, BisectError) else InternalError(f"{type(ending).__name__}: {ending}")
+        known = (
+            ending
+            if isinstance(ending, BisectError)
+            else InternalError(f"{type(ending).__name__}: {ending}")
+        )
         ends = {ExitStatus.NOT_REPRODUCED: "not_reproduced", ExitStatus.UNPROVEN: "inconclusive"}
         self.status = ends.get(known.status, "error") if known is ending else "error"
         self.why = str(known)
@@ -181,7 +188,9 @@ def read_result(path: Path) -> Entry:
             f"{file} is damaged or not a result of bisect-trt ({error}); run the command again."
         ) from error
     if not isinstance(plain, dict) or "schema" not in plain:
-        raise RunFolderError(f"{file} is not a result of bisect-trt; give the folder of a run, or a file of --json.")
+        raise RunFolderError(
+            f"{file} is not a result of bisect-trt; give the folder of a run, or a file of --json."
+        )
     if plain["schema"] != SCHEMA:
         raise RunFolderError(
             f"{file} has schema {plain['schema']}, and this version of bisect-trt reads {SCHEMA}; "
@@ -211,7 +220,8 @@ def says_less(status: str, folder: Path) -> bool:
 def environment() -> dict[str, str]:
     """Return versions, processor and GPUs of this machine by name, for a bug report; unknown ones are omitted."""
     known = facts([*_PACKAGES, *_CUDA_PACKAGES, *_CUDNN_PACKAGES])
-    packages, gpus = known.get("packages", {}), known.get("GPU", ())
+    packages = known.get("packages", {})
+    gpus = known.get("GPU", ())
     seen = {
         "bisect-trt": __version__,
         **{name: packages.get(name, "") for name in _PACKAGES},
@@ -236,14 +246,20 @@ def cases_of(result: Json) -> list[tuple[str, str, str]]:
     Each output that ``run`` compared is a test case; any other command is one.
 
     Returns:
-        The verdict is ``pass``, ``failure`` (the target is wrong) or ``error`` (the command did not end with an answer).
+        The verdict is ``pass``, ``failure`` (the target is wrong) or ``error`` (the command did not
+        end with an answer).
     """
-    command, status, why = str(result["command"]), result["status"], str(result["why"] or "")
+    command = str(result["command"])
+    status = result["status"]
+    why = str(result["why"] or "")
     if status in ("error", "interrupted", "inconclusive"):
         return [(command, "error", why or f"the command ended with status '{status}'")]
     seen = [TensorComparison.from_json(each) for each in result.get("comparisons") or ()]
     if command == "run" and seen and (status == "found") == all(each.passed for each in seen):
-        names = [each.name if each.sample is None else f"{each.name} (sample {each.sample})" for each in seen]
+        names = [
+            each.name if each.sample is None else f"{each.name} (sample {each.sample})"
+            for each in seen
+        ]
         return [
             (name, "pass", "") if each.passed else (name, "failure", each.describe())
             for name, each in zip(names, seen, strict=True)
@@ -263,10 +279,16 @@ def write_junit(result: Json, path: Path) -> None:
     from xml.etree import ElementTree as ET  # noqa: PLC0415 - every command imports this module, and few write this
 
     cases = cases_of(result)
-    counts = {f"{kind}s": str(sum(verdict == kind for _, verdict, _ in cases)) for kind in ("failure", "error")}
+    counts = {
+        f"{kind}s": str(sum(verdict == kind for _, verdict, _ in cases))
+        for kind in ("failure", "error")
+    }
     suites = ET.Element("testsuites")
-    name, seconds = f"bisect-trt {result['command']}", str(result["wall_s"])
-    suite = ET.SubElement(suites, "testsuite", {"name": name, "tests": str(len(cases)), **counts, "time": seconds})
+    name = f"bisect-trt {result['command']}"
+    seconds = str(result["wall_s"])
+    suite = ET.SubElement(
+        suites, "testsuite", {"name": name, "tests": str(len(cases)), **counts, "time": seconds}
+    )
     model = clean(str(result["model"].get("path", ""))) or "bisect-trt"
     for name, verdict, message in cases:
         case = ET.SubElement(suite, "testcase", {"classname": model, "name": clean(name)})

@@ -11,7 +11,8 @@ from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.report.text import Entry, Json, plural, seconds
 from bisect_trt.tensors.comparison import TensorComparison
 
-MOST_LINES, WIDTH = 25, 80
+MOST_LINES = 25
+WIDTH = 80
 _INDENT = 9
 _LINES_OF_A_ROW = 3
 _LINES_OF_WHY = 6
@@ -28,9 +29,18 @@ Row = tuple[str, str]
 
 def summary(result: Json) -> list[Row]:
     """Return the rows of the summary of a result; fewer for a command without a run."""
-    if (result["artifacts"].get("run") is None and not result.get("comparisons")) or result["status"] == "error":
+    if (result["artifacts"].get("run") is None and not result.get("comparisons")) or result[
+        "status"
+    ] == "error":
         return [*(("", line) for line in _answers(result)), *_ending(result, ()), *_files(result)]
-    found = [*_failure(result), *_nodes(result), *_why(result), *_cause(result), *_releases(result), *_fixes(result)]
+    found = [
+        *_failure(result),
+        *_nodes(result),
+        *_why(result),
+        *_cause(result),
+        *_releases(result),
+        *_fixes(result),
+    ]
     if not any(label not in ("Fails", "Match") for label, _ in found):
         found += [("", line) for line in _answers(result)]
     return [*found, *_ending(result, found), *_files(result), *_next(result)]
@@ -46,7 +56,9 @@ def summary_lines(result: Json) -> Iterator[Row]:
         yield from ((f"{label:{_INDENT}}" if label else "", text) for label, text in rows)
         return
     width = max(min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) - _INDENT, 24)
-    wrapped = [(label, [text] if label in _VERBATIM else _wrap(text, width, label)) for label, text in rows]
+    wrapped = [
+        (label, [text] if label in _VERBATIM else _wrap(text, width, label)) for label, text in rows
+    ]
     while sum(len(lines) for _, lines in wrapped) > MOST_LINES:
         wrapped.remove(next(row for row in reversed(wrapped) if row[0] not in _VERBATIM))
     for label, lines in wrapped:
@@ -57,7 +69,12 @@ def summary_lines(result: Json) -> Iterator[Row]:
 def _wrap(text: str, width: int, label: str) -> list[str]:
     most = _LINES_OF_WHY if label == "Why" else _LINES_OF_A_ROW
     return textwrap.wrap(
-        text, width, max_lines=most, placeholder=" ...", break_long_words=False, break_on_hyphens=False
+        text,
+        width,
+        max_lines=most,
+        placeholder=" ...",
+        break_long_words=False,
+        break_on_hyphens=False,
     ) or [""]
 
 
@@ -66,8 +83,16 @@ def headline(result: Json) -> str:
     if result["status"] == "error":
         return str(result["why"] or "The command ended with an error.")
     rows = [row for row in summary(result) if row[0] not in _VERBATIM]
-    texts = [text for label in ("Nodes", "Fix", "Since", "Cause") for found, text in rows if found == label]
-    answer = next(iter([*texts, *(text for _, text in rows)]), f"The run ended with status '{result['status']}'.")
+    texts = [
+        text
+        for label in ("Nodes", "Fix", "Since", "Cause")
+        for found, text in rows
+        if found == label
+    ]
+    answer = next(
+        iter([*texts, *(text for _, text in rows)]),
+        f"The run ended with status '{result['status']}'.",
+    )
     return f"Stopped by the user. {answer}" if result["status"] == "interrupted" else answer
 
 
@@ -89,7 +114,9 @@ def grouped(nodes: Sequence[Json]) -> str:
     for (path, kind), ops in modules.items():
         groups.setdefault((tuple(ops), kind), []).append(path)
     parts = [_group(", ".join(ops), kind, paths) for (ops, kind), paths in groups.items()]
-    return "; ".join(parts[:_NAMED]) + (f"; {plural(len(parts) - _NAMED, 'more group')}" if len(parts) > _NAMED else "")
+    return "; ".join(parts[:_NAMED]) + (
+        f"; {plural(len(parts) - _NAMED, 'more group')}" if len(parts) > _NAMED else ""
+    )
 
 
 def _group(ops: str, kind: str, paths: Sequence[str]) -> str:
@@ -98,7 +125,9 @@ def _group(ops: str, kind: str, paths: Sequence[str]) -> str:
         return ops
     if len(places) == 1:
         return f"{ops} in {places[0]}"
-    what = kind.rpartition(".")[2] or ("LayerNorm" if {"Pow", "ReduceMean"} <= set(ops.split(", ")) else "module")
+    what = kind.rpartition(".")[2] or (
+        "LayerNorm" if {"Pow", "ReduceMean"} <= set(ops.split(", ")) else "module"
+    )
     return f"{ops} in {plural(len(places), what)}, {places[0]} to {places[-1]}"
 
 
@@ -140,7 +169,8 @@ def _failure(result: Json) -> Iterator[Row]:
 
 def _nodes(result: Json) -> Iterator[Row]:
     """Yield the nodes that fail."""
-    culprits, origins = result["culprits"], result.get("origins") or ()
+    culprits = result["culprits"]
+    origins = result.get("origins") or ()
     proof = result["minimality"]
     if result["command"] == "layerwise" and origins:
         first = TensorComparison.from_json(origins[0]["comparison"])
@@ -155,7 +185,10 @@ def _nodes(result: Json) -> Iterator[Row]:
         yield "", f"Fails only with dynamic dimensions ({names}); passes with fixed shapes"
     known = [each["name"] for each in culprits or [each["node"] for each in origins[:1]]]
     if others := [each["node"] for each in origins if each["node"]["name"] not in known]:
-        yield "", f"{plural(len(others), 'more node')} with correct inputs and wrong outputs: {grouped(others)}"
+        yield (
+            "",
+            f"{plural(len(others), 'more node')} with correct inputs and wrong outputs: {grouped(others)}",
+        )
     for other in (result.get("failures") or ())[1 : _SHOWN + 1]:
         yield "", f"Another failure: {grouped(other['culprits'])} ({other['minimality']})"
     if result.get("more_failures") and not others:
@@ -185,11 +218,17 @@ def _cause(result: Json) -> Iterator[Row]:
         return
     for entry in detail["alternatives"][:2]:
         what = "the model" if entry["whole"] else "the minimal case, but not the whole model,"
-        yield "Cause", f"{' and '.join(entry['switches'])}: {what} passes with {' '.join(entry['options'])}"
+        yield (
+            "Cause",
+            f"{' and '.join(entry['switches'])}: {what} passes with {' '.join(entry['options'])}",
+        )
         if entry["whole"]:
             yield "", _sentence(entry["seen"])
     if not detail["alternatives"]:
-        why = "; ".join(detail["doubted"]) or f"the failure stays with each of the {tried_of(detail)} changed"
+        why = (
+            "; ".join(detail["doubted"])
+            or f"the failure stays with each of the {tried_of(detail)} changed"
+        )
         yield "Cause", f"not found in {detail['target']}: {why}"
 
 
@@ -205,10 +244,14 @@ def tried_of(detail: Json) -> str:
 
 def _releases(result: Json) -> Iterator[Row]:
     """Yield the first release that fails, and the first that passes again."""
-    failing, package = result.get("failing"), result.get("package")
+    failing = result.get("failing")
+    package = result.get("package")
     if failing and package:
-        first, fixed = result["first_failing"], result["first_passing"]
-        since = f"since {first}" if first else f"in {failing[0][0]}, the oldest release with a verdict"
+        first = result["first_failing"]
+        fixed = result["first_passing"]
+        since = (
+            f"since {first}" if first else f"in {failing[0][0]}, the oldest release with a verdict"
+        )
         yield (
             "Since",
             f"fails {since}; {f'passes in {fixed}' if fixed else f'still fails in {failing[-1][-1]}'} ({package})",
@@ -222,7 +265,8 @@ def _fixes(result: Json) -> Iterator[Row]:
     upgrade = None if result.get("first_passing") else result.get("upgrade")
     if upgrade:
         yield "Fix", upgrade
-    kept, file = result.get("keep_fp32"), result["artifacts"].get("mixed")
+    kept = result.get("keep_fp32")
+    file = result["artifacts"].get("mixed")
     if kept is not None and file:
         yield from _mixed(result, kept, file)
     tried = result.get("workarounds") or ()
@@ -241,20 +285,32 @@ def _fixes(result: Json) -> Iterator[Row]:
 def _mixed(result: Json, kept: list[Json], file: str) -> Iterator[Row]:
     """Yield the mixed-precision model, what it keeps in fp32, and how it does on fresh samples."""
     used = next((str(use["what"]) for use in result.get("uses") or () if use["passed"]), file)
-    count, low = f"{len(kept)} of {len(kept) + result.get('lowered', 0)}", result.get("precision") or "low"
-    units = "groups in floats" if result.get("groups") and not result.get("ladder") else "nodes in fp32"
+    count = f"{len(kept)} of {len(kept) + result.get('lowered', 0)}"
+    low = result.get("precision") or "low"
+    units = (
+        "groups in floats" if result.get("groups") and not result.get("ladder") else "nodes in fp32"
+    )
     of = f": {grouped(kept)}" if kept else ""
     yield "Fix", f"{used}: {low}, with {count} {units}{of}"
     seen = result.get("validation")
-    yield "", _sentence(seen["sentence"] if seen else f"not run on fresh samples: {result.get('not_validated')}")
+    yield (
+        "",
+        _sentence(
+            seen["sentence"] if seen else f"not run on fresh samples: {result.get('not_validated')}"
+        ),
+    )
     metric = result.get("metric") or {}
     if "sampling_error" in metric:
         error = f"sampling error {metric['sampling_error']:.2g}, 95% confidence"
         yield "", f"{metric['name']} {metric['candidate']:.4g} on {metric['of']} samples ({error})"
-    minimal, proven = result.get("minimal") or (), result.get("minimal_proven")
+    minimal = result.get("minimal") or ()
+    proven = result.get("minimal_proven")
     if len(minimal) < len(kept):
         proof = "1-minimal" if proven else "unproven"
-        yield "", f"For the given inputs only, {len(minimal)} of these {units.partition(' ')[0]} are enough ({proof})"
+        yield (
+            "",
+            f"For the given inputs only, {len(minimal)} of these {units.partition(' ')[0]} are enough ({proof})",
+        )
     others = [point for point in result.get("curve") or () if not point["recommended"]]
     if others and result["command"] == "precision":
         sets = [f"{p['nodes']} ({p['passed']} of {p['samples']} samples pass)" for p in others[:4]]
@@ -263,7 +319,9 @@ def _mixed(result: Json, kept: list[Json], file: str) -> Iterator[Row]:
         yield "", "Preliminary: `bisect-trt precision` searches longer and may keep fewer nodes"
     if result.get("rounding"):
         yield "", result["rounding"]
-    times = {name: value for name, value in (result.get("latency_ms") or {}).items() if value is not None}
+    times = {
+        name: value for name, value in (result.get("latency_ms") or {}).items() if value is not None
+    }
     if times:
         yield "", f"latency: {', '.join(f'{name} {value:.3g} ms' for name, value in times.items())}"
 
@@ -277,13 +335,21 @@ def _files(result: Json) -> Iterator[Row]:
     artifacts: Entry = result["artifacts"]
     folder = artifacts.get("reproducer")
     inside = [f"{folder}/"] if folder else []
-    paths = [path for key, path in artifacts.items() if path and key not in ("run", "report", "reproducer")]
+    paths = [
+        path
+        for key, path in artifacts.items()
+        if path and key not in ("run", "report", "reproducer")
+    ]
     others = [path for path in paths if not (folder and Path(path).is_relative_to(folder))]
     if written := [*inside, *dict.fromkeys(others)]:
         yield "Wrote", ", ".join(written)
     if report := artifacts.get("report"):
-        path, run = Path(report), result["probes"]["run"]
-        yield "Report", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+        path = Path(report)
+        run = result["probes"]["run"]
+        yield (
+            "Report",
+            str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path),
+        )
         if run:
             yield "", f"{plural(run, 'probe')} in {seconds(result['wall_s'])}"
 

@@ -74,7 +74,8 @@ def kind(tensor: Json) -> str:
     """Return the type and shape of a tensor, such as ``float32[1, 64]``."""
     if "dtype" not in tensor:
         return "type unknown"
-    dtype, shape = tensor["dtype"], tensor["shape"]
+    dtype = tensor["dtype"]
+    shape = tensor["shape"]
     return f"{dtype}[?]" if shape is None else f"{dtype}[{', '.join(map(str, shape))}]"
 
 
@@ -111,7 +112,11 @@ def block(text: str) -> str:
 def table(rows: dict[str, str]) -> str:
     """Return names and values as a table of Markdown."""
     return "\n".join(
-        ["| | |", "| --- | --- |", *(f"| {prose(name)} | {prose(value)} |" for name, value in rows.items())]
+        [
+            "| | |",
+            "| --- | --- |",
+            *(f"| {prose(name)} | {prose(value)} |" for name, value in rows.items()),
+        ]
     )
 
 
@@ -124,7 +129,9 @@ def print_tree(title: str, content: Json) -> None:
             head = _headline(name, value)
             if all(map(_is_short, rest.values())):
                 words = ", ".join(
-                    f"{key} {_short(each)}" for key, each in rest.items() if each not in (None, 0, [], "")
+                    f"{key} {_short(each)}"
+                    for key, each in rest.items()
+                    if each not in (None, 0, [], "")
                 )
                 yield f"{indent}{head}: {words}" if words else f"{indent}{head}"
                 return

@@ -1,12 +1,14 @@
 """Checks whether a proof of 1-minimality holds if the check is flaky, and asks again what the search leaves open.
 
-A check that shows a failure only sometimes fails truly and passes by chance. A set that failed therefore fails; wrong passes
-during the search cost questions and nothing else. Only the claim that no unit can be left out may be wrong, because it rests
-on a pass for each unit. A single unit needs no pass: it failed alone.
+A check that shows a failure only sometimes fails truly and passes by chance. A set that failed
+therefore fails; wrong passes during the search cost questions and nothing else. Only the claim that
+no unit can be left out may be wrong, because it rests on a pass for each unit. A single unit needs
+no pass: it failed alone.
 
-Each set that failed and contains the answer is evidence against a flaky check, and so is each set that passed without one of
-the answer's units. By chance any unit of the model may look needed, so the required evidence grows with their number
-(:func:`bisect_trt.search.statistics.luck`). Missing evidence is collected with the fewest questions:
+Each set that failed and contains the answer is evidence against a flaky check, and so is each set
+that passed without one of the answer's units. By chance any unit of the model may look needed, so
+the required evidence grows with their number (:func:`bisect_trt.search.statistics.luck`). Missing
+evidence is collected with the fewest questions:
 
 - all units but one of the answer. This question also shows that the rest of the model does not fail, which is otherwise
   a question of its own;
@@ -19,7 +21,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import nsmallest
 
-from bisect_trt.search.oracle import Again, Completion, Minimum, Oracle, Subset, Transcript, Units, Verdict, about_units
+from bisect_trt.search.oracle import (
+    Again,
+    Completion,
+    Minimum,
+    Oracle,
+    Subset,
+    Transcript,
+    Units,
+    Verdict,
+    about_units,
+)
 from bisect_trt.search.statistics import Flakiness, confirmations
 from bisect_trt.search.strategy import UNRESOLVED_WITHOUT, make_minimal, neighbours
 
@@ -34,12 +46,13 @@ _ANSWER_PASSED = "the answer failed, and did not when asked again"
 _CONTRADICTIONS = 3
 """Number of runs, in all, of passing models that hold the answer: if none fails, they do pass."""
 _EACH = 3
-"""Answers of up to so many units are looked at in large models too, without each unit: a failure that shows more rarely in
-smaller models makes units look needed there."""
+"""Answers of up to so many units are looked at in large models too, without each unit: a failure
+that shows more rarely in smaller models makes units look needed there."""
 _ALLOWED = 0.016
-"""The largest likelihood of a flaky check, without a measured rate, for one unit of the model. At any rate, wrong proofs of two
-units are at most half of this: a steady check has one transcript for each pair, and either unit may be the only culprit.
-``benchmarks/flaky.py`` measures wrong proofs of any size."""
+"""The largest likelihood of a flaky check, without a measured rate, for one unit of the model. At
+any rate, wrong proofs of two units are at most half of this: a steady check has one transcript for
+each pair, and either unit may be the only culprit. ``benchmarks/flaky.py`` measures wrong proofs of
+any size."""
 _CONTRADICTED = 0.01
 """That probability where answers contradict each other, so that earlier answers are no evidence."""
 
@@ -57,8 +70,10 @@ def confirm(
         minimum: The answer, found by leaving out units.
         oracle: The oracle with its verdicts so far.
         complete: Adds to a set what cannot be left out while the rest is in it.
-        flakiness: The measured failure rate of the original, with the confidence to reach; ``None`` if it was not measured.
-        without: Returns all units of the model that can be kept without some; ``None`` if that is no candidate.
+        flakiness: The measured failure rate of the original, with the confidence to reach; ``None``
+            if it was not measured.
+        without: Returns all units of the model that can be kept without some; ``None`` if that is
+            no candidate.
 
     Returns:
         The same answer; unproven, with the reason, where a second verdict differs.
@@ -68,7 +83,9 @@ def confirm(
         return minimum
     steady = flakiness is None or flakiness.is_steady
     larger = [Units(units) for units in oracle.heard(Verdict.PASS) if units >= minimum.units]
-    least = nsmallest(_CONTRADICTIONS, larger, key=lambda question: (len(question), sorted(question.units)))
+    least = nsmallest(
+        _CONTRADICTIONS, larger, key=lambda question: (len(question), sorted(question.units))
+    )
     for number, question in enumerate(least if steady else ()):
         runs = max(_CONTRADICTIONS - len(larger), 0) + 1 if number == 0 else 1
         if oracle(Again(question, runs=runs)) is Verdict.FAIL:
@@ -86,16 +103,23 @@ def confirm(
     if not minimum.proven:
         return minimum
     if contradicted:
-        failures, passes, allowed = measured.runs, [0] * len(decisive), min(allowed, _CONTRADICTED)
+        failures = measured.runs
+        passes = [0] * len(decisive)
+        allowed = min(allowed, _CONTRADICTED)
     else:
         failures, passes = _evidence(minimum.units, decisive, oracle, measured)
-        # Any unit may look needed by chance; so many culprits are as likely as their number is small.
+        # Any unit may look needed by chance; so many culprits are as likely as their number is
+        # small.
         allowed *= (len(minimum.units) - 1) / every
     more = confirmations(failures, passes, allowed)
-    return _ask_again(minimum, decisive, oracle, complete, more, without if minimum.rest_passes else None)
+    return _ask_again(
+        minimum, decisive, oracle, complete, more, without if minimum.rest_passes else None
+    )
 
 
-def _resolve(minimum: Minimum, oracle: Transcript, without: Callable[[Subset], Subset] | None) -> Minimum:
+def _resolve(
+    minimum: Minimum, oracle: Transcript, without: Callable[[Subset], Subset] | None
+) -> Minimum:
     """Look for a larger model that passes without a unit, where the answer without it breaks in another way.
 
     Returns:
@@ -103,13 +127,19 @@ def _resolve(minimum: Minimum, oracle: Transcript, without: Callable[[Subset], S
     """
     unresolved: list[Subset] = []
     for part in minimum.refused:
-        passed = any(part <= units and not minimum.units <= units for units in oracle.heard(Verdict.PASS))
+        passed = any(
+            part <= units and not minimum.units <= units for units in oracle.heard(Verdict.PASS)
+        )
         larger = Subset() if passed or without is None else without(minimum.units - part)
         asks = part < larger and not minimum.units <= larger
         if not passed and not (asks and oracle(Units(larger)) is Verdict.PASS):
             unresolved.append(part)
     if unresolved or not minimum.refused:
-        return minimum if not unresolved else replace(minimum, why=UNRESOLVED_WITHOUT.format(len(unresolved)))
+        return (
+            minimum
+            if not unresolved
+            else replace(minimum, why=UNRESOLVED_WITHOUT.format(len(unresolved)))
+        )
     return replace(minimum, proven=True, why=None)
 
 
@@ -120,17 +150,21 @@ def read_back(minimum: Minimum, oracle: Oracle) -> Minimum:
 
 
 def _ask_rest(
-    minimum: Minimum, decisive: Sequence[Subset], oracle: Transcript, without: Callable[[Subset], Subset]
+    minimum: Minimum,
+    decisive: Sequence[Subset],
+    oracle: Transcript,
+    without: Callable[[Subset], Subset],
 ) -> tuple[Minimum, bool]:
     """Ask about all units except the unit of the answer with the least evidence.
 
     Returns:
-        The answer, with ``rest_passes`` if that passes, unproven if a large model without another unit fails; and whether it
-        fails although the rest of the model passes.
+        The answer, with ``rest_passes`` if that passes, unproven if a large model without another
+        unit fails; and whether it fails although the rest of the model passes.
     """
     _, passes = _evidence(minimum.units, decisive, oracle, Flakiness())
     weakest = decisive[passes.index(min(passes))]
-    others, rest = without(minimum.units - weakest), without(minimum.units)
+    others = without(minimum.units - weakest)
+    rest = without(minimum.units)
     if not weakest | rest <= others or minimum.units <= others:
         return minimum, False
     verdict = oracle(Units(others))
@@ -147,7 +181,9 @@ def _ask_rest(
 
 def _passed_large(part: Subset, larger: Subset, answer: Subset, oracle: Transcript) -> bool:
     """Return whether a set without a unit passed that has the other units of the answer, and half of all units."""
-    passed = (units for units in oracle.heard(Verdict.PASS) if part <= units and not answer <= units)
+    passed = (
+        units for units in oracle.heard(Verdict.PASS) if part <= units and not answer <= units
+    )
     return any(2 * len(units) >= len(larger) for units in passed)
 
 
@@ -176,11 +212,15 @@ def _ask_again(
 ) -> Minimum:
     """Run the answer, and what lacks one of its units, so often again.
 
-    A failure may show more rarely in smaller models, so where the rest of the model passes, ``without`` a unit the largest model
-    is run, and not the smallest.
+    A failure may show more rarely in smaller models, so where the rest of the model passes,
+    ``without`` a unit the largest model is run, and not the smallest.
     """
     failures, passes = more
-    if failures and oracle(Again(Units(minimum.units), runs=failures, until=Verdict.PASS)) is not Verdict.FAIL:
+    if (
+        failures
+        and oracle(Again(Units(minimum.units), runs=failures, until=Verdict.PASS))
+        is not Verdict.FAIL
+    ):
         return _unproven(minimum, _ANSWER_PASSED)
     for part, runs in zip(decisive, passes, strict=True):
         larger = part if without is None else without(minimum.units - part)
@@ -197,7 +237,11 @@ def _ask_again(
             return _unproven(minimum, _NOT_NEEDED)
         if fails:
             smaller = make_minimal(part, about_units(oracle), complete)
-            return replace(_unproven(smaller, _ANSWERED_BOTH), proven=len(smaller.units) == 1, steps=minimum.steps)
+            return replace(
+                _unproven(smaller, _ANSWERED_BOTH),
+                proven=len(smaller.units) == 1,
+                steps=minimum.steps,
+            )
     if not failures + sum(passes):
         return minimum
     step = f"the answer was run {failures} times more, models without one of its units {sum(passes)} times: the same verdicts"

@@ -1,8 +1,9 @@
 """The probability that the next units are needed, by Bayes' rule; it decides the number of units in a question.
 
-A question with an answer of even odds teaches the most. With needed units at density p that is one about 0.69/p
-units, the group of Hwang's generalised binary splitting ("A method for detecting all defective members in a population by
-group testing", JASA 1972). He takes their number as known; here it is learnt during the search.
+A question with an answer of even odds teaches the most. With needed units at density p that is one
+about 0.69/p units, the group of Hwang's generalised binary splitting ("A method for detecting all
+defective members in a population by group testing", JASA 1972). He takes their number as known;
+here it is learnt during the search.
 """
 
 from __future__ import annotations
@@ -11,30 +12,37 @@ import math
 from collections.abc import Mapping
 
 _RUNS = ((0.1, 0.6), (0.5, 0.5), (0.3, 1.0))
-"""Needed units in topological order often come side by side (the Pow and the ReduceMean of one norm, what a runtime
-fuses) often enough to look out for it. For a unit after one needed unit, after two in a row, after more: as if so many had
-been seen to be needed, and so many not."""
+"""Needed units in topological order often come side by side (the Pow and the ReduceMean of one
+norm, what a runtime fuses) often enough to look out for it. For a unit after one needed unit, after
+two in a row, after more: as if so many had been seen to be needed, and so many not."""
 
 _SURE = 0.5
-"""Probability from which a unit counts as needed without a separate question: the proof asks the same."""
+"""Probability from which a unit counts as needed without a separate question: the proof asks the
+same."""
 
-_SURER, _TRUST = 0.7, 4
-"""Probability where the unit before was not asked about either; it teaches nothing about runs, so it happens so often
-at most for each unit that was asked about there and is needed; and never where runs are longer than distinguished here."""
+_SURER = 0.7
+_TRUST = 4
+"""Probability where the unit before was not asked about either; it teaches nothing about runs, so
+it happens so often at most for each unit that was asked about there and is needed; and never where
+runs are longer than distinguished here."""
 
 _EXACT = (0.6, 0.2, 0.02)
-"""Prior probabilities that exactly one, two and three units are needed; the rest is divided among densities."""
+"""Prior probabilities that exactly one, two and three units are needed; the rest is divided among
+densities."""
 
 _MORE = (0.9, 0.03, 0.01)
-"""Probabilities of exactly one, two and three more, where one was found and is known not to be all."""
+"""Probabilities of exactly one, two and three more, where one was found and is known not to be
+all."""
 
 _DONE = 1 / 3
-"""So likely that none is left is asked by itself: a yes ends the search there, so uneven odds cost less than a question more. In
-a Huffman code what has odds over 2/5 always has a code of one bit, and what has less than 1/3 never (Johnsen, "On the redundancy
-of binary Huffman codes", IEEE Transactions on Information Theory, 1980)."""
+"""So likely that none is left is asked by itself: a yes ends the search there, so uneven odds cost
+less than a question more. In a Huffman code what has odds over 2/5 always has a code of one bit,
+and what has less than 1/3 never (Johnsen, "On the redundancy of binary Huffman codes", IEEE
+Transactions on Information Theory, 1980)."""
 
 HOT = {0.1: 0.75, 0.3: 0.1, 0.6: 0.05, 0.95: 0.1}
-"""Among strong suspects. Either few are culprits, which is worth being good at, or nearly all, which is soon noticed."""
+"""Among strong suspects. Either few are culprits, which is worth being good at, or nearly all,
+which is soon noticed."""
 
 _COOLED = 0.9
 """Probability that suspects that were not enough alone are no likelier than other units."""
@@ -56,13 +64,15 @@ def cold(count: int) -> dict[float, float]:
 class Density:
     """The belief about the density of needed units among units in order."""
 
-    def __init__(self, weights: Mapping[float, float], *, neighbours: bool = True, units: int | None = None) -> None:
+    def __init__(
+        self, weights: Mapping[float, float], *, neighbours: bool = True, units: int | None = None
+    ) -> None:
         """Start from what is likely.
 
         Args:
             weights: How likely each density is, in any unit; densities are above 0 and below 1.
-            neighbours: Whether units side by side belong together, so that the unit right after a needed one has a
-                chance of its own, which is learnt apart.
+            neighbours: Whether units side by side belong together, so that the unit right after a
+                needed one has a chance of its own, which is learnt apart.
             units: How many will be met in all, where very few of them may be needed.
         """
         self._left = units or 0
@@ -90,7 +100,8 @@ class Density:
         self._met(count)
         if self._run:
             self._runs[self._run - 1][1] += 1
-            self._run, self._taken = 0, False
+            self._run = 0
+            self._taken = False
             self._left -= 1
             count -= 1
         if count:
@@ -106,18 +117,26 @@ class Density:
         self._taken = False
         if self._run:
             self._runs[self._run - 1][0] += 1
-            self._learn(dict.fromkeys(self._weights, 1.0), [float(left > 0) for left in range(len(self._exactly))])
+            self._learn(
+                dict.fromkeys(self._weights, 1.0),
+                [float(left > 0) for left in range(len(self._exactly))],
+            )
         else:
             left = max(self._left, 1)
-            self._learn({p: p for p in self._weights}, [each / left for each in range(len(self._exactly))])
+            self._learn(
+                {p: p for p in self._weights}, [each / left for each in range(len(self._exactly))]
+            )
         self._exactly = [*self._exactly[1:], 0.0][: len(self._exactly)]
         self._left -= 1
         self._run = min(self._run + 1, len(_RUNS)) if self._neighbours else 0
 
     def some_left(self) -> None:
         """One was found where one was looked for, and there is more: most often one more, anywhere."""
-        few, before = sum(_MORE), sum(self._exactly)
-        self._weights = {p: (1 - few) * weight / (1 - before) for p, weight in self._weights.items()}
+        few = sum(_MORE)
+        before = sum(self._exactly)
+        self._weights = {
+            p: (1 - few) * weight / (1 - before) for p, weight in self._weights.items()
+        }
         self._exactly = [0.0, *_MORE]
 
     def elsewhere(self) -> None:
@@ -130,7 +149,11 @@ class Density:
             return bool(self._run) and self._chance_of_any(1) > _SURE
         place = self._run - 1
         allowed = _TRUST * (self._runs[place][0] - _RUNS[place][0])
-        return self._run < len(_RUNS) and self._unasked[place] < allowed and self._chance_of_any(1) > _SURER
+        return (
+            self._run < len(_RUNS)
+            and self._unasked[place] < allowed
+            and self._chance_of_any(1) > _SURER
+        )
 
     def taken(self) -> None:
         """The next unit is taken as needed, and was not asked about."""
@@ -148,7 +171,9 @@ class Density:
             self._exactly = [_COOLED * weight for weight in self._exactly]
             for p, weight in HOT.items():
                 self._weights[p] = self._weights.get(p, 0.0) + (1 - _COOLED) * weight / heat
-            self._neighbours, self._run, self._suspects = False, 0, math.inf
+            self._neighbours = False
+            self._run = 0
+            self._suspects = math.inf
         self._suspects -= count
 
     def group(self, width: int, *, dirty: bool) -> int:
@@ -156,13 +181,15 @@ class Density:
 
         Args:
             width: How many there are to choose from: 1 or more, if ``dirty`` 2 or more.
-            dirty: Whether a needed one is known to be among them; then all of them together are no question.
+            dirty: Whether a needed one is known to be among them; then all of them together are no
+                question.
         """
         chance = self._chance_of_any(width)
         if not dirty and 1 - chance >= _DONE:
             return width
         even = chance / 2 if dirty else 0.5
-        fewest, most = 1, width - dirty
+        fewest = 1
+        most = width - dirty
         while fewest < most:
             middle = (fewest + most) // 2
             if self._chance_of_any(middle) < even:
@@ -184,7 +211,9 @@ class Density:
             if weight:
                 none += weight * (beside if left else 1.0) * self._none(left, count)
         if count > self._suspects:
-            hot = sum(weight * (1 - p) ** (count - self._suspects) for p, weight in HOT.items()) / sum(HOT.values())
+            hot = sum(
+                weight * (1 - p) ** (count - self._suspects) for p, weight in HOT.items()
+            ) / sum(HOT.values())
             none *= _COOLED + (1 - _COOLED) * hot
         return 1 - none
 

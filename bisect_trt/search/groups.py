@@ -1,8 +1,9 @@
 """Group testing: leave out units a group at a time, and bisect for the one that is needed where that does not do.
 
-What is kept is enough at every moment and only shrinks. How large the next group is, :mod:`bisect_trt.search.density` says.
-An answer that says nothing (``UNRESOLVED``) is no reason to take a group apart: a question about a slightly larger or smaller
-one is asked instead, as ``git bisect skip`` does.
+What is kept is enough at every moment and only shrinks. How large the next group is,
+:mod:`bisect_trt.search.density` says. An answer that says nothing (``UNRESOLVED``) is no reason to
+take a group apart: a question about a slightly larger or smaller one is asked instead, as
+``git bisect skip`` does.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ SKIPS = 3
 """Number of other groups to try in place of an unresolved one."""
 
 _LOOKS = (6, 16)
-"""When so many units were found, neighbours counted once, one of them is left out once more, all others kept. A steady check
-says again that it is needed. One that fails only sometimes looks as if unit after unit were needed, until it is checked."""
+"""When so many units were found, neighbours counted once, one of them is left out once more, all
+others kept. A steady check says again that it is needed. One that fails only sometimes looks as if
+unit after unit were needed, until it is checked."""
 
-_RUN, _FORGIVEN, _BURST = 16, 2, 10
-"""Odds are even, so answers that mostly are "needed" are suspicious: so many of them in a row, one of the others counting
-against so many. Then so many units are left out once more; and twice as many answers later again."""
+_RUN = 16
+_FORGIVEN = 2
+_BURST = 10
+"""Odds are even, so answers that mostly are "needed" are suspicious: so many of them in a row, one
+of the others counting against so many. Then so many units are left out once more; and twice as many
+answers later again."""
 
 
 class Kept:
@@ -34,12 +39,18 @@ class Kept:
         needed: The units that are needed, or most probably are.
         goal: What the oracle says of a set that is enough.
         asked: Questions asked so far. None is asked twice.
-        astray: Whether a unit that was found could be left out after all, where what is looked for is a failure. Then the
-            failure comes and goes, or more units do not always fail as well, and what was passed says little.
+        astray: Whether a unit that was found could be left out after all, where what is looked for
+            is a failure. Then the failure comes and goes, or more units do not always fail as well,
+            and what was passed says little.
     """
 
     def __init__(
-        self, units: Collection[int], ask: Ask, *, goal: Verdict = Verdict.PASS, complete: Completion = frozenset
+        self,
+        units: Collection[int],
+        ask: Ask,
+        *,
+        goal: Verdict = Verdict.PASS,
+        complete: Completion = frozenset,
     ) -> None:
         """``units`` are all there are: kept altogether they are known to be enough, none kept is known not to."""
         self._order = units
@@ -47,9 +58,13 @@ class Kept:
         self.needed: Subset = frozenset()
         self.astray = False
         self._found: list[int] = []  # and not left out once more yet
-        self._looked, self._run, self._alarm = 0, 0, _RUN
+        self._looked = 0
+        self._run = 0
+        self._alarm = _RUN
         self._presumed: list[int] = []
-        self._spare: Subset = frozenset()  # kept for the sake of an answer, and known not to be needed
+        self._spare: Subset = (
+            frozenset()
+        )  # kept for the sake of an answer, and known not to be needed
         self.goal = goal
         self._complete = complete
         self._tally = Tally(ask)
@@ -85,21 +100,27 @@ class Kept:
         """Return whether a set is enough."""
         return self.shrink(units) is self.goal
 
-    def leave_out(self, units: Collection[int], *, again: int = 0, rest: Subset | None = None) -> Verdict:
+    def leave_out(
+        self, units: Collection[int], *, again: int = 0, rest: Subset | None = None
+    ) -> Verdict:
         """Ask whether some units more can be left out, and go on from there if they can.
 
         Args:
             units: What to leave out.
-            again: The number of other candidates to ask about where one is unresolved: each has a unit back that is known
-                not to be needed, the nearest first. With the next question it is left out again.
+            again: The number of other candidates to ask about where one is unresolved: each has a
+                unit back that is known not to be needed, the nearest first. With the next question
+                it is left out again.
             rest: What is kept then, where the caller has that set.
         """
         rest = self.units.difference(self._spare, units) if rest is None else rest
-        spare, verdict = Subset(), self.shrink(rest)
+        spare = Subset()
+        verdict = self.shrink(rest)
         if again and verdict is Verdict.UNRESOLVED:
             ends = (min(units), max(units))
             gone = (unit for unit in self._order if unit not in self.units)
-            for unit in nsmallest(again, gone, key=lambda unit: min((abs(unit - end), unit) for end in ends)):
+            for unit in nsmallest(
+                again, gone, key=lambda unit: min((abs(unit - end), unit) for end in ends)
+            ):
                 spare = frozenset({unit})
                 verdict = self.shrink(rest | spare)
                 if verdict is not Verdict.UNRESOLVED:
@@ -108,17 +129,20 @@ class Kept:
             self._spare = spare
         return verdict
 
-    def lower(self, units: Sequence[int], density: Density, *, dirty: bool | int, most: int | None = None) -> None:
+    def lower(
+        self, units: Sequence[int], density: Density, *, dirty: bool | int, most: int | None = None
+    ) -> None:
         """Leave out what can be left out of some units, one after the other.
 
-        Each question leaves out some units more. If that is still enough they stay out; if not, the first of them that
-        cannot be left out is bisected for, which leaves out those before it. Where more units never hurt, each unit that
-        is kept in the end is needed.
+        Each question leaves out some units more. If that is still enough they stay out; if not, the
+        first of them that cannot be left out is bisected for, which leaves out those before it.
+        Where more units never hurt, each unit that is kept in the end is needed.
 
         Args:
             units: Units that are still kept.
             density: How common units that cannot be left out are.
-            dirty: Whether it is known that not all can be left out together; or of how many of the first that is known.
+            dirty: Whether it is known that not all can be left out together; or of how many of the
+                first that is known.
             most: With more units than these needed it stops, if that is limited.
         """
         walk = _Walk(self, units, density, len(units) if dirty is True else dirty or None)
@@ -146,7 +170,8 @@ class Kept:
         looks = int(self._looked < len(_LOOKS) and apart >= _LOOKS[self._looked])
         self._looked += looks
         if self._run >= self._alarm:
-            looks, self._alarm = _BURST, 2 * self._alarm
+            looks = _BURST
+            self._alarm = 2 * self._alarm
         for unit in self._found[:looks]:
             without = self.units - {unit}
             if unit not in self._complete(without) and self.shrinks_to(without):
@@ -160,8 +185,8 @@ class Kept:
 
     def settle(self) -> None:
         """Ask about each unit that was taken as needed, with all others that are left kept."""
-        # Ends of runs first: what is not needed most often stands there, and the rest of the questions are those of the proof
-        # only if it is gone by then.
+        # Ends of runs first: what is not needed most often stands there, and the rest of the
+        # questions are those of the proof only if it is gone by then.
         for unit in sorted(self._presumed, key=lambda unit: {unit - 1, unit + 1} <= self.needed):
             if unit in self.units:
                 self.leave_out(frozenset({unit}))
@@ -172,7 +197,9 @@ class Kept:
 
 @dataclass
 class _Walk:
-    """The position of a pass over units. If there is an end, one unit from ``place`` to ``end`` cannot be left out.
+    """The position of a pass over units.
+
+    If there is an end, one unit from ``place`` to ``end`` cannot be left out.
 
     Attributes:
         doubtful: Whether it is not known that one really cannot be left out.
@@ -217,11 +244,13 @@ class _Walk:
         else:
             self.density.hit()
         self.kept.found(unit, doubtful=self.doubtful)
-        self.place, self.end = self.place + 1, None
+        self.place = self.place + 1
+        self.end = None
         self.doubtful = False
 
     def _ask(self) -> None:
-        kept, place = self.kept, self.place
+        kept = self.kept
+        place = self.place
         width = (len(self.units) if self.end is None else self.end) - place
         best = self.density.group(width, dirty=self.end is not None)
         sizes = list(skipping(best, range(1, width + (self.end is None))))

@@ -1,13 +1,15 @@
 """The fewest units that must stay in fp32 when all the rest is lowered.
 
-Two ideas. Suspicion: if something is known of where the culprits are, keeping just those is tried first, so that a small
-passing set is known early. And group testing: lower a group of units; if the check still passes none of them needs fp32.
-Units that were cleared stay lowered from then on, so each question is about all that was lowered so far, and what is kept
-passes at every moment and only shrinks: whoever runs out of time has the smallest so far.
+Two ideas. Suspicion: if something is known of where the culprits are, keeping just those is tried
+first, so that a small passing set is known early. And group testing: lower a group of units; if the
+check still passes none of them needs fp32. Units that were cleared stay lowered from then on, so
+each question is about all that was lowered so far, and what is kept passes at every moment and only
+shrinks: whoever runs out of time has the smallest so far.
 
-Where any of several sets is enough, :func:`find_alternatives` lists every smallest one as in Reiter's tree of hitting sets
-("A theory of diagnosis from first principles", Artificial Intelligence 32, 1987): an answer that differs from those that are
-known lacks a unit of each of them. Switches of a runtime mostly act alone, so a single one is looked for first.
+Where any of several sets is enough, :func:`find_alternatives` lists every smallest one as in
+Reiter's tree of hitting sets ("A theory of diagnosis from first principles", Artificial
+Intelligence 32, 1987): an answer that differs from those that are known lacks a unit of each of
+them. Switches of a runtime mostly act alone, so a single one is looked for first.
 """
 
 from __future__ import annotations
@@ -19,7 +21,12 @@ from dataclasses import dataclass, field
 from bisect_trt.search.density import HOT, Density, cold
 from bisect_trt.search.groups import Kept
 from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Subset, Verdict
-from bisect_trt.search.strategy import find_culprits, make_minimal, reduce_by_counters, worth_counting
+from bisect_trt.search.strategy import (
+    find_culprits,
+    make_minimal,
+    reduce_by_counters,
+    worth_counting,
+)
 
 _SHORT = 1 / 2
 """A list of suspects of up to this share of all units is tried as a whole."""
@@ -38,51 +45,76 @@ def find_keep(
 ) -> Minimum:
     """A 1-minimal set of units that, kept in fp32, is enough for the check to pass.
 
-    Where passing is monotone (more units in fp32 never hurt) and nothing is suspected, finding k culprits among N takes
-    about log2 (N choose k) questions, the least there can be, and a few percent more; the proof takes one for each culprit.
+    Where passing is monotone (more units in fp32 never hurt) and nothing is suspected, finding k
+    culprits among N takes about log2 (N choose k) questions, the least there can be, and a few
+    percent more; the proof takes one for each culprit.
 
     Args:
-        units: In topological order. Kept in fp32 altogether they are known to pass, none kept is known not to.
-        ask: The oracle: ``PASS`` where these units in fp32, all others lowered, are enough. No set is asked about twice.
+        units: In topological order. Kept in fp32 altogether they are known to pass, none kept is
+            known not to.
+        ask: The oracle: ``PASS`` where these units in fp32, all others lowered, are enough. No set
+            is asked about twice.
         suspects: Units to try first, most suspicious first. They may be wrong, and may be all.
-        most: How many questions may be asked, if that is limited; the answer is then the best so far, unproven.
+        most: How many questions may be asked, if that is limited; the answer is then the best so
+            far, unproven.
     """
     limited = Limited(ask, frozenset(units), most)
     try:
         return _find(units, limited, suspects)
     except Enough:
-        return Minimum(limited.best, proven=False, why=f"the search was ended after {most} questions")
+        return Minimum(
+            limited.best, proven=False, why=f"the search was ended after {most} questions"
+        )
 
 
 def _find(units: Sequence[int], ask: Ask, suspects: Sequence[int]) -> Minimum:
     kept = Kept(units, ask)
     ranking = [unit for unit in dict.fromkeys(suspects) if unit in kept.units]
-    few = ranking if len(ranking) <= _SHORT * len(units) else ranking[: max(round(_TIER * len(units)), 1)]
-    tier, ranked = frozenset(few), frozenset(ranking)
-    order = [*(unit for unit in units if unit not in ranked), *reversed(ranking)]  # the least suspicious first
-    inside, outside = [unit for unit in order if unit in tier], [unit for unit in order if unit not in tier]
-    enough, steps = bool(few) and kept.shrinks_to(tier), list[str]()
+    few = (
+        ranking
+        if len(ranking) <= _SHORT * len(units)
+        else ranking[: max(round(_TIER * len(units)), 1)]
+    )
+    tier = frozenset(few)
+    ranked = frozenset(ranking)
+    order = [
+        *(unit for unit in units if unit not in ranked),
+        *reversed(ranking),
+    ]  # the least suspicious first
+    inside = [unit for unit in order if unit in tier]
+    outside = [unit for unit in order if unit not in tier]
+    enough = bool(few) and kept.shrinks_to(tier)
+    steps = list[str]()
     if 0 < len(few) < len(units):
         answer = "enough" if enough else "not enough"
         steps.append(f"the {len(few)} most suspicious of {len(units)} units in fp32: {answer}")
     if enough:
-        # Strong suspects are not met as others are: most groups would have to be kept, and the questions be wasted.
+        # Strong suspects are not met as others are: most groups would have to be kept, and the
+        # questions be wasted.
         kept.lower(inside, Density(HOT, neighbours=False), dirty=True)
     else:
         hot = few and len(units) <= _FEW
-        density = Density(HOT, neighbours=False) if hot else Density(cold(len(units)), units=len(units))
+        density = (
+            Density(HOT, neighbours=False) if hot else Density(cold(len(units)), units=len(units))
+        )
         if few:
             density.suspects_after(len(outside))
         kept.lower([*outside, *inside], density, dirty=len(outside) if few else True)
     kept.settle()
-    steps.append(f"lowering in groups: {len(kept.units)} units left in fp32 after {kept.asked} questions")
+    steps.append(
+        f"lowering in groups: {len(kept.units)} units left in fp32 after {kept.asked} questions"
+    )
     return _prove(kept, steps)
 
 
 def keep_if_enough(count: int, most: int, ask: Ask) -> Minimum | None:
     """The fewest of so many units that are enough, in ``most`` questions; ``None`` where all of them are not."""
     everything = range(count)
-    return find_keep(everything, ask, most=most) if ask(frozenset(everything)) is Verdict.PASS else None
+    return (
+        find_keep(everything, ask, most=most)
+        if ask(frozenset(everything)) is Verdict.PASS
+        else None
+    )
 
 
 def _prove(kept: Kept, steps: list[str]) -> Minimum:
@@ -91,41 +123,54 @@ def _prove(kept: Kept, steps: list[str]) -> Minimum:
     def shows(chosen: Subset) -> Verdict:
         return kept.verdict(chosen).opposite
 
-    before, broke = kept.asked, kept.lost
+    before = kept.asked
+    broke = kept.lost
     if worth_counting(kept.units, shows, lost=broke):
-        reason = "most candidates broke in other ways" if broke else "more units in fp32 do not always help"
+        reason = (
+            "most candidates broke in other ways"
+            if broke
+            else "more units in fp32 do not always help"
+        )
         kept.units = reduce_by_counters(kept.units, shows)
         steps.append(
             f"{reason}, so delta debugging: {len(kept.units)} units left after {kept.asked - before} more questions"
         )
         before = kept.asked
     chosen = make_minimal(kept.units, shows).units
-    steps.append(f"proof that none of the {len(chosen)} can be lowered: {kept.asked - before} more questions")
+    steps.append(
+        f"proof that none of the {len(chosen)} can be lowered: {kept.asked - before} more questions"
+    )
     broken = sum(kept.verdict(chosen - {unit}) is Verdict.UNRESOLVED for unit in chosen)
     why = f"with one of {broken} of its units lowered the check ends in another way, which does not count as passing"
     return Minimum(chosen, proven=True, why=why if broken else None, steps=tuple(steps))
 
 
-_FIRST, _TIMES = 4, 4
+_FIRST = 4
+_TIMES = 4
 """Growing adds so many units first, and so many times as many if that is not enough."""
 _COARSE = 8
 """The number of units to add is found to one part in so many."""
 
 
-def grow_and_shrink(start: Subset, kept: Subset, order: Sequence[int], ask: Ask, *, most: int) -> Subset | None:
+def grow_and_shrink(
+    start: Subset, kept: Subset, order: Sequence[int], ask: Ask, *, most: int
+) -> Subset | None:
     """A set that is enough for what ``ask`` is about now, which ``kept`` is not.
 
-    The set grows by the first units of an order. Then each of its units outside ``start`` is lowered, the last in the
-    order first, if the rest is enough.
+    The set grows by the first units of an order. Then each of its units outside ``start`` is
+    lowered, the last in the order first, if the rest is enough.
 
     Returns:
-        ``None`` if all units are not enough, or if the questions end before any but all of them were seen to be.
+        ``None`` if all units are not enough, or if the questions end before any but all of them
+        were seen to be.
     """
     rest = [unit for unit in order if unit not in kept]
     whole = kept.union(rest)
     limited = Limited(ask, whole, most)
 
-    def enough(units: Subset) -> Verdict:  # parts of what is known not to be enough are not asked about
+    def enough(
+        units: Subset,
+    ) -> Verdict:  # parts of what is known not to be enough are not asked about
         return Verdict.FAIL if start | units <= kept else limited(start | units)
 
     try:
@@ -135,7 +180,9 @@ def grow_and_shrink(start: Subset, kept: Subset, order: Sequence[int], ask: Ask,
     if size is None:
         return None
     added = [*filter((kept.union(rest[:size]) - start).__contains__, reversed(order))]
-    fewest = Kept(added, enough)  # many of so few are needed, so no proof follows, as it does in find_keep
+    fewest = Kept(
+        added, enough
+    )  # many of so few are needed, so no proof follows, as it does in find_keep
     with suppress(Enough):
         fewest.lower(added, Density(cold(len(added))), dirty=True)
         fewest.settle()
@@ -146,13 +193,16 @@ def grow_and_shrink(start: Subset, kept: Subset, order: Sequence[int], ask: Ask,
 def shortest_prefix(ordered: Sequence[int], enough: Callable[[Sequence[int]], bool]) -> int | None:
     """About how many of the first units are enough, in logarithmically many questions; ``None`` if all are not.
 
-    The answer is enough itself, and at most an eighth more than what is needed where more units never hurt.
+    The answer is enough itself, and at most an eighth more than what is needed where more units
+    never hurt.
     """
-    low, high = 0, min(_FIRST, len(ordered))
+    low = 0
+    high = min(_FIRST, len(ordered))
     while not (high and enough(ordered[:high])):
         if high == len(ordered):
             return None
-        low, high = high, min(high * _TIMES, len(ordered))
+        low = high
+        high = min(high * _TIMES, len(ordered))
     while high - low > max(high // _COARSE, 1):
         middle = (low + high) // 2
         low, high = (low, middle) if enough(ordered[:middle]) else (middle, high)
@@ -161,7 +211,8 @@ def shortest_prefix(ordered: Sequence[int], enough: Callable[[Sequence[int]], bo
 
 MOST_ALTERNATIVES = 8
 _MOST_SINGLES = 16
-"""Number of units that are asked about alone after their set broke in another way, which gives no information."""
+"""Number of units that are asked about alone after their set broke in another way, which gives no
+information."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +220,8 @@ class Alternatives:
     """The result of :func:`find_alternatives`.
 
     Attributes:
-        found: Sets that pass, in the order in which they were found. Without any one of its units none of them was seen
-            to pass.
+        found: Sets that pass, in the order in which they were found. Without any one of its units
+            none of them was seen to pass.
         complete: Whether there are no others, where more units never hurt.
     """
 
@@ -188,16 +239,17 @@ def find_alternatives(
 ) -> Alternatives:
     """All 1-minimal sets of units that pass, up to a limit.
 
-    For one unit among N that is enough alone this asks about log2 N + 2 questions, one of them to see that no other is;
-    fewer where its weight is large. That no units at all do not pass is taken as known.
+    For one unit among N that is enough alone this asks about log2 N + 2 questions, one of them to
+    see that no other is; fewer where its weight is large. That no units at all do not pass is taken
+    as known.
 
     Args:
         units: In the order in which they are tried, where nothing else is known of them.
         ask: The oracle. No set is asked about twice.
         weights: How likely each is to be among the answers; 1 where not given.
         most: How many answers are enough.
-        likely: Whether there probably is one. If not, all units at once are asked about first: one question where there
-            is none.
+        likely: Whether there probably is one. If not, all units at once are asked about first: one
+            question where there is none.
     """
     known = _Known(ask, {unit: (weights or {}).get(unit, 1.0) for unit in units})
     everything = frozenset(units)
@@ -253,14 +305,23 @@ class _Known:
         return self._alone(pool) if self.verdict(pool) is Verdict.UNRESOLVED else None
 
     def _likeliest_first(self, pool: Subset) -> list[int]:
-        return sorted((unit for unit in self.weights if unit in pool), key=lambda unit: -self.weights[unit])
+        return sorted(
+            (unit for unit in self.weights if unit in pool), key=lambda unit: -self.weights[unit]
+        )
 
     def _single(self, pool: Subset) -> Subset | None:
-        """Return the unit that passes alone; each question covers half of the probability. ``None`` if it is not found."""
+        """Return the unit that passes alone; each question covers half of the probability.
+
+        ``None`` if it is not found.
+        """
         left = self._likeliest_first(pool.difference(*self._failed()))
         while len(left) > 1:
-            half, weight, whole = 0, 0.0, sum(self.weights[unit] for unit in left)
-            while half < len(left) - 1 and (not half or weight + self.weights[left[half]] <= whole / 2):
+            half = 0
+            weight = 0.0
+            whole = sum(self.weights[unit] for unit in left)
+            while half < len(left) - 1 and (
+                not half or weight + self.weights[left[half]] <= whole / 2
+            ):
                 weight += self.weights[left[half]]
                 half += 1
             left = left[:half] if self.passes(frozenset(left[:half])) else left[half:]

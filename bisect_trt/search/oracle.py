@@ -12,7 +12,10 @@ from weakref import ref
 
 
 class Verdict(str, Enum):
-    """The verdict of a probe. Three values, never a bool: a candidate that broke in another way proves nothing."""
+    """The verdict of a probe.
+
+    Three values, never a bool: a candidate that broke in another way proves nothing.
+    """
 
     FAIL = "FAIL"
     """It shows the failure that is being looked for."""
@@ -45,8 +48,9 @@ Subset = frozenset[int]
 """Some of the units, by number."""
 
 _MANY = 4096
-"""A set of as many units takes 40 bytes for each, and hundreds of questions are remembered: one has a byte for each up to the
-last, packed, which most of them do to a hundredth, because they are about few stretches of units."""
+"""A set of as many units takes 40 bytes for each, and hundreds of questions are remembered: one has
+a byte for each up to the last, packed, which most of them do to a hundredth, because they are about
+few stretches of units."""
 _FAST = 1
 """The level of zlib; higher ones save little."""
 
@@ -77,7 +81,11 @@ class Units:
         return frozenset(compress(range(len(flags)), flags))
 
     def __len__(self) -> int:
-        return zlib.decompress(self._held).count(1) if isinstance(self._held, bytes) else len(self._held)
+        return (
+            zlib.decompress(self._held).count(1)
+            if isinstance(self._held, bytes)
+            else len(self._held)
+        )
 
     def __bool__(self) -> bool:
         return True
@@ -104,8 +112,9 @@ class Again:
     Attributes:
         question: What was asked.
         title: What the candidate is called this time; ``None`` for "..., once more".
-        runs: How often the check runs at most; ``None`` for as often as the original was run, and to fail each time if
-            that did; where that did not, for as often as for a question that is asked the first time.
+        runs: How often the check runs at most; ``None`` for as often as the original was run, and
+            to fail each time if that did; where that did not, for as often as for a question that
+            is asked the first time.
         until: The answer that ends the runs, if their number is given.
     """
 
@@ -120,7 +129,8 @@ Oracle = Callable[[Question], Verdict]
 """Says what a check says of the candidate that a question is about."""
 
 Search = Callable[[Oracle], Result]
-"""A search: a plain function of an oracle. It may be called several times and must ask the same each time."""
+"""A search: a plain function of an oracle. It may be called several times and must ask the same
+each time."""
 
 
 @dataclass

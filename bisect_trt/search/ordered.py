@@ -1,8 +1,8 @@
 """Strategies over ordered spaces: the edges of a stretch of failures (releases, say), and failing sizes.
 
-Edges are found as by ``git bisect``, with its way around undecided places (``git bisect skip``), for both ends of a stretch
-of failures: which end of the order fails is not known beforehand. Failures over sizes need not be monotone, so nothing is
-claimed about a size that was not tested.
+Edges are found as by ``git bisect``, with its way around undecided places (``git bisect skip``),
+for both ends of a stretch of failures: which end of the order fails is not known beforehand.
+Failures over sizes need not be monotone, so nothing is claimed about a size that was not tested.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Edge:
 
     Attributes:
         failing: The outermost place that is known to fail.
-        passing: The next place that passes; ``None`` if the known failures go on to the end of the order.
+        passing: The next place that passes; ``None`` if the known failures go on to the end of the
+            order.
         between: Places between the two that say nothing, so that the edge may be at any of them.
     """
 
@@ -60,12 +61,15 @@ class History:
         return found
 
 
-def find_edges(count: int, ask: AskOne, known: int | None = None, *, every: bool = False) -> History:
+def find_edges(
+    count: int, ask: AskOne, known: int | None = None, *, every: bool = False
+) -> History:
     """Find the newest stretch of failures and both its edges.
 
-    Both ends of the order are asked; where neither fails and no failure is known, places are asked from the middle outward,
-    each halving the largest gap, until one does. From there each edge takes about log2 N questions. What was not asked is
-    taken to be like its neighbours, so a second stretch, or a gap in the first, may be missed.
+    Both ends of the order are asked; where neither fails and no failure is known, places are asked
+    from the middle outward, each halving the largest gap, until one does. From there each edge
+    takes about log2 N questions. What was not asked is taken to be like its neighbours, so a second
+    stretch, or a gap in the first, may be missed.
 
     Args:
         count: How many places there are, the oldest first.
@@ -83,7 +87,9 @@ def find_edges(count: int, ask: AskOne, known: int | None = None, *, every: bool
     ends = [count - 1, 0]
     for place in range(count - 1, -1, -1) if every else [] if known is None else [known]:
         look(place)
-    if Verdict.FAIL not in seen.values() and all(look(p) is not Verdict.FAIL for p in [*ends, *_halving(count)]):
+    if Verdict.FAIL not in seen.values() and all(
+        look(p) is not Verdict.FAIL for p in [*ends, *_halving(count)]
+    ):
         return History(seen)
     for place in ends:
         look(place)
@@ -114,7 +120,8 @@ def _edge(path: range, look: AskOne, seen: Mapping[int, Verdict]) -> Edge:
     end = len(path) - 1
     if not told(Verdict.PASS) and end > 0 and look(path[end]) is Verdict.UNRESOLVED:
         # What is as old as this may say nothing at all, and what passes may lie between.
-        low, high = max(told(Verdict.FAIL)), end
+        low = max(told(Verdict.FAIL))
+        high = end
         while high - low > 1 and not told(Verdict.PASS):
             middle = (low + high) // 2
             if look(path[middle]) is Verdict.FAIL:
@@ -148,12 +155,16 @@ _MOST_STEPS = 64
 def intervals(seen: Mapping[int, Verdict]) -> list[dict[str, Any]]:
     """Returns the tested sizes of one dimension in rows of one verdict, as plain values."""
     rows = [(verdict, list(row)) for verdict, row in groupby(sorted(seen), key=seen.__getitem__)]
-    return [{"from": row[0], "to": row[-1], "verdict": verdict.value, "tried": row} for verdict, row in rows]
+    return [
+        {"from": row[0], "to": row[-1], "verdict": verdict.value, "tried": row}
+        for verdict, row in rows
+    ]
 
 
 def landmarks(sizes: Sequence[int]) -> list[int]:
     """Returns the sizes at which kernels and tactics change: both ends, 1 to 3, powers of two, their neighbours, tens."""
-    low, high = min(sizes), max(sizes)
+    low = min(sizes)
+    high = max(sizes)
     powers = [1 << bit for bit in range(high.bit_length() + 1)]
     beside = [power + step for power in powers for step in (-1, 1)]
     wanted = [low, high, 1, 2, 3, low + 1, high - 1, *powers, *beside, 10, 100, 1000]
@@ -164,7 +175,8 @@ def landmarks(sizes: Sequence[int]) -> list[int]:
 def sweep_points(axes: Sequence[Sequence[int]], ask: AskSize, most: int) -> dict[Point, Verdict]:
     """Returns the verdicts of all points, or of at most ``most`` of them, in the order of the questions.
 
-    Where the grid is larger, each dimension is swept with the others at the smallest failing point, or at their middle.
+    Where the grid is larger, each dimension is swept with the others at the smallest failing point,
+    or at their middle.
     """
     if prod(map(len, axes)) <= most:
         return {point: ask(point) for point in product(*axes)}
@@ -173,7 +185,9 @@ def sweep_points(axes: Sequence[Sequence[int]], ask: AskSize, most: int) -> dict
     for place, axis in enumerate(axes):
         base = smallest_failing(seen) or tuple(each[len(each) // 2] for each in axes)
         line = {
-            point[place]: verdict for point, verdict in seen.items() if _replaced(base, place, point[place]) == point
+            point[place]: verdict
+            for point, verdict in seen.items()
+            if _replaced(base, place, point[place]) == point
         }
         share = (most - len(seen)) // (len(axes) - place) + len(line)
         first = axis if len(axis) <= share else landmarks(axis)[: max(share // 2, 2)]
@@ -187,7 +201,9 @@ def _replaced(point: Point, place: int, size: int) -> Point:
     return (*point[:place], size, *point[place + 1 :])
 
 
-def _by_worth(sizes: Sequence[int], first: Iterable[int], seen: Mapping[int, Verdict]) -> Iterator[int]:
+def _by_worth(
+    sizes: Sequence[int], first: Iterable[int], seen: Mapping[int, Verdict]
+) -> Iterator[int]:
     """The first sizes, then the middle of the widest gap, gaps between two verdicts before others; reads ``seen``."""
     yield from first
     while True:
@@ -209,7 +225,9 @@ def smallest_failing(seen: Mapping[Point, Verdict]) -> Point | None:
     return min(failing, key=lambda point: (prod(point), point), default=None)
 
 
-def go_down(seen: dict[Point, Verdict], ask: AskSize, below: Callable[[Point], Iterable[Point]]) -> None:
+def go_down(
+    seen: dict[Point, Verdict], ask: AskSize, below: Callable[[Point], Iterable[Point]]
+) -> None:
     """Adds to ``seen`` the way from the smallest failing point to one with no failing point of ``below`` it."""
     for _ in range(_MOST_STEPS):
         point = smallest_failing(seen)

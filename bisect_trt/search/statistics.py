@@ -39,8 +39,9 @@ class Flakiness:
     def least_rate(self) -> float:
         """The failure rate that so many failures in as many runs still leave possible, with the confidence asked for.
 
-        ``(1 - confidence) ** (1 / runs)``: what the rule of three (Hanley and Lippman-Hand, "If nothing goes wrong, is
-        everything all right?", JAMA 1983) is the approximation of. 0 where some runs passed: there the rate is measured.
+        ``(1 - confidence) ** (1 / runs)``: what the rule of three (Hanley and Lippman-Hand, "If
+        nothing goes wrong, is everything all right?", JAMA 1983) is the approximation of. 0 where
+        some runs passed: there the rate is measured.
         """
         return (1 - self.confidence) ** (1 / self.runs) if self.is_steady else 0.0
 
@@ -53,9 +54,10 @@ class Flakiness:
     def passes_needed(self) -> int:
         """Return the number of passes in a row that rule out a failing candidate.
 
-        The share of the error that each passing verdict may have is ``(1 - confidence) / verdicts`` (Bonferroni). Where
-        every run failed, the search takes each run at its word; what its proof rests on is confirmed in the end. Where none
-        did there is no rate to go by: what is probed next is looked at as often as was asked for.
+        The share of the error that each passing verdict may have is ``(1 - confidence) / verdicts``
+        (Bonferroni). Where every run failed, the search takes each run at its word; what its proof
+        rests on is confirmed in the end. Where none did there is no rate to go by: what is probed
+        next is looked at as often as was asked for.
         """
         if self.is_steady:
             return 1
@@ -63,7 +65,9 @@ class Flakiness:
             return self.runs
         allowed = (1 - self.confidence) / max(self.verdicts, 1)
         return next(
-            number for number, missed in enumerate(self._missed()) if missed <= allowed or number == MOST_PASSES
+            number
+            for number, missed in enumerate(self._missed())
+            if missed <= allowed or number == MOST_PASSES
         )
 
     def reached(self, verdicts: int) -> float:
@@ -78,10 +82,11 @@ class Flakiness:
     def _missed(self) -> Iterator[float]:
         """The probability that a candidate that fails like the original passes 0, 1, 2, ... times in a row.
 
-        The posterior mean of ``(1 - rate) ** m`` under Jeffreys' prior, Beta(1/2, 1/2), which counts in that the rate
-        itself is only measured.
+        The posterior mean of ``(1 - rate) ** m`` under Jeffreys' prior, Beta(1/2, 1/2), which
+        counts in that the rate itself is only measured.
         """
-        passes, total = self.runs - self.failures + 0.5, self.runs + 1.0
+        passes = self.runs - self.failures + 0.5
+        total = self.runs + 1.0
         chance = 1.0
         for number in count():
             yield chance
@@ -91,21 +96,26 @@ class Flakiness:
 def luck(failures: int, passes: Sequence[int]) -> float:
     """Return the largest probability, over all failure rates, that candidates fail so often and one of them only passes."""
     rates = {failures / (failures + number) if number else 1.0 for number in passes}
-    return max((rate**failures * math.fsum((1 - rate) ** number for number in passes) for rate in rates), default=0.0)
+    return max(
+        (rate**failures * math.fsum((1 - rate) ** number for number in passes) for rate in rates),
+        default=0.0,
+    )
 
 
 def confirmations(failures: int, passes: Sequence[int], allowed: float) -> tuple[int, list[int]]:
     """Return the fewest further runs of failing and passing candidates that exclude chance.
 
-    A pass counts more the more often the failure was seen without a pass, so what failed is run again too where that is
-    cheaper: one such run counts for all candidates. The cost is the number of runs and of different candidates together.
+    A pass counts more the more often the failure was seen without a pass, so what failed is run
+    again too where that is cheaper: one such run counts for all candidates. The cost is the number
+    of runs and of different candidates together.
 
     Args:
         failures: The number of runs that failed where a failure was seen.
         passes: The number of passes of each candidate that may be a failing one too.
         allowed: The largest probability of chance.
     """
-    best, least = (0, [0] * len(passes)), math.inf
+    best = (0, [0] * len(passes))
+    least = math.inf
     for more in range(MOST_PASSES):
         if more >= least:
             break
@@ -115,7 +125,8 @@ def confirmations(failures: int, passes: Sequence[int], allowed: float) -> tuple
         found = more, [now - before for now, before in zip(needed, passes, strict=True)]
         runs = [more, *found[1]]
         if (cost := sum(runs) + sum(map(bool, runs))) < least:
-            best, least = found, cost
+            best = found
+            least = cost
     return best
 
 
@@ -132,8 +143,9 @@ _HALVINGS = 60
 def rate_interval(events: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
     """Between which rates so many events leave the true one, by Clopper and Pearson.
 
-    It covers the true rate with at least the confidence asked for, whatever that rate is. Source: Clopper and Pearson, "The use
-    of confidence or fiducial limits illustrated in the case of the binomial", Biometrika 1934.
+    It covers the true rate with at least the confidence asked for, whatever that rate is. Source:
+    Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the
+    binomial", Biometrika 1934.
 
     Args:
         events: How often it happened.
@@ -142,7 +154,11 @@ def rate_interval(events: int, trials: int, confidence: float = 0.95) -> tuple[f
     """
     share = (1 - confidence) / 2
     low = 0.0 if events == 0 else _solve(lambda rate: _at_least(events, trials, rate), share)
-    high = 1.0 if events == trials else 1 - _solve(lambda rate: _at_least(trials - events, trials, rate), share)
+    high = (
+        1.0
+        if events == trials
+        else 1 - _solve(lambda rate: _at_least(trials - events, trials, rate), share)
+    )
     return low, high
 
 
@@ -163,7 +179,8 @@ def _at_least(events: int, trials: int, rate: float) -> float:
 
 def _solve(rising: Callable[[float], float], value: float) -> float:
     """Return the argument at which a function that rises from 0 to 1 has a value."""
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if rising(middle) < value else (low, middle)
@@ -177,11 +194,13 @@ ERROR = 0.001
 def evidence(cases: int, holds: int, share: float = 0.5) -> float:
     """Return the evidence that something holds in more than a share of the cases, which may be looked at after each case.
 
-    It is the likelihood of what was seen, averaged over all larger shares, by its likelihood at this one. While the hypothesis
-    "at most this share" is true this is a supermartingale of at most 1 in the mean, so the probability that it ever reaches
-    1/error is at most ``error`` (Ville's inequality). Source: H. Robbins, Annals of Mathematical Statistics 41, 1970, p. 1397.
+    It is the likelihood of what was seen, averaged over all larger shares, by its likelihood at
+    this one. While the hypothesis "at most this share" is true this is a supermartingale of at most
+    1 in the mean, so the probability that it ever reaches 1/error is at most ``error`` (Ville's
+    inequality). Source: H. Robbins, Annals of Mathematical Statistics 41, 1970, p. 1397.
     """
-    total, term = 0.0, 1 / (cases + 1 - holds)  # of C(n+1, k) (share / (1 - share))**(k - holds) / ((n+1) C(n, holds))
+    total = 0.0  # of C(n+1, k) (share / (1 - share))**(k - holds) / ((n+1) C(n, holds))
+    term = 1 / (cases + 1 - holds)
     for k in range(holds, -1, -1):
         total += term
         if total > _PLENTY or term < total * _NOTHING:
@@ -190,7 +209,8 @@ def evidence(cases: int, holds: int, share: float = 0.5) -> float:
     return total
 
 
-_PLENTY, _NOTHING = 1e9, 1e-15
+_PLENTY = 1e9
+_NOTHING = 1e-15
 """Evidence past which its size does not matter, and the part of a sum that does not."""
 
 

@@ -1,10 +1,12 @@
 """The search for a minimal failing set: bisection, delta debugging where it learns little, and the proof of 1-minimality.
 
-Bisection finds one needed unit after the other, each in about log2 N questions. The prefixes of any order are nested sets,
-whichever way the graph branches, so the shortest failing prefix is well defined and its last unit is needed: without it the rest
-of that prefix does not fail. Keep that unit, and find the shortest prefix that fails together with it, until the kept units fail
-alone. Source: QuickXplain (Junker, "QUICKXPLAIN: Preferred Explanations and Relaxations for Over-Constrained Problems", AAAI
-2004) and Zeller's "dd" with a fixed order. Delta debugging leaves out windows of units where failures are not monotone.
+Bisection finds one needed unit after the other, each in about log2 N questions. The prefixes of any
+order are nested sets, whichever way the graph branches, so the shortest failing prefix is well
+defined and its last unit is needed: without it the rest of that prefix does not fail. Keep that
+unit, and find the shortest prefix that fails together with it, until the kept units fail alone.
+Source: QuickXplain (Junker, "QUICKXPLAIN: Preferred Explanations and Relaxations for
+Over-Constrained Problems", AAAI 2004) and Zeller's "dd" with a fixed order. Delta debugging leaves
+out windows of units where failures are not monotone.
 """
 
 from __future__ import annotations
@@ -30,11 +32,13 @@ _TRIED = 4
 """Number of units that are left out alone to see whether windows are worth their questions."""
 
 
-def worth_counting(units: Subset, ask: Ask, complete: Completion = frozenset, *, lost: bool) -> bool:
+def worth_counting(
+    units: Subset, ask: Ask, complete: Completion = frozenset, *, lost: bool
+) -> bool:
     """Whether windows may leave out what one unit after the other would be dear for.
 
-    Unless bisection was ``lost``, units are left out alone until one can be; where none can, that is the proof, and nothing
-    was asked in vain.
+    Unless bisection was ``lost``, units are left out alone until one can be; where none can, that
+    is the proof, and nothing was asked in vain.
     """
     if len(units) <= _SMALL:
         return False
@@ -50,10 +54,11 @@ _GROWTH = 1 / (1 - math.exp(-1))
 def reduce_by_counters(units: Iterable[int], ask: Ask, complete: Completion = frozenset) -> Subset:
     """Leave out windows of units, smaller from round to round.
 
-    Counter-based delta debugging, CDD (Zhang et al., "Deep Dive into Probabilistic Delta Debugging: Insights and
-    Simplifications", 2024): probabilistic delta debugging amounts to a fixed schedule of window sizes. Each unit starts
-    with a chance p of being needed; a round tries windows of about -1/ln(1-p) units, and each round raises p by
-    1/(1-1/e). Unlike ddmin it never goes back to large windows, which costs it nothing where few units are needed.
+    Counter-based delta debugging, CDD (Zhang et al., "Deep Dive into Probabilistic Delta Debugging:
+    Insights and Simplifications", 2024): probabilistic delta debugging amounts to a fixed schedule
+    of window sizes. Each unit starts with a chance p of being needed; a round tries windows of
+    about -1/ln(1-p) units, and each round raises p by 1/(1-1/e). Unlike ddmin it never goes back to
+    large windows, which costs it nothing where few units are needed.
 
     Args:
         units: A set that is known to fail.
@@ -61,7 +66,8 @@ def reduce_by_counters(units: Iterable[int], ask: Ask, complete: Completion = fr
         complete: Adds to a set what its members cannot be cut from.
 
     Returns:
-        A set that was seen to fail (or is ``units``). Not necessarily 1-minimal: follow with ``make_minimal``.
+        A set that was seen to fail (or is ``units``). Not necessarily 1-minimal: follow with
+        ``make_minimal``.
     """
     chosen = sorted(units)
     chance = _FIRST_CHANCE
@@ -81,30 +87,35 @@ def reduce_by_counters(units: Iterable[int], ask: Ask, complete: Completion = fr
 
 
 _PATIENCE = 0.98
-"""A window that could not be left out makes the next ones so much smaller; one that could makes them twice as large."""
+"""A window that could not be left out makes the next ones so much smaller; one that could makes
+them twice as large."""
 
 
 def reduce_by_chance(units: Iterable[int], ask: Ask, complete: Completion = frozenset) -> Subset:
     """Leave out windows anywhere, of half of the units at first: for a failure that comes and goes.
 
-    There whatever failed did fail, though what passed may fail the next time, so nothing is taken from a pass, and no question
-    rests on another. For one unit among N, seen in a share r of the runs, about 2 log2(N) / r questions lead to it; the least
-    there can be is log2(N) over the capacity of a Z-channel, log2(1 + r (1 - r)^((1 - r) / r)), which at r = 0.2 is 12% less.
+    There whatever failed did fail, though what passed may fail the next time, so nothing is taken
+    from a pass, and no question rests on another. For one unit among N, seen in a share r of the
+    runs, about 2 log2(N) / r questions lead to it; the least there can be is log2(N) over the
+    capacity of a Z-channel, log2(1 + r (1 - r)^((1 - r) / r)), which at r = 0.2 is 12% less.
 
     Returns:
         A set that was seen to fail (or is ``units``), as :func:`reduce_by_counters` does.
     """
-    chosen, share = sorted(units), 0.5
+    chosen = sorted(units)
+    share = 0.5
     tried: set[Subset] = set()
     anywhere = random.Random(len(chosen))  # the same for the same answers
     while share * len(chosen) >= 0.5 and len(chosen) > 1:
-        size, start = max(round(share * len(chosen)), 1), anywhere.randrange(len(chosen))
+        size = max(round(share * len(chosen)), 1)
+        start = anywhere.randrange(len(chosen))
         window = (chosen + chosen)[start : start + size]
         without = complete(frozenset(chosen).difference(window))
         new = 0 < len(without) < len(chosen) and without not in tried
         tried.add(without)
         if new and ask(without) is Verdict.FAIL:
-            chosen, share = sorted(without), min(2 * share, 0.5)
+            chosen = sorted(without)
+            share = min(2 * share, 0.5)
         else:
             share *= _PATIENCE
     return frozenset(chosen)
@@ -113,17 +124,20 @@ def reduce_by_chance(units: Iterable[int], ask: Ask, complete: Completion = froz
 def make_minimal(units: Iterable[int], ask: Ask, complete: Completion = frozenset) -> Minimum:
     """Leave out units one at a time while the rest fails, then prove that no unit can be left out.
 
-    A set is 1-minimal when it fails and no set with one unit less does (Zeller and Hildebrandt, "Simplifying and
-    isolating failure-inducing input", TSE 2002). Nothing is assumed of sets that were not asked about, so the proof
-    holds for failures that are not monotone too. A set of one unit needs no question.
+    A set is 1-minimal when it fails and no set with one unit less does (Zeller and Hildebrandt,
+    "Simplifying and isolating failure-inducing input", TSE 2002). Nothing is assumed of sets that
+    were not asked about, so the proof holds for failures that are not monotone too. A set of one
+    unit needs no question.
 
     Args:
         units: A set that is known to fail.
         ask: The oracle.
-        complete: Adds to a set what cannot be left out while the rest is in it; such units are never tried alone.
+        complete: Adds to a set what cannot be left out while the rest is in it; such units are
+            never tried alone.
 
     Returns:
-        The minimal set; unproven, with the reason, where leaving out a unit breaks the model in another way.
+        The minimal set; unproven, with the reason, where leaving out a unit breaks the model in
+        another way.
     """
     chosen = sorted(units)
     refused: dict[int, Subset] = {}
@@ -152,7 +166,10 @@ def make_minimal(units: Iterable[int], ask: Ask, complete: Completion = frozense
 
 
 def neighbours(units: Subset, complete: Completion = frozenset) -> list[Subset]:
-    """The sets with one unit less, and what cannot be without it; the first lacks the first unit. None is empty."""
+    """The sets with one unit less, and what cannot be without it; the first lacks the first unit.
+
+    None is empty.
+    """
     found = (complete(units - {unit}) for unit in sorted(units))
     return [without for without in dict.fromkeys(found) if without and without != units]
 
@@ -160,8 +177,8 @@ def neighbours(units: Subset, complete: Completion = frozenset) -> list[Subset]:
 def _late_half(count: int) -> int:
     """Return how many of the last of so many lengths to split off, of 2 or more.
 
-    No length takes more than ceil(log2) questions. Of those that take one less, as many as possible are late: of several
-    culprits the last ends the prefix, so late lengths are likelier.
+    No length takes more than ceil(log2) questions. Of those that take one less, as many as possible
+    are late: of several culprits the last ends the prefix, so late lengths are likelier.
     """
     if count < _FEW:
         return count - count // 2
@@ -182,19 +199,21 @@ def shortest_failing_prefix(
 
     Each question halves what is possible. For one culprit among N that is ceil(log2 N) questions.
 
-    The end point has always been seen to fail (or is all of them), also where failures are not monotone; the length one
-    below has been seen not to.
+    The end point has always been seen to fail (or is all of them), also where failures are not
+    monotone; the length one below has been seen not to.
 
     Args:
         units: The order to take prefixes of.
         kept: Units that are in every question.
         ask: The oracle.
-        guess: A length that is worth asking first, and the one below it next; they narrow the rest down if it is wrong.
+        guess: A length that is worth asking first, and the one below it next; they narrow the rest
+            down if it is wrong.
         passing: So many of the first units are known not to fail together, less than all.
-        again: Asked where a length is unresolved, about a few others instead, and the number of other
-            candidates it may be asked; those may have more units.
+        again: Asked where a length is unresolved, about a few others instead, and the number of
+            other candidates it may be asked; those may have more units.
     """
-    longest, passed = len(units), passing
+    longest = len(units)
+    passed = passing
     guesses = [] if guess is None else [guess - 1, guess]
     while longest - passed > 1:
         middle = guesses.pop() if guesses else longest - _late_half(longest - passed)
@@ -238,15 +257,17 @@ def find_culprits(
 ) -> Subset:
     """Units that fail together, each needed when it was found.
 
-    With k culprits among N, at most about k (log2(N/k) + 2) questions where failures are monotone. Where most
-    candidates break in other ways it stops early, because bisection then learns nothing.
+    With k culprits among N, at most about k (log2(N/k) + 2) questions where failures are monotone.
+    Where most candidates break in other ways it stops early, because bisection then learns nothing.
 
-    What was found is asked about without its weights. If the first culprit does not fail alone, its pattern is asked about
-    before other culprits are looked for one by one. Where a pattern fails and more than a few of its units are needed, most of
-    them probably are: then it stops, because leaving out one at a time is cheaper. For the arguments see :func:`minimise`.
+    What was found is asked about without its weights. If the first culprit does not fail alone, its
+    pattern is asked about before other culprits are looked for one by one. Where a pattern fails
+    and more than a few of its units are needed, most of them probably are: then it stops, because
+    leaving out one at a time is cheaper. For the arguments see :func:`minimise`.
 
     Returns:
-        A set that was seen to fail, or is all there is: the culprits, unless it stopped early or a pattern fails.
+        A set that was seen to fail, or is all there is: the culprits, unless it stopped early or a
+            pattern fails.
     """
     kept = Kept(units, ask, goal=Verdict.FAIL, complete=weights)
     guess = None if suspect is None else bisect_left(units, suspect) + 1
@@ -254,23 +275,35 @@ def find_culprits(
 
     def shorten(prefix: Subset, again: int = 0) -> Verdict:
         nonlocal passed
-        verdict = kept.leave_out([unit for unit in kept.units if unit not in prefix], again=again, rest=prefix)
+        verdict = kept.leave_out(
+            [unit for unit in kept.units if unit not in prefix], again=again, rest=prefix
+        )
         passed = len(prefix) if verdict is Verdict.PASS else passed
         return verdict
 
-    length = shortest_failing_prefix(units, frozenset(), shorten, guess=guess, passing=passing, again=shorten)
-    first, rest = units[length - 1], units[: length - 1]
+    length = shortest_failing_prefix(
+        units, frozenset(), shorten, guess=guess, passing=passing, again=shorten
+    )
+    first = units[length - 1]
+    rest = units[: length - 1]
     kept.found(first, doubtful=passed < len(rest))
-    if not rest or kept.lost or (itself := kept.leave_out(frozenset(rest), again=SKIPS)) is Verdict.FAIL:
+    if (
+        not rest
+        or kept.lost
+        or (itself := kept.leave_out(frozenset(rest), again=SKIPS)) is Verdict.FAIL
+    ):
         return _bare(kept, ask, weights)
-    density, most = Density(cold(len(units)), units=len(units)), None
+    density = Density(cold(len(units)), units=len(units))
+    most = None
     density.cleared(len(units) - length)
     density.hit()
     density.some_left()
     dirty = itself is not Verdict.UNRESOLVED
     around = pattern(first).intersection(rest)
     if 0 < len(around) < len(rest) and kept.shrinks_to(around | {first}):
-        rest, density, most = [unit for unit in rest if unit in around], Density(MEMBERS), _CERTAIN_OF_FEW
+        rest = [unit for unit in rest if unit in around]
+        density = Density(MEMBERS)
+        most = _CERTAIN_OF_FEW
     kept.lower(rest[::-1], density, dirty=dirty, most=most)
     if kept.astray:
         return reduce_by_chance(weights(kept.units), ask, weights)
@@ -306,23 +339,31 @@ def minimise(
         inseparable: Adds the units that others can never be cut from.
         pattern: What a unit belongs together with, tried as a whole before its parts.
         suspect: The unit that is probably the last of the shortest failing prefix, if one is known.
-        passing: So many of the first units, less than all, are known not to fail together: they are within a set that
-            passed. Where failures are not monotone that may be wrong; it costs questions then, and no proof.
+        passing: So many of the first units, less than all, are known not to fail together: they are
+            within a set that passed. Where failures are not monotone that may be wrong; it costs
+            questions then, and no proof.
     """
     tally = Tally(ask)
     steps: list[str] = []
     if mode in (Mode.AUTO, Mode.BISECT):
         failing = find_culprits(units, tally, weights, pattern, suspect, passing)
-        steps.append(f"bisection of prefixes: {len(failing)} units left after {tally.asked} questions")
+        steps.append(
+            f"bisection of prefixes: {len(failing)} units left after {tally.asked} questions"
+        )
     else:
         failing = weights(frozenset(units))
-    before, lost = tally.asked, tally.mostly_unresolved
-    if mode is Mode.DDMIN or (mode is Mode.AUTO and worth_counting(failing, tally, inseparable, lost=lost)):
+    before = tally.asked
+    lost = tally.mostly_unresolved
+    if mode is Mode.DDMIN or (
+        mode is Mode.AUTO and worth_counting(failing, tally, inseparable, lost=lost)
+    ):
         reason = "most candidates broke in other ways, so " if lost else ""
         if mode is Mode.AUTO and not tally.unresolved:
             failing = reduce_by_chance(failing, tally, inseparable)
         failing = reduce_by_counters(failing, tally, inseparable)
-        steps.append(f"{reason}delta debugging: {len(failing)} units left after {tally.asked - before} more questions")
+        steps.append(
+            f"{reason}delta debugging: {len(failing)} units left after {tally.asked - before} more questions"
+        )
     before = tally.asked
     minimum = make_minimal(failing, tally, inseparable)
     steps.append(f"proof of 1-minimality: {tally.asked - before} questions")
@@ -336,5 +377,7 @@ def shrink_end(units: Sequence[int], ask: Ask) -> Minimum:
     """
     failing = frozenset(units[: shortest_failing_prefix(units, frozenset(), ask)])
     return Minimum(
-        failing, proven=True, why="only one end of the graph could move, and one unit further it was seen not to fail"
+        failing,
+        proven=True,
+        why="only one end of the graph could move, and one unit further it was seen not to fail",
     )

@@ -1,4 +1,7 @@
-"""The registry of targets: what runs a model. Other packages add theirs by entry points (:mod:`bisect_trt.plugins`)."""
+"""The registry of targets: what runs a model.
+
+Other packages add theirs by entry points (:mod:`bisect_trt.plugins`).
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,13 @@ def find(name: str) -> Target:
     except UnavailableError:
         raise
     except (Exception, SystemExit) as error:  # another package: whatever it raises
-        raise PackageError(f"the target '{name}' cannot be used: {place} fails: {error!r}.") from error
+        raise PackageError(
+            f"the target '{name}' cannot be used: {place} fails: {error!r}."
+        ) from error
     if not isinstance(target, Target) or target.name != name:
-        raise PackageError(f"the target '{name}' cannot be used: {place} is no target of that name.")
+        raise PackageError(
+            f"the target '{name}' cannot be used: {place} is no target of that name."
+        )
     return target
 
 

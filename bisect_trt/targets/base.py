@@ -1,4 +1,6 @@
-"""The plug-in of a runtime: class ``Target``, and the declarations that it makes. A plug-in imports what it needs from here.
+"""The plug-in of a runtime: class ``Target``, and the declarations that it makes.
+
+A plug-in imports what it needs from here.
 
 It is long because it is one class, and the author of another target reads its methods side by side.
 """
@@ -62,9 +64,9 @@ class Script:
 
     Attributes:
         needs: The packages that it needs, in words.
-        modules: The modules that it consists of, each after those it imports. They import nothing of bisect-trt but each other
-            and what :mod:`bisect_trt.targets.reproduce` imports, and define ``make`` as :mod:`bisect_trt.targets.runtime`
-            describes it.
+        modules: The modules that it consists of, each after those it imports. They import nothing
+            of bisect-trt but each other and what :mod:`bisect_trt.targets.reproduce` imports, and
+            define ``make`` as :mod:`bisect_trt.targets.runtime` describes it.
         settings: The argument of ``make``: plain values.
         hints: The hints of ``load``: plain values.
     """
@@ -81,7 +83,8 @@ class Package:
 
     Attributes:
         name: Its canonical name.
-        parts: The packages that are installed in its place, without what they depend on; all have its releases.
+        parts: The packages that are installed in its place, without what they depend on; all have
+            its releases.
     """
 
     name: str
@@ -101,7 +104,8 @@ class Package:
 class OwnSettings:
     """The settings of one target: a frozen dataclass of plain values and tuples, each with a default.
 
-    What a user can give is declared with its option: ``device: Annotated[str, option("--device", help="...")] = "CPU"``.
+    What a user can give is declared with its option:
+    ``device: Annotated[str, option("--device", help="...")] = "CPU"``.
     """
 
     def checked(self, common: TargetOptions, *, engines: bool) -> OwnSettings:
@@ -127,20 +131,24 @@ class Target(ABC):
         help: The help of ``--NAME``.
         precisions: The low precisions that it takes.
         selectable: Whether it can be under suspicion; if not, it only runs beside another.
-        compiles: Whether it compiles a model before it runs it: a probe may take minutes, depends on the shapes that are fed,
-            chooses or lowers the precision of layers (see ``facts`` of runners), and takes after earlier builds of its process.
-        engines: Whether it writes what it compiles into files, and builds can be restricted to choices (:meth:`pinned`); its
-            settings then have ``load_engine``, ``save_engine``, ``calibration_cache`` and ``calibration_data``.
+        compiles: Whether it compiles a model before it runs it: a probe may take minutes, depends
+            on the shapes that are fed, chooses or lowers the precision of layers (see ``facts`` of
+            runners), and takes after earlier builds of its process.
+        engines: Whether it writes what it compiles into files, and builds can be restricted to
+            choices (:meth:`pinned`); its settings then have ``load_engine``, ``save_engine``,
+            ``calibration_cache`` and ``calibration_data``.
         needs: The packages that it needs, in words.
         emulator: What computes emulated precisions (see :meth:`emulates_low`), in words.
         packages: The packages that it is released in.
         files: The settings that are paths of files which it reads.
         not_reproducible: The settings that are left out of a reproducer.
         sent: The modules that run it, each after those it imports; the last one is its runner, see
-            :mod:`bisect_trt.targets.runtime`. They are sent to remote workers and joined into ``reproduce.py``. Empty for
-            a target that only runs on this machine, by its own :meth:`make_runner`.
+            :mod:`bisect_trt.targets.runtime`. They are sent to remote workers and joined into
+            ``reproduce.py``. Empty for a target that only runs on this machine, by its own
+            :meth:`make_runner`.
         reads_graph: Whether its :meth:`hints` are needed for every model.
-        sent_back: The settings that are files which it writes when a model is loaded; they come back from a place.
+        sent_back: The settings that are files which it writes when a model is loaded; they come
+            back from a place.
         stays: Whether it always runs on this machine.
     """
 
@@ -194,7 +202,9 @@ class Target(ABC):
 
         The age of the newest release is no reason for a missing operator.
         """
-        return _TOO_NEW.search(message) is not None or (not newest and _NO_KERNEL.search(message) is not None)
+        return _TOO_NEW.search(message) is not None or (
+            not newest and _NO_KERNEL.search(message) is not None
+        )
 
     def lower(self, settings: TargetSettings, model: Path, facts: Plain) -> ModelProto | None:
         """Return the form of an ONNX file that it runs, given the facts of its runner; ``None`` if that is the file itself."""
@@ -204,7 +214,9 @@ class Target(ABC):
         """Return whether what :meth:`lower` returns computes anything else than the model, and does not only name its nodes."""
         return True
 
-    def hints(self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain) -> Mapping[str, Any]:
+    def hints(
+        self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain
+    ) -> Mapping[str, Any]:
         """Return what its runner has to know of a model, as plain values.
 
         Args:
@@ -226,28 +238,41 @@ class Target(ABC):
         words += ["--keep-fp32", *settings.keep] if settings.keep else []
         known = {entry.name: entry for entry in entries(self.own)}
         return words + [
-            word for name, value in self.changed(settings) if name in known for word in known[name].words(value)
+            word
+            for name, value in self.changed(settings)
+            if name in known
+            for word in known[name].words(value)
         ]
 
     def changed(self, settings: TargetSettings) -> list[tuple[str, Value]]:
         """Return its own settings that differ from their defaults, by name."""
         defaults = self.own()
         return [
-            (name, value) for name, value in vars(settings.of(self.own)).items() if value != getattr(defaults, name)
+            (name, value)
+            for name, value in vars(settings.of(self.own)).items()
+            if value != getattr(defaults, name)
         ]
 
     def script(self, settings: TargetSettings, hints: Plain) -> Script:
         """Return how ``reproduce.py`` runs a model: by the target's runner, or by bisect-trt where it has none.
 
-        The hints are the names of its ``inputs`` and ``outputs``, the name and the outputs of each of its ``nodes``, and whether
-        the low precision is in its file already (``lowered``).
+        The hints are the names of its ``inputs`` and ``outputs``, the name and the outputs of each
+        of its ``nodes``, and whether the low precision is in its file already (``lowered``).
         """
         if not self.sent:
-            needs = f"bisect-trt and {self.needs}" if self.needs else "bisect-trt and the package of this target"
+            needs = (
+                f"bisect-trt and {self.needs}"
+                if self.needs
+                else "bisect-trt and the package of this target"
+            )
             return Script(needs, ("bisect_trt.targets.installed",), {"target": settings.to_json()})
         if not (settings.keep or settings.held):
             hints = {**hints, "nodes": []}
-        kept = {name: value for name, value in self.changed(settings) if name not in self.not_reproducible}
+        kept = {
+            name: value
+            for name, value in self.changed(settings)
+            if name not in self.not_reproducible
+        }
         own = replace(settings, own=self.own(**kept))
         return Script(f"{self.needs} and numpy", self.sent, self.plain(own), hints)
 
@@ -261,22 +286,29 @@ class Target(ABC):
         """Run a prebuilt engine instead of the model."""
         return settings.with_own(load_engine=str(engine.absolute()))
 
-    def calibrating(self, settings: TargetSettings, samples: Sequence[Path], cache: Path | None) -> TargetSettings:
+    def calibrating(
+        self, settings: TargetSettings, samples: Sequence[Path], cache: Path | None
+    ) -> TargetSettings:
         """Find the ranges for INT8 with ``.npz`` files of inputs, or read them from ``cache`` if it exists."""
-        files, known = tuple(str(path.absolute()) for path in samples), None if cache is None else str(cache.absolute())
+        files = tuple(str(path.absolute()) for path in samples)
+        known = None if cache is None else str(cache.absolute())
         return settings.with_own(calibration_data=files, calibration_cache=known)
 
     def recording(self, settings: TargetSettings, folder: Path) -> TargetSettings:
         """Have each build write its choices (``choices.RECORD``), and what else is worth keeping, to an existing folder.
 
-        A target that reports no more than ``RuntimeSession.layers`` returns the settings as they are.
+        A target that reports no more than ``RuntimeSession.layers`` returns the settings as they
+        are.
         """
         return settings
 
-    def pinned(self, settings: TargetSettings, pins: Sequence[Choice], bans: Sequence[Choice] = ()) -> TargetSettings:
+    def pinned(
+        self, settings: TargetSettings, pins: Sequence[Choice], bans: Sequence[Choice] = ()
+    ) -> TargetSettings:
         """Hold builds to some choices and keep them from others; for a target that ``pins``.
 
-        A build that does not take one of them for a layer that exists is refused, with the signature ``build: pin``.
+        A build that does not take one of them for a layer that exists is refused, with the
+        signature ``build: pin``.
         """
         return settings
 
@@ -304,7 +336,9 @@ class Target(ABC):
         """Return the ranges of shapes that it compiles for, by input."""
         return {}
 
-    def spanning(self, settings: TargetSettings, ranges: Mapping[str, ShapeRange]) -> TargetSettings:
+    def spanning(
+        self, settings: TargetSettings, ranges: Mapping[str, ShapeRange]
+    ) -> TargetSettings:
         """Compile for these ranges of shapes instead; the settings as they are if it takes any shape."""
         return settings
 

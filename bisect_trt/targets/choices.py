@@ -1,7 +1,8 @@
 """The choices of a build: tactic, precision, formats and fused nodes of each layer.
 
-A target that builds leaves it in a file beside the engine (:meth:`~bisect_trt.targets.base.Target.recording`), and may be held
-to it, or kept from it, in another build (:meth:`~bisect_trt.targets.base.Target.pinned`).
+A target that builds leaves it in a file beside the engine
+(:meth:`~bisect_trt.targets.base.Target.recording`), and may be held to it, or kept from it, in
+another build (:meth:`~bisect_trt.targets.base.Target.pinned`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ TIMINGS = "timing.cache"
 """File of a build's measurements, where the target has any."""
 LAYERS = "layers.json"
 """Its layers as the target's own tool reports them, beside that, if there is one."""
-TACTIC, PRECISION, FORMAT, FUSION = "tactic", "precision", "format", "fusion"
+TACTIC = "tactic"
+PRECISION = "precision"
+FORMAT = "format"
+FUSION = "fusion"
 """The kinds of choices."""
 _MARK = "bisect_trt_build"
 
@@ -29,8 +33,8 @@ class Choice:
 
     Attributes:
         layer: The layer, as the target calls it.
-        kind: ``tactic`` (the kernel that runs it), ``precision`` (the types of what it makes), ``format`` (its layout in
-            memory) or ``fusion`` (what is run in one with it).
+        kind: ``tactic`` (the kernel that runs it), ``precision`` (the types of what it makes),
+            ``format`` (its layout in memory) or ``fusion`` (what is run in one with it).
         value: What was chosen, in the target's words.
         pins: Whether a build can be made to take it or to avoid it.
     """
@@ -49,8 +53,8 @@ class Choice:
 def choices_of_layers(layers: Iterable[Mapping[str, Any]]) -> list[Choice]:
     """Return the choices in the layers of an engine; see ``RuntimeSession.layers``.
 
-    Beside what stands there, a layer may have a ``tactic``, ``formats``, and ``pins``: whether a build can be made to take
-    its tactic.
+    Beside what stands there, a layer may have a ``tactic``, ``formats``, and ``pins``: whether a
+    build can be made to take its tactic.
     """
     found = []
     for layer in layers:
@@ -63,7 +67,11 @@ def choices_of_layers(layers: Iterable[Mapping[str, Any]]) -> list[Choice]:
             FORMAT: layer.get("formats"),
             FUSION: fused if len(fused) > 1 else (),
         }
-        found += [Choice(name, kind, ", ".join(map(str, values))) for kind, values in listed.items() if values]
+        found += [
+            Choice(name, kind, ", ".join(map(str, values)))
+            for kind, values in listed.items()
+            if values
+        ]
     return list(dict.fromkeys(found))
 
 

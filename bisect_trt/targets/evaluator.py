@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 class EvaluatorTarget(Target):
     """ONNX's ``ReferenceEvaluator``: NumPy, and slow."""
 
-    name, title, needs = "onnx", "ONNX's reference evaluator", "onnx"
-    selectable, stays = False, True
+    name = "onnx"
+    title = "ONNX's reference evaluator"
+    needs = "onnx"
+    selectable = False
+    stays = True
 
     def make_runner(self, settings: TargetSettings) -> EvaluatorRunner:
         """Return the runner; it has no settings."""
@@ -48,7 +51,11 @@ class EvaluatorRunner:
 
         try:
             content = hints.get("content")
-            model = onnx.load_from_string(content) if content else onnx.load(str(path), load_external_data=False)
+            model = (
+                onnx.load_from_string(content)
+                if content
+                else onnx.load(str(path), load_external_data=False)
+            )
             weights = hints.get("weights", str(path.absolute().parent))
             onnx.external_data_helper.load_external_data_for_model(model, weights)
             return EvaluatorSession(model)
@@ -90,11 +97,14 @@ def _mended(opset: int) -> list[type[Any]]:
         places = np.arange(x.shape[axis]).reshape(-1, *[1] * (x.ndim - 1 - axis % x.ndim))
         return (places == np.expand_dims(x.argmax(axis), axis)).astype(x.dtype)
 
-    mended = [along_axis("LogSoftmax", log_softmax)]  # its own is the logarithm of numbers that are 0 already
+    mended = [
+        along_axis("LogSoftmax", log_softmax)
+    ]  # its own is the logarithm of numbers that are 0 already
     if opset < 13:
         mended += [along_axis("Softmax", softmax), along_axis("Hardmax", hardmax)]
-    # Newer versions compute the same. DequantizeLinear: the older refuses types and shapes of scales. BatchNormalization: the
-    # older normalizes with the statistics of its input, as in training.
+    # Newer versions compute the same. DequantizeLinear: the older refuses types and shapes of
+    # scales. BatchNormalization: the older normalizes with the statistics of its input, as in
+    # training.
     newer = {"DequantizeLinear": 19, "BatchNormalization": 14}
     used = [name for name, since in newer.items() if opset < since]
     return mended + [type(name, (load_op("", name, newest),), {"op_domain": ""}) for name in used]
@@ -110,9 +120,12 @@ class EvaluatorSession:
         from bisect_trt.onnxlib.network import Network  # noqa: PLC0415 - as above
         from bisect_trt.onnxlib.shapes import input_infos  # noqa: PLC0415 - as above
 
-        opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
+        opset = next(
+            (each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1
+        )
         self._evaluator: Any = ReferenceEvaluator(model, new_ops=_mended(opset))
-        self.inputs, self.skipped = input_infos(Network(model)), dict[str, str]()
+        self.inputs = input_infos(Network(model))
+        self.skipped = dict[str, str]()
 
     def run(self, inputs: Feed) -> dict[str, Any]:
         """Return all outputs, by name.
@@ -123,7 +136,10 @@ class EvaluatorSession:
         import numpy as np  # noqa: PLC0415 - as above
 
         try:
-            with warnings.catch_warnings(), np.errstate(all="ignore"):  # Inf and NaN are what it is run for
+            with (
+                warnings.catch_warnings(),
+                np.errstate(all="ignore"),
+            ):  # Inf and NaN are what it is run for
                 warnings.simplefilter("ignore")
                 values = self._evaluator.run(None, dict(inputs))
         except Exception as error:  # as above

@@ -1,7 +1,7 @@
 """Shared code of every ``runner.py``: its package, the failures of a runtime, the signatures by which two compare equal, options.
 
-It needs the standard library and the errors alone, because its source is sent to remote workers and joined into
-``reproduce.py``.
+It needs the standard library and the errors alone, because its source is sent to remote workers and
+joined into ``reproduce.py``.
 """
 
 from __future__ import annotations
@@ -31,14 +31,18 @@ TINY_MODEL = (
 )
 """An ONNX model with one Identity node. A runtime that refuses it refuses its settings."""
 
-_ORT_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : (?:Load model from .*? failed: ?)?", re.DOTALL)
+_ORT_PREFIX = re.compile(
+    r"^\[ONNXRuntimeError\] : \d+ : \w+ : (?:Load model from .*? failed: ?)?", re.DOTALL
+)
 """Its codes, and the file that it was given, which is mostly one of ours."""
 # A file and line of its source, mostly followed by the C++ signature of the function there.
 _SOURCE_PLACE = re.compile(
     r"\S+\.(?:h|cc|cpp|cu|cuh):\d+ "
     r"(?:[^()\n]{0,200}?::[^()\s]+\((?:[^()]|\([^()]*\))*\)(?: const)?(?: \[with [^\]]*\])? )?"
 )
-_RUNNING = re.compile(r"Non-zero status code returned while running (\w+) node\. Name:('.*?') Status Message: ")
+_RUNNING = re.compile(
+    r"Non-zero status code returned while running (\w+) node\. Name:('.*?') Status Message: "
+)
 # After it come all the kernels that do not fit.
 _CANDIDATES = re.compile(r"\.? Encountered following errors: .*", re.DOTALL)
 
@@ -46,9 +50,11 @@ _PATH_OR_ADDRESS = re.compile(r"0x[0-9a-fA-F]+|(?<![\w>)])[\w.+-]*/[^\s\"',:;()]
 _NUMBERS = re.compile(r"\d+(?:\s*[,x]\s*-?\d+)*")
 
 _NAMED = r"{}(?<![\w/.]){}{}(?:_\w+)?(?: \[\w+\])?(?![\w/])"
-"""A known name, and what a runtime derives from it: a number, an operator or a word before or after it."""
+"""A known name, and what a runtime derives from it: a number, an operator or a word before or after
+it."""
 _A_WORD = r"(?:(?<=node )|(?<=layer )|(?<=tensor )|(?<=name: )|(?<=['\"(])|^(?=\w+:))"
-"""Places where a word is a name: a tensor may be called ``axis``, and messages contain the word too."""
+"""Places where a word is a name: a tensor may be called ``axis``, and messages contain the word
+too."""
 _OPERANDS = r"\((?:\"[^\"]*\"(?:: [\w()]+)?,\s*)*\)"
 _ORT_NODE = re.compile(rf"\(\"[^\"]*\", (\w+), \"([^\"]*)\", -?\d+\) : {_OPERANDS} -> {_OPERANDS}")
 """``("name", Op, "domain", -1) : ("x": tensor(float),) -> ("y": tensor(float),)``."""
@@ -67,9 +73,11 @@ OUT_OF_MEMORY = "out of memory"
 
 
 NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1", "RAY_USAGE_STATS_ENABLED": "0", "DO_NOT_TRACK": "1"}
-"""Environment variables of each process that loads a runtime: ONNX Runtime 1.32 would report models, and Ray its use."""
+"""Environment variables of each process that loads a runtime: ONNX Runtime 1.32 would report
+models, and Ray its use."""
 _REPORTERS = ("openvino_telemetry",)
-"""Packages that report the use of a runtime when it is imported, and have no variable; it goes on without them."""
+"""Packages that report the use of a runtime when it is imported, and have no variable; it goes on
+without them."""
 
 
 def load_package(module: str, title: str, install: str) -> ModuleType:
@@ -84,7 +92,9 @@ def load_package(module: str, title: str, install: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except (ImportError, OSError) as error:
-        raise RuntimeMissingError(f"{title} cannot be loaded by {sys.executable}: {error!r}; {install}.") from error
+        raise RuntimeMissingError(
+            f"{title} cannot be loaded by {sys.executable}: {error!r}; {install}."
+        ) from error
 
 
 def clean_message(message: str) -> str:
@@ -97,8 +107,8 @@ def clean_message(message: str) -> str:
 def mask_message(message: str, names: Iterable[str] = ()) -> str:
     """A cleaned message as a template: names, numbers, addresses and paths masked.
 
-    What derives from one of the model's names (``fused NAME``, ``NAME_nchwc``) is masked too, and so is what the message itself
-    calls a name, for a runtime gives names to what it makes.
+    What derives from one of the model's names (``fused NAME``, ``NAME_nchwc``) is masked too, and
+    so is what the message itself calls a name, for a runtime gives names to what it makes.
     """
     return mask_values(mask_names(message, names))
 
@@ -109,7 +119,11 @@ def mask_names(text: str, names: Iterable[str]) -> str:
         if name and name in text:
             word = name.isalpha()
             text = re.sub(
-                _NAMED.format(_A_WORD if word else "", "" if word else r"(?:\w+_)?", re.escape(name)), "#", text
+                _NAMED.format(
+                    _A_WORD if word else "", "" if word else r"(?:\w+_)?", re.escape(name)
+                ),
+                "#",
+                text,
             )
     for _ in range(_MOST_PASSES):  # a list in a list
         masked = _QUOTED_NAME.sub(r"\1#", _ORT_NODE.sub(r"(#, \1, \2)", text))
@@ -164,7 +178,9 @@ class RuntimeFailure(Exception):  # noqa: N818 - a finding about the model, not 
         poisoned: Whether whatever else this process runs would fail too.
     """
 
-    def __init__(self, message: str, *, signature: str | None = None, poisoned: bool = False) -> None:
+    def __init__(
+        self, message: str, *, signature: str | None = None, poisoned: bool = False
+    ) -> None:
         """``message`` as the runtime gave it; ``signature`` where the runtime knows more of what to mask."""
         super().__init__(message)
         self.message = clean_message(message)
@@ -175,7 +191,9 @@ class RuntimeFailure(Exception):  # noqa: N818 - a finding about the model, not 
         """The message with numbers, addresses, paths and the model's names masked: the same for this failure of another model."""
         if self.masked is not None:
             return self.masked
-        return OUT_OF_MEMORY if is_out_of_memory(self.message) else mask_message(self.message, names)
+        return (
+            OUT_OF_MEMORY if is_out_of_memory(self.message) else mask_message(self.message, names)
+        )
 
 
 class BuildError(RuntimeFailure):
@@ -199,7 +217,9 @@ def names_of(graph: Any) -> Iterator[str]:  # noqa: ANN401 - a GraphProto; there
                 yield from names_of(body)
 
 
-_PROFILED_RUNS, _LEAST_RUNS, _PROFILED_SECONDS = 20, 4, 5.0
+_PROFILED_RUNS = 20
+_LEAST_RUNS = 4
+_PROFILED_SECONDS = 5.0
 
 
 def profiled(run: Callable[[], object]) -> None:
@@ -210,7 +230,9 @@ def profiled(run: Callable[[], object]) -> None:
             run()
 
 
-def layer_times(times: Mapping[str, Sequence[float]], tensors: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def layer_times(
+    times: Mapping[str, Sequence[float]], tensors: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
     """Return a profile, given the milliseconds of each run of each layer, and the ends or nodes of layers."""
     return {
         "layers": [
@@ -224,11 +246,14 @@ def set_option(owner: object, name: str, value: str, option: str, of: str = "") 
     """Set an attribute of a runtime's options from text, by the type of its current value, and read it back.
 
     Raises:
-        UsageError: The owner, in words ``of`` it, has no such attribute, or that takes other values.
+        UsageError: The owner, in words ``of`` it, has no such attribute, or that takes other
+            values.
     """
     current = getattr(owner, name, None)
     if name.startswith("_") or current is None or callable(current):
-        known = ", ".join(each for each, kind in vars(type(owner)).items() if isinstance(kind, property))
+        known = ", ".join(
+            each for each, kind in vars(type(owner)).items() if isinstance(kind, property)
+        )
         raise UnknownNameError(f"{option}: {of} has no such attribute; it has: {known}.")
     members = getattr(type(current), "__members__", {})
     try:
@@ -252,8 +277,12 @@ def require_kept(option: str, wanted: object, kept: object) -> None:
     Raises:
         UsageError: They differ.
     """
-    if kept != wanted and not (isinstance(kept, float) and math.isclose(kept, float(str(wanted)), rel_tol=1e-6)):
-        raise ValueRefusedError(f"{option}: the runtime keeps {kept}, not {wanted}; give a value that it takes.")
+    if kept != wanted and not (
+        isinstance(kept, float) and math.isclose(kept, float(str(wanted)), rel_tol=1e-6)
+    ):
+        raise ValueRefusedError(
+            f"{option}: the runtime keeps {kept}, not {wanted}; give a value that it takes."
+        )
 
 
 def _like(current: Any, members: dict[str, Any], value: str) -> object:  # noqa: ANN401 - of a runtime
@@ -262,7 +291,9 @@ def _like(current: Any, members: dict[str, Any], value: str) -> object:  # noqa:
         short = {name.rpartition("_")[2].lower(): each for name, each in members.items()}
         return {**short, **{name.lower(): each for name, each in members.items()}}[value.lower()]
     if isinstance(current, bool):
-        return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}[value.lower()]
+        return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}[
+            value.lower()
+        ]
     if isinstance(current, int):
         return int(value, 0)
     return value.split(",") if isinstance(current, list) else type(current)(value)

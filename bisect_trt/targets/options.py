@@ -28,9 +28,12 @@ class TargetOptions:
         bool, switch("All layers in the low precision, fp32 only where there is no other (T).")
     ] = False
     keep_fp32: Annotated[
-        tuple[str, ...], option(metavar="TENSOR", help="But the nodes that make these tensors first stay in fp32.")
+        tuple[str, ...],
+        option(metavar="TENSOR", help="But the nodes that make these tensors first stay in fp32."),
     ] = ()
-    fresh_process: Annotated[bool, switch("Each candidate in a new process: slower, nothing shared.")] = False
+    fresh_process: Annotated[
+        bool, switch("Each candidate in a new process: slower, nothing shared.")
+    ] = False
 
     def named(self) -> list[Plugin]:
         """Return the selected targets."""
@@ -46,15 +49,21 @@ class TargetOptions:
         return replace(self, **changes)  # type: ignore[type-var]  # the composed group is a dataclass
 
     def settings(self, *, engines: bool = False) -> TargetSettings | None:
-        """As plain data; ``None`` if no target is selected. Engines may be loaded and saved where one model is built.
+        """As plain data; ``None`` if no target is selected.
+
+        Engines may be loaded and saved where one model is built.
 
         Raises:
-            UsageError: An option of a target without the target, or of another one, or one that others rule out.
+            UsageError: An option of a target without the target, or of another one, or one that
+                others rule out.
         """
-        given, plugins = self.given(), self.named()
+        given = self.given()
+        plugins = self.named()
         if not plugins:
             if given:
-                raise MissingOptionError(f"{given[0]} is an option of a target, and none is named; add {any_flag()}.")
+                raise MissingOptionError(
+                    f"{given[0]} is an option of a target, and none is named; add {any_flag()}."
+                )
             return None
         # ONNX Runtime beside another changes nothing: the reference is that too.
         plugin, *more = [each for each in plugins if each.name != "onnxrt"] or plugins
@@ -64,14 +73,20 @@ class TargetOptions:
             owner = _owner(flag, plugin)
             if owner is not None:
                 what = f"use --{owner.name}" if plugin.name == "onnxrt" else "drop one"
-                raise ConflictError(f"{flag} is an option of {owner.title}, and the target is {plugin.title}; {what}.")
+                raise ConflictError(
+                    f"{flag} is an option of {owner.title}, and the target is {plugin.title}; {what}."
+                )
         precisions: dict[str, bool] = {name: getattr(self, name) for name in PRECISIONS}
         own = self.own(plugin).checked(self, engines=engines)
-        return TargetSettings(plugin.name, **precisions, keep=self.keep_fp32, held=self.hold_precision, own=own)
+        return TargetSettings(
+            plugin.name, **precisions, keep=self.keep_fp32, held=self.hold_precision, own=own
+        )
 
     def own(self, plugin: Plugin) -> OwnSettings:
         """The settings that only one target has."""
-        return plugin.own(**{entry.name: getattr(self, entry.keyword) for entry in entries(plugin.own)})
+        return plugin.own(
+            **{entry.name: getattr(self, entry.keyword) for entry in entries(plugin.own)}
+        )
 
     def required(self, *, engines: bool = False) -> TargetSettings:
         """As plain data; see :meth:`settings`.
@@ -109,7 +124,12 @@ def selectable() -> tuple[Plugin, ...]:
         except UnavailableError:  # `bisect-trt doctor` says so
             continue
         own = {plugin.keyword, *_own_options(plugin)}
-        inherited = {option for each in found if issubclass(plugin.own, each.own) for option in _own_options(each)}
+        inherited = {
+            option
+            for each in found
+            if issubclass(plugin.own, each.own)
+            for option in _own_options(each)
+        }
         if plugin.selectable and not (own - inherited) & taken:
             found.append(plugin)
             taken |= own
@@ -127,16 +147,29 @@ def target_group() -> type[TargetOptions]:
     If a target has an option with the name of the target, that option selects it and has a value.
     """
     declared: list[tuple[str, Any, Any]] = [
-        (plugin.keyword, Annotated[bool, option(f"--{plugin.name}", help=plugin.help)], field(default=False))
+        (
+            plugin.keyword,
+            Annotated[bool, option(f"--{plugin.name}", help=plugin.help)],
+            field(default=False),
+        )
         for plugin in selectable()
         if plugin.keyword not in _own_options(plugin)
     ]
-    declared += [(name, hint, field(default=getattr(TargetOptions, name))) for name, hint in _shared().items()]
+    declared += [
+        (name, hint, field(default=getattr(TargetOptions, name)))
+        for name, hint in _shared().items()
+    ]
     for plugin in selectable():
         hints = typing.get_type_hints(plugin.own, include_extras=True)
-        new = [each for each in entries(plugin.own) if each.keyword not in {name for name, _, _ in declared}]
+        new = [
+            each
+            for each in entries(plugin.own)
+            if each.keyword not in {name for name, _, _ in declared}
+        ]
         declared += [(each.keyword, hints[each.name], field(default=each.default)) for each in new]
-    return make_dataclass("Target", declared, bases=(TargetOptions,), namespace={"__doc__": "Target."})
+    return make_dataclass(
+        "Target", declared, bases=(TargetOptions,), namespace={"__doc__": "Target."}
+    )
 
 
 def _shared() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The frame of every ``reproduce.py``: its source is joined with the target's runner, and needs nothing but NumPy.
 
-The model runs in another process, so that a crash does not end the script: the exit status is 1 while this failure is
-there, 0 once it is gone, and 2, with a sentence, for anything else.
+The model runs in another process, so that a crash does not end the script: the exit status is 1
+while this failure is there, 0 once it is gone, and 2, with a sentence, for anything else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from bisect_trt.errors import BisectError
 from bisect_trt.targets.messages import Plain
 from bisect_trt.tensors.info import dtype_from_name
 
-THERE, GONE, UNKNOWN = 1, 0, 2
+THERE = 1
+GONE = 0
+UNKNOWN = 2
 _INSIDE = "--inside"
 """Marks the process that runs the model."""
 _INSIDE_STATUS = 40
@@ -35,8 +37,9 @@ def main(case: Plain, make: Make) -> int:
     """Return the script's exit status.
 
     Args:
-        case: ``answer`` and ``target`` in words, ``model`` and its ``names``, the target's ``settings`` and ``hints``, the
-            ``failure``'s signature, ``tolerances`` by output, and how long to wait (``timeout``) where that is the failure.
+        case: ``answer`` and ``target`` in words, ``model`` and its ``names``, the target's
+            ``settings`` and ``hints``, the ``failure``'s signature, ``tolerances`` by output, and
+            how long to wait (``timeout``) where that is the failure.
         make: Makes the target's runner.
     """
     if sys.argv[1:] == [_INSIDE]:
@@ -87,7 +90,8 @@ def _judge(case: Plain, make: Make) -> int:
         if not (folder / name).is_file():
             say(f"inconclusive: {name} is not here; it belongs beside this script")
             return UNKNOWN
-    inputs, golden = load_arrays(folder / "inputs.npz"), load_arrays(folder / "golden.npz")
+    inputs = load_arrays(folder / "inputs.npz")
+    golden = load_arrays(folder / "golden.npz")
     broken = case["failure"].startswith(("build: ", "run: ", "signal ", "time-out"))
     os.chdir(folder)  # files that came along are named from here
     try:
@@ -105,9 +109,12 @@ def _judge(case: Plain, make: Make) -> int:
         if name not in golden:
             continue
         if name not in outputs:
-            failed, text = True, "the target does not have this output"
+            failed = True
+            text = "the target does not have this output"
         else:
-            failed, text = differs(outputs[name], golden[name], float(atol), float(rtol), statistic, step, most)
+            failed, text = differs(
+                outputs[name], golden[name], float(atol), float(rtol), statistic, step, most
+            )
             if case["validate"] and not failed:
                 failed, text = holds_no_numbers(outputs[name])
         found = found or failed
@@ -120,11 +127,15 @@ def _judge(case: Plain, make: Make) -> int:
 
 def _refused(case: Plain, error: Any) -> int:
     """Return what it means that the model does not run."""
-    if hasattr(error, "sign"):  # a failure of a runtime; its class may be this script's, or of bisect-trt
+    if hasattr(
+        error, "sign"
+    ):  # a failure of a runtime; its class may be this script's, or of bisect-trt
         doing = "build" if type(error).__name__ == "BuildError" else "run"
-        said, seen = error.message, f"{doing}: {error.sign(case['names'])}"
+        said = error.message
+        seen = f"{doing}: {error.sign(case['names'])}"
     else:
-        said, seen = f"{type(error).__name__}: {error}", f"run: {type(error).__name__}"
+        said = f"{type(error).__name__}: {error}"
+        seen = f"run: {type(error).__name__}"
         if seen != case["failure"]:
             raise error
     say(f"REFUSED: {said}")
@@ -148,12 +159,22 @@ def load_arrays(path: pathlib.Path) -> dict[str, Any]:
 
 def holds_no_numbers(values: Any) -> tuple[bool, str]:
     """Whether a tensor has any NaN or Inf."""
-    count = 0 if values.dtype.kind == "b" else np.count_nonzero(~np.isfinite(np.asarray(values, np.float64)))
+    count = (
+        0
+        if values.dtype.kind == "b"
+        else np.count_nonzero(~np.isfinite(np.asarray(values, np.float64)))
+    )
     return bool(count > 0), f"{count} of {values.size} elements are NaN or Inf"
 
 
 def differs(
-    target: Any, golden: Any, atol: float, rtol: float, statistic: str, step: float = 0, most: int = 0
+    target: Any,
+    golden: Any,
+    atol: float,
+    rtol: float,
+    statistic: str,
+    step: float = 0,
+    most: int = 0,
 ) -> tuple[bool, str]:
     """Whether a tensor is off, and the largest error with its place; the ``most`` elements one ``step`` off are ties."""
     if target.shape != golden.shape:
@@ -164,13 +185,16 @@ def differs(
     # Exact, also past 2**53.
     difference = target.astype(object) - golden.astype(object) if whole else None
     kind = np.complex128 if golden.dtype.kind == "c" else np.float64
-    target, golden = np.asarray(target, kind), np.asarray(golden, kind)
+    target = np.asarray(target, kind)
+    golden = np.asarray(golden, kind)
     with np.errstate(all="ignore"):
         difference = target - golden if difference is None else np.asarray(difference, np.float64)
         absolute = np.atleast_1d(np.abs(difference))
         relative = absolute / np.atleast_1d(np.where(golden == 0, 2.0**-52, np.abs(golden)))
     same = np.atleast_1d(
-        (difference == 0) | (target == golden) & ~np.isfinite(golden) | np.isnan(target) & np.isnan(golden)
+        (difference == 0)
+        | (target == golden) & ~np.isfinite(golden)
+        | np.isnan(target) & np.isnan(golden)
     )
     absolute[same], relative[same] = 0, 0
     bad = ~((absolute <= atol) | (relative <= rtol))
@@ -184,7 +208,11 @@ def differs(
         numbers: dict[str, Any] = {"max": np.max, "mean": np.mean, "median": np.median}
         number = numbers.get(name, lambda errors: np.quantile(errors, float(quantile)))
         failed = not (number(absolute) <= atol or number(relative) <= rtol)
-    worst = np.unravel_index(np.argmax(np.where(np.isnan(absolute), np.inf, absolute)), golden.shape)
-    where, should, is_now = [int(index) for index in worst], golden[worst], target[worst]
+    worst = np.unravel_index(
+        np.argmax(np.where(np.isnan(absolute), np.inf, absolute)), golden.shape
+    )
+    where = [int(index) for index in worst]
+    should = golden[worst]
+    is_now = target[worst]
     text = f"{where} expected {should:.7g}, got {is_now:.7g} (atol {atol:.3g}, rtol {rtol:.3g}; "
     return failed, text + f"{np.count_nonzero(bad)} of {golden.size} elements mismatch)"

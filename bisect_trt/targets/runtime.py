@@ -9,10 +9,11 @@ A runner is an object with
   and the ``tensors`` that it makes or the names of the nodes that it runs,
 - ``gpu_memory()``: bytes of GPU memory in use, where it has such.
 
-A ``runner.py`` that is sent to other machines is plain: it imports NumPy, its runtime's package and the modules that are sent
-with it, and defines ``make(settings)``, which returns the runner. ``hints`` are plain values that
-:meth:`~bisect_trt.targets.base.Target.hints` reads in the graph, since such a runner has no ONNX. The same source serves the
-local worker, remote workers, and ``reproduce.py``.
+A ``runner.py`` that is sent to other machines is plain: it imports NumPy, its runtime's package and
+the modules that are sent with it, and defines ``make(settings)``, which returns the runner.
+``hints`` are plain values that :meth:`~bisect_trt.targets.base.Target.hints` reads in the graph,
+since such a runner has no ONNX. The same source serves the local worker, remote workers, and
+``reproduce.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from bisect_trt.targets.messages import BuildError, Plain
 
-if TYPE_CHECKING:  # nothing of them is needed to parse a command line, or by a worker that lowers nothing
+if (
+    TYPE_CHECKING
+):  # nothing of them is needed to parse a command line, or by a worker that lowers nothing
     from numpy.typing import NDArray
     from onnx import ModelProto
 
@@ -38,15 +41,18 @@ else:
 ELSEWHERE = "weights.folder"
 """A file beside a candidate: the folders of weights that are not there, with NUL between them."""
 Lowering = Literal["cast", "layer"]
-"""The way to lower a model: by Casts in the ONNX graph, or by the runtime's own per-layer precision."""
+"""The way to lower a model: by Casts in the ONNX graph, or by the runtime's own per-layer
+precision."""
 
 
 class RuntimeSession(Protocol):
     """A model, ready to run.
 
-    It may have ``layers()``: the layers that the runtime made of the model, in the order they run. Each has a ``name`` and a
-    ``kind`` in the runtime's words, the ``precisions`` of what it makes, and the ``tensors`` of the model that its nodes make;
-    it may have what ``choices.choices_of_layers`` reads. One that times its runs has ``ran_s``, the seconds of the last run.
+    It may have ``layers()``: the layers that the runtime made of the model, in the order they run.
+    Each has a ``name`` and a ``kind`` in the runtime's words, the ``precisions`` of what it makes,
+    and the ``tensors`` of the model that its nodes make; it may have what
+    ``choices.choices_of_layers`` reads. One that times its runs has ``ran_s``, the seconds of the
+    last run.
     """
 
     @property
@@ -75,7 +81,8 @@ class Runtime:
             UnavailableError: The runtime is missing, or has no such provider, or there is no GPU.
             UsageError: The runtime has no such option.
         """
-        self._settings, self._target = settings, settings.target
+        self._settings = settings
+        self._target = settings.target
         self._remote = remote is not None
         self.runner: Any = remote or self._target.make_runner(settings)
         self.facts: Plain = self.runner.facts
@@ -96,23 +103,30 @@ class Runtime:
         Args:
             model: The model's file.
             feed: The first values that it will be fed, by input name, where known.
-            ranges: The smallest and the largest shape of each input, by name, where several samples will be fed.
+            ranges: The smallest and the largest shape of each input, by name, where several samples
+                will be fed.
 
         Raises:
             BuildError: The runtime refuses the model.
         """
         hints = self._hints(model)
         if ranges:
-            hints["ranges"] = {name: [list(shape) for shape in shapes] for name, shapes in ranges.items()}
+            hints["ranges"] = {
+                name: [list(shape) for shape in shapes] for name, shapes in ranges.items()
+            }
         session: RuntimeSession = self.runner.load(model, feed or {}, hints)
         return session
 
     def trace(
-        self, model: Path, feed: Mapping[str, NDArray[Any]] | None = None, what: Literal["trace", "profile"] = "trace"
+        self,
+        model: Path,
+        feed: Mapping[str, NDArray[Any]] | None = None,
+        what: Literal["trace", "profile"] = "trace",
     ) -> dict[str, Any]:
         """Return its changes to a model before running it, as plain values that the target's ``switches`` read; or a profile.
 
-        A model that it refuses has a trace too, of what was done before. Empty where the runtime does not report any.
+        A model that it refuses has a trace too, of what was done before. Empty where the runtime
+        does not report any.
         """
         if not hasattr(self.runner, what):
             return {}
@@ -146,10 +160,13 @@ def content_of(proto: ModelProto, path: Path) -> dict[str, Any]:
     try:
         content = proto.SerializeToString()
     except Exception as error:  # protobuf's own
-        raise BuildError(f"{path} is over 2 GB with its weights inside: save them as external data") from error
+        raise BuildError(
+            f"{path} is over 2 GB with its weights inside: save them as external data"
+        ) from error
     if not has_external_data(proto):
         return {"content": content}
-    folder, note = path.absolute().parent, path.absolute().with_name(ELSEWHERE)
+    folder = path.absolute().parent
+    note = path.absolute().with_name(ELSEWHERE)
     noted = note.read_bytes().split(b"\0") if note.exists() else []
     weights = folder_with(proto, [folder, *map(Path, map(os.fsdecode, noted))]) or folder
     return {"content": content, "weights": str(weights)}

@@ -93,7 +93,12 @@ class TargetSettings:
         values = {name: _frozen(value) for name, value in plain.items() if name != "own"}
         own = plain.get("own")
         kind = find(values.get("runtime", cls.runtime)).own
-        return cls(**values, own=None if own is None else kind(**{name: _frozen(each) for name, each in own.items()}))
+        return cls(
+            **values,
+            own=None
+            if own is None
+            else kind(**{name: _frozen(each) for name, each in own.items()}),
+        )
 
     def flags(self) -> list[str]:
         """The options that ask for it, in the words of a command line."""
@@ -104,11 +109,14 @@ class TargetSettings:
         return self.target.describe(self)
 
 
-def reference_settings(target: TargetSettings | None = None, *, spinning: bool = True) -> TargetSettings:
+def reference_settings(
+    target: TargetSettings | None = None, *, spinning: bool = True
+) -> TargetSettings:
     """Return the reference: ONNX Runtime on the CPU with graph optimisations off, every node as written.
 
-    A target that is compared with it may need something without which the model runs nowhere. Threads that spin while they wait,
-    as ONNX Runtime's do, change no value, and take up to half of the CPU time of a run for its values alone.
+    A target that is compared with it may need something without which the model runs nowhere.
+    Threads that spin while they wait, as ONNX Runtime's do, change no value, and take up to half of
+    the CPU time of a run for its values alone.
     """
     plain = TargetSettings("onnxrt").with_own(graph_optimization_level="ORT_DISABLE_ALL")
     if not spinning:
@@ -146,8 +154,10 @@ class Switch:
         turn: The settings with it turned, from those without.
         tier: How much it turns.
         weight: How likely it is to be the one, beside the others; 1 where nothing is known.
-        covers: The kinds of switches that are all turned with it, so that none of them helps if it does not.
-        within: Of which kind it turns several, so that it does not help where the switch that covers them does not.
+        covers: The kinds of switches that are all turned with it, so that none of them helps if it
+            does not.
+        within: Of which kind it turns several, so that it does not help where the switch that
+            covers them does not.
         how: What is done to it, in words; what has a value in its name is set to that.
     """
 
@@ -187,7 +197,9 @@ def setting(**values: Any) -> Turn:  # noqa: ANN401 - of many types
 
 def changing(name: str, change: Callable[[Any], object]) -> Turn:
     """Return a function that changes a setting that only one target has, from its value then."""
-    return lambda settings: settings.with_own(**{name: change(getattr(settings.of(settings.target.own), name))})
+    return lambda settings: settings.with_own(
+        **{name: change(getattr(settings.of(settings.target.own), name))}
+    )
 
 
 def adding(name: str, *values: object) -> Turn:
@@ -196,12 +208,18 @@ def adding(name: str, *values: object) -> Turn:
 
 
 def left_out(
-    own: OwnSettings, field: str, kind: str = "option", how: str = "left out", weight: float = LIKELY
+    own: OwnSettings,
+    field: str,
+    kind: str = "option",
+    how: str = "left out",
+    weight: float = LIKELY,
 ) -> Iterator[Switch]:
     """Yield each value, or pair by its name, of such a setting, left out."""
     for each in getattr(own, field):
         turn = changing(field, partial(_without, each))
-        yield Switch(f"{kind}:{each if isinstance(each, str) else each[0]}", turn, weight=weight, how=how)
+        yield Switch(
+            f"{kind}:{each if isinstance(each, str) else each[0]}", turn, weight=weight, how=how
+        )
 
 
 def _without(dropped: object, known: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -216,5 +234,6 @@ def precision_switches(settings: TargetSettings) -> list[Switch]:
         return turned if turned.fp16 or turned.bf16 else replace(turned, keep=(), held=False)
 
     return [
-        Switch(f"precision:{name}", partial(without, {name: False}), Tier.WHOLE) for name in settings.low_precisions
+        Switch(f"precision:{name}", partial(without, {name: False}), Tier.WHOLE)
+        for name in settings.low_precisions
     ]

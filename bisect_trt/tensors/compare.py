@@ -1,12 +1,14 @@
 """The comparison of a target's outputs with the reference's: element by element, or by a user's script.
 
-Numbers and verdict are the same as in Polygraphy 0.53.6's ``CompareFunc.simple`` with the target first and the reference second
-(``polygraphy/comparator/compare.py``, Apache-2.0): absolute error ``|t - r|``, relative error ``|t - r| / |r|`` with 2**-52 in
-place of a floating-point ``r`` of 0, means accumulated in float32. An error that is NaN, also from the same Inf or NaN on both
-sides, is beyond any tolerance.
+Numbers and verdict are the same as in Polygraphy 0.53.6's ``CompareFunc.simple`` with the target
+first and the reference second (``polygraphy/comparator/compare.py``, Apache-2.0): absolute error
+``|t - r|``, relative error ``|t - r| / |r|`` with 2**-52 in place of a floating-point ``r`` of 0,
+means accumulated in float32. An error that is NaN, also from the same Inf or NaN on both sides, is
+beyond any tolerance.
 
-There are three deliberate differences: tensors without elements match whatever the statistic (in Polygraphy their mean is
-NaN), the error of distant integers never wraps around, and bfloat16 and float8 tensors can be compared.
+There are three deliberate differences: tensors without elements match whatever the statistic (in
+Polygraphy their mean is NaN), the error of distant integers never wraps around, and bfloat16 and
+float8 tensors can be compared.
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ import numpy as np
 from bisect_trt.errors import InputValuesError, ScriptError, quoted
 from bisect_trt.options.compare import ErrorStat
 from bisect_trt.tensors.comparison import ComparisonKind, Details, TensorComparison, WorstElement
-from bisect_trt.tensors.info import Array, count_nonfinite, finite_rms, is_extension, is_raw, tensor_stats
+from bisect_trt.tensors.info import (
+    Array,
+    count_nonfinite,
+    finite_rms,
+    is_extension,
+    is_raw,
+    tensor_stats,
+)
 from bisect_trt.tensors.inputs import NamedOutputs, script_attribute, split_script, user_code
 from bisect_trt.tensors.tolerance import (
     DEFAULT_QUANTILE,
@@ -67,12 +76,21 @@ def compare_all(
     """
     names = reference if names is None else list(names)
     if options.compare_func_script is not None:
-        return compare_by_script(options.compare_func_script, {name: reference[name] for name in names}, target)
+        return compare_by_script(
+            options.compare_func_script, {name: reference[name] for name in names}, target
+        )
     comparisons = []
     for name in names:
-        step, precision = (steps or {}).get(name), coarser(options.precision, (lows or {}).get(name))
+        step = (steps or {}).get(name)
+        precision = coarser(options.precision, (lows or {}).get(name))
         found = compare_tensor(
-            name, reference[name], target.get(name), options, details=details, step=step, precision=precision
+            name,
+            reference[name],
+            target.get(name),
+            options,
+            details=details,
+            step=step,
+            precision=precision,
         )
         comparisons.append(found)
     return comparisons
@@ -90,12 +108,17 @@ def compare_tensor(
 ) -> TensorComparison:
     """Compare one tensor, of any shape and ONNX element type; a target of ``None`` has no such output.
 
-    A tie in the rounding of a quantized tensor, with its ``step``, is no error, unless the user gives a tolerance.
-    ``precision`` is the computation's, if not the options'.
+    A tie in the rounding of a quantized tensor, with its ``step``, is no error, unless the user
+    gives a tolerance. ``precision`` is the computation's, if not the options'.
     """
     if target is not None:
-        reference, target = _typed(name, reference, target.dtype), _typed(name, target, reference.dtype)
-    invalid = _describe_nonfinite(reference, target) if options.validate and target is not None else ""
+        reference, target = (
+            _typed(name, reference, target.dtype),
+            _typed(name, target, reference.dtype),
+        )
+    invalid = (
+        _describe_nonfinite(reference, target) if options.validate and target is not None else ""
+    )
     tolerance, stat = options.for_output(name)
     known: dict[str, Any] = {"name": name, "stat": stat, "total": reference.size}
     known |= {"reference_shape": reference.shape, "reference_dtype": reference.dtype.name}
@@ -111,7 +134,9 @@ def compare_tensor(
         resolved = ResolvedTolerance(ripple, max(resolved.rtol, RIPPLE))
     known |= {"atol": resolved.atol, "rtol": resolved.rtol}
     if reference.size:
-        comparison = _compare_numbers(reference, target, resolved, known, options, details=details, step=step)
+        comparison = _compare_numbers(
+            reference, target, resolved, known, options, details=details, step=step
+        )
     else:
         comparison = TensorComparison(passed=True, kind=ComparisonKind.MATCH, **known)
     if not invalid:
@@ -157,10 +182,14 @@ def _compare_numbers(
     step: Step | None,
 ) -> TensorComparison:
     """Compare two tensors of numbers, of the same shape and not empty; ``known`` has ``name`` and ``stat`` of the result."""
-    # Flat, so that a 0-d tensor is an array as well, and not the scalar that NumPy's arithmetic would make of it.
-    shape, ours, theirs = reference.shape, _promote(reference.reshape(-1)), _promote(target.reshape(-1))
+    # Flat, so that a 0-d tensor is an array as well, and not the scalar that NumPy's arithmetic
+    # would make of it.
+    shape = reference.shape
+    ours = _promote(reference.reshape(-1))
+    theirs = _promote(target.reshape(-1))
     absolute, relative = _errors(theirs, ours)
-    # A finite maximum means that both tensors are finite throughout, the usual case: no need to look for NaN and Inf.
+    # A finite maximum means that both tensors are finite throughout, the usual case: no need to
+    # look for NaN and Inf.
     finite = math.isfinite(absolute.max())
     if not finite:
         known |= {"reference_nonfinite": sum(count_nonfinite(ours))}
@@ -177,7 +206,8 @@ def _compare_numbers(
         "target_range": None if theirs.dtype.kind == "c" else tensor_stats(theirs),
     }
     # "Not within" rather than "beyond", which NaN would not be.
-    within_abs, within_rel = absolute <= tolerance.atol, relative <= tolerance.rtol
+    within_abs = absolute <= tolerance.atol
+    within_rel = relative <= tolerance.rtol
     mismatch = ~(within_abs | within_rel)
     if stat is ErrorStat.ELEMWISE:
         found["of_tolerance"] = _of_tolerance(absolute, relative, tolerance)
@@ -188,8 +218,12 @@ def _compare_numbers(
     found["mismatching"] = int(np.count_nonzero(mismatch))
     kind, flat = _worst(theirs, ours, absolute, mismatch, finite)
     index = tuple(map(int, np.unravel_index(flat, shape)))
-    found["worst"] = WorstElement(index, theirs[flat].item(), ours[flat].item(), float(absolute[flat]))
-    needed = (_largest(absolute, within_rel), _largest(relative, within_abs)) if details else (0.0, 0.0)
+    found["worst"] = WorstElement(
+        index, theirs[flat].item(), ours[flat].item(), float(absolute[flat])
+    )
+    needed = (
+        (_largest(absolute, within_rel), _largest(relative, within_abs)) if details else (0.0, 0.0)
+    )
     if stat is ErrorStat.QUANTILE:
         found["quantile"] = of_output(options.error_quantile, known["name"], DEFAULT_QUANTILE)
         for way, each in (("abs", absolute), ("rel", relative)):
@@ -207,7 +241,9 @@ def _compare_numbers(
         found["of_tolerance"] = _of_tolerance(np.array(needed[:1]), np.array(needed[1:]), tolerance)
     if details:
         found["details"] = Details(*needed)
-    return TensorComparison(passed=passed, kind=ComparisonKind.MATCH if passed else kind, **known, **found)
+    return TensorComparison(
+        passed=passed, kind=ComparisonKind.MATCH if passed else kind, **known, **found
+    )
 
 
 def _same_nonfinite(target: Array, reference: Array, options: ToleranceOptions) -> Array:
@@ -224,15 +260,24 @@ def _promote(values: Array) -> Array:
     """Widen as Polygraphy does: fp16 to fp32, integers below 32 bits to int32, uint32 to int64."""
     if is_extension(values.dtype):
         return values.astype(np.int32 if "int" in values.dtype.name else np.float32)
-    wider = {"float16": "float32", "int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "int32"}
-    return values.astype({**wider, "uint32": "int64"}.get(values.dtype.name, values.dtype), copy=False)
+    wider = {
+        "float16": "float32",
+        "int8": "int32",
+        "uint8": "int32",
+        "int16": "int32",
+        "uint16": "int32",
+    }
+    return values.astype(
+        {**wider, "uint32": "int64"}.get(values.dtype.name, values.dtype), copy=False
+    )
 
 
 def _errors(target: Array, reference: Array) -> tuple[Array, Array]:
     """Return absolute and relative errors of flat arrays, in two new arrays."""
     common = np.result_type(target, reference)
     if common.kind in "iu":
-        # Larger less smaller, read as unsigned, is exact; a signed difference can wrap around, |int64 min| does.
+        # Larger less smaller, read as unsigned, is exact; a signed difference can wrap around,
+        # |int64 min| does.
         unsigned = common.str.replace("i", "u")
         absolute: Array = np.maximum(target, reference)
         np.subtract(absolute, np.minimum(target, reference), out=absolute)
@@ -248,7 +293,9 @@ def _errors(target: Array, reference: Array) -> tuple[Array, Array]:
     return absolute, absolute / divisor
 
 
-def _forgive_ties(step: Step, absolute: Array, mismatch: Array, shape: tuple[int, ...]) -> dict[str, Any]:
+def _forgive_ties(
+    step: Step, absolute: Array, mismatch: Array, shape: tuple[int, ...]
+) -> dict[str, Any]:
     """Remove ties from the mismatching elements in place; return the result's fields that describe them."""
     ties = step.ties(absolute, mismatch, shape)
     mismatch &= ~ties
@@ -270,7 +317,9 @@ def _of_tolerance(absolute: Array, relative: Array, tolerance: ResolvedTolerance
 
 def _past_tolerance(absolute: Array, reference: Array, tolerance: ResolvedTolerance) -> float:
     """Return the largest of some errors over the sum of both tolerances; Inf if none is finite or the tolerance is 0."""
-    past = np.divide(absolute, tolerance.atol + tolerance.rtol * np.abs(reference), dtype=np.float64)
+    past = np.divide(
+        absolute, tolerance.atol + tolerance.rtol * np.abs(reference), dtype=np.float64
+    )
     known = past[np.isfinite(absolute)]
     return float(known.max()) if known.size else math.inf
 
@@ -286,17 +335,19 @@ def _worst(
 ) -> tuple[ComparisonKind, int]:
     """Return the kind of a failure, should it be one, and the flat index of the element that shows it best."""
     if not finite:
-        # A NaN or Inf of one side alone is the worst: first what the target made, then what it lost.
+        # A NaN or Inf of one side alone is the worst: first what the target made, then what it
+        # lost.
         for kind, has in ((ComparisonKind.NAN, np.isnan), (ComparisonKind.INF, np.isinf)):
-            made, lost = has(target) & ~has(reference), has(reference) & ~has(target)
+            made = has(target) & ~has(reference)
+            lost = has(reference) & ~has(target)
             # NaN is beyond any tolerance; Inf is not beyond an infinite one.
             for alone in (made & mismatch, lost & mismatch):
                 if alone.any():
                     return kind, int(alone.argmax())
     if not mismatch.any():
         return ComparisonKind.MISMATCH, int(absolute.argmax())
-    # Only among the mismatching, for an error that the relative tolerance allows explains nothing; and NaN, left over
-    # from the same Inf or NaN on both sides, only if there is no plain error.
+    # Only among the mismatching, for an error that the relative tolerance allows explains nothing;
+    # and NaN, left over from the same Inf or NaN on both sides, only if there is no plain error.
     plain = mismatch if finite else mismatch & ~np.isnan(absolute)
     if not plain.any():
         return ComparisonKind.MISMATCH, int(mismatch.argmax())
@@ -313,8 +364,9 @@ def compare_by_script(
 ) -> list[TensorComparison]:
     """Compare the outputs by a user's function.
 
-    As Polygraphy's ``--compare-func-script``, it takes the target's and the reference's outputs (two mappings of name to array,
-    with a ``runner_name``), and returns a mapping of output name to whether it matches.
+    As Polygraphy's ``--compare-func-script``, it takes the target's and the reference's outputs
+    (two mappings of name to array, with a ``runner_name``), and returns a mapping of output name to
+    whether it matches.
 
     Args:
         script: ``FILE`` or ``FILE:FUNCTION``; without a function, ``compare_outputs``.
@@ -334,7 +386,9 @@ def compare_by_script(
             )
         judged = {str(name): bool(verdict) for name, verdict in verdicts.items()}
     if unknown := [name for name in judged if name not in reference]:
-        raise ScriptError(f"'{function}' of {path} judges {quoted(unknown)}; the outputs are {quoted(reference)}")
+        raise ScriptError(
+            f"'{function}' of {path} judges {quoted(unknown)}; the outputs are {quoted(reference)}"
+        )
     return [
         TensorComparison(
             name=name,

@@ -97,8 +97,10 @@ class Details:
     """The tolerances that a comparison would have passed with.
 
     Attributes:
-        atol_needed: The smallest absolute tolerance that would have passed, with the relative one as it was; NaN if none.
-        rtol_needed: The smallest relative tolerance that would have passed, with the absolute one as it was; NaN if none.
+        atol_needed: The smallest absolute tolerance that would have passed, with the relative one
+            as it was; NaN if none.
+        rtol_needed: The smallest relative tolerance that would have passed, with the absolute one
+            as it was; NaN if none.
     """
 
     atol_needed: float
@@ -107,7 +109,11 @@ class Details:
     def describe(self) -> str:
         """Return the options that would have passed, as text."""
         needed = {"--atol": self.atol_needed, "--rtol": self.rtol_needed}
-        ways = [f"{option} {_rounded_up(value)}" for option, value in needed.items() if math.isfinite(value)]
+        ways = [
+            f"{option} {_rounded_up(value)}"
+            for option, value in needed.items()
+            if math.isfinite(value)
+        ]
         return f"passes with {' or '.join(ways)}" if ways else "no tolerance passes"
 
 
@@ -135,21 +141,25 @@ class TensorComparison:
         target_shape: The target's shape; None where it is missing.
         reference_dtype: Name of the reference's element type.
         target_dtype: Name of the target's element type; None where it is missing.
-        quantile: The quantile of the errors that was compared with the tolerance; only where one was.
+        quantile: The quantile of the errors that was compared with the tolerance; only where one
+            was.
         quantile_abs: That quantile of the absolute errors.
         quantile_rel: That quantile of the relative errors.
         reference_nonfinite: Number of elements of the reference that are NaN or Inf.
-        target_range: ``min``, ``max`` and ``absmax`` of the target's finite elements, and the counts ``nan`` and ``inf``.
+        target_range: ``min``, ``max`` and ``absmax`` of the target's finite elements, and the
+            counts ``nan`` and ``inf``.
         reason: Why it passed or failed, where errors and tolerances do not decide.
         details: Further numbers, if requested.
         sample: The number of the input sample, from 1, where there are several.
-        ties: Number of elements of a quantized tensor that are one step off and count as ties in rounding.
+        ties: Number of elements of a quantized tensor that are one step off and count as ties in
+            rounding.
         step: The step of a quantized tensor, where all elements have the same.
         most_ties: The most elements that may be one step off.
-        of_tolerance: The deciding error, of an element or by the statistic, over the wider of both tolerances: past 1 is a
-            mismatch except for ties, and Inf is a NaN or Inf of one side alone.
-        past_tolerance: The largest error of elements beyond both tolerances, over the sum of both; ``None`` where there are no
-            such elements, or a statistic decides.
+        of_tolerance: The deciding error, of an element or by the statistic, over the wider of both
+            tolerances: past 1 is a mismatch except for ties, and Inf is a NaN or Inf of one side
+            alone.
+        past_tolerance: The largest error of elements beyond both tolerances, over the sum of both;
+            ``None`` where there are no such elements, or a statistic decides.
     """
 
     name: str
@@ -194,8 +204,8 @@ class TensorComparison:
     def severity(self) -> float:
         """The largest ratio of an element's error to its tolerance; Inf for NaN or Inf of one side alone, or another shape.
 
-        The element with the largest error need not have the largest ratio. A failure by a statistic over all elements has no
-        such element, and is Inf too.
+        The element with the largest error need not have the largest ratio. A failure by a statistic
+        over all elements has no such element, and is Inf too.
         """
         if self.passed:
             return 0.0
@@ -210,7 +220,9 @@ class TensorComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps(allow_nan=False)``; see :func:`to_plain`."""
-        plain: dict[str, Any] = to_plain(self)  # asdict() copies all first; a model may have 200,000 tensors
+        plain: dict[str, Any] = to_plain(
+            self
+        )  # asdict() copies all first; a model may have 200,000 tensors
         plain["required_atol"] = to_plain(self.required_atol)
         return plain
 
@@ -223,7 +235,9 @@ class TensorComparison:
             KeyError: A value is missing.
         """
         # The result adds the operator, the module and the error of the layer alone.
-        return msgspec.convert(from_plain({each.name: plain[each.name] for each in fields(cls)}), cls)
+        return msgspec.convert(
+            from_plain({each.name: plain[each.name] for each in fields(cls)}), cls
+        )
 
     def describe(self) -> str:
         """Return the difference in one line of text."""
@@ -243,7 +257,11 @@ class TensorComparison:
             text += f" at {self.worst.index}: expected {_short(self.worst.reference)}, got {_short(self.worst.target)}"
         text += f" (atol {self.atol:.3g}, rtol {self.rtol:.3g}; {self.mismatching} of {self.total} elements mismatch)"
         are = "element is" if self.ties == 1 else "elements are"
-        return f"{text}; {self.ties} {are} one quantization step off, as ties in rounding are" if self.ties else text
+        return (
+            f"{text}; {self.ties} {are} one quantization step off, as ties in rounding are"
+            if self.ties
+            else text
+        )
 
 
 def _rounded_up(value: float) -> str:
@@ -263,7 +281,8 @@ def _short(value: float | str | complex) -> str:
 
 def tolerance_ratio(comparison: Mapping[str, Any]) -> float:
     """Return the error of a comparison, in fields or as JSON, over its tolerance: at most 1 if it passes, more if not."""
-    ratio, passed = comparison["of_tolerance"], comparison["passed"]
+    ratio = comparison["of_tolerance"]
+    passed = comparison["passed"]
     if comparison["kind"] not in ("match", "mismatch") or ratio is None or math.isnan(float(ratio)):
         ratio = 0.0 if passed else math.inf
     return min(float(ratio), 1.0) if passed else max(float(ratio), math.nextafter(1, 2))
@@ -272,8 +291,9 @@ def tolerance_ratio(comparison: Mapping[str, Any]) -> float:
 def required_severity(original: float) -> float:
     """Return the least severity at which a mismatch counts as the original's, and not as rounding beside it.
 
-    A cut through a half-precision network is off by a little everywhere. The geometric mean of a bare mismatch and the
-    original's severity separates the two; ten times the tolerance is enough in any case.
+    A cut through a half-precision network is off by a little everywhere. The geometric mean of a
+    bare mismatch and the original's severity separates the two; ten times the tolerance is enough
+    in any case.
     """
     return min(math.sqrt(max(original, 1.0)), 10.0)
 
@@ -281,7 +301,8 @@ def required_severity(original: float) -> float:
 def severity_weight(precision: Precision) -> float:
     """Return the factor of severities for a target that computes in this precision.
 
-    In half precision an error of less than ten times the tolerance may be the rounding of all layers before. The tolerance of
-    fp32 allows for that at any depth, so three times counts as much there.
+    In half precision an error of less than ten times the tolerance may be the rounding of all
+    layers before. The tolerance of fp32 allows for that at any depth, so three times counts as much
+    there.
     """
     return 10 / 3 if precision is Precision.FP32 else 1.0

@@ -1,12 +1,14 @@
 """Tensors in files: one ``.npz`` a sample, or Polygraphy's JSON for all; and files that are replaced atomically.
 
-``numpy.savez`` takes names as keyword arguments (so none may be ``file``), and loses ``ml_dtypes`` types. The ``.npz`` files
-written here are still ordinary: ``numpy.load`` opens them. bfloat16 and similar types become unsigned integers of the same size;
-the comment of the zip entry has their true type.
+``numpy.savez`` takes names as keyword arguments (so none may be ``file``), and loses ``ml_dtypes``
+types. The ``.npz`` files written here are still ordinary: ``numpy.load`` opens them. bfloat16 and
+similar types become unsigned integers of the same size; the comment of the zip entry has their true
+type.
 
-``polygraphy run --save-inputs`` writes a list of samples, each a mapping of name to array; ``--save-outputs`` a ``RunResults``:
-runs by the runner's name, each a list of iterations. An array is a ``.npy`` file in Base64. Types that NumPy lacks are written
-as the raw bytes that ``numpy.save`` makes of them, with their name beside (``polygraphy/json/serde.py``,
+``polygraphy run --save-inputs`` writes a list of samples, each a mapping of name to array;
+``--save-outputs`` a ``RunResults``: runs by the runner's name, each a list of iterations. An array
+is a ``.npy`` file in Base64. Types that NumPy lacks are written as the raw bytes that
+``numpy.save`` makes of them, with their name beside (``polygraphy/json/serde.py``,
 ``comparator/struct.py`` of 0.53.6, Apache-2.0).
 
 Files may be a stranger's: how far a compressed file grows is checked before anything is read.
@@ -57,7 +59,9 @@ def common_shapes(samples: Sequence[Values]) -> dict[str, tuple[int | None, ...]
     for name, value in samples[0].items():
         sizes = [sample[name].shape for sample in samples]
         if all(len(shape) == value.ndim for shape in sizes):
-            shapes[name] = tuple(dims[0] if len(set(dims)) == 1 else None for dims in zip(*sizes, strict=True))
+            shapes[name] = tuple(
+                dims[0] if len(set(dims)) == 1 else None for dims in zip(*sizes, strict=True)
+            )
     return shapes
 
 
@@ -68,7 +72,11 @@ def read_npy(stream: IO[bytes]) -> Array:
         ValueError: It holds something else.
     """
     values = np.asarray(npy_format.read_array(stream, allow_pickle=False))
-    if values.dtype.kind not in _KINDS or values.dtype.names is not None or not values.dtype.itemsize:
+    if (
+        values.dtype.kind not in _KINDS
+        or values.dtype.names is not None
+        or not values.dtype.itemsize
+    ):
         raise ValueError(f"it holds an array of {values.dtype!s:.60}, not of numbers")
     return values
 
@@ -85,8 +93,10 @@ def viewed(values: Array, dtype: np.dtype[Any]) -> Array:
 
 
 _SUFFIX = ".npy"
-_EXPANSION, _EXPANDED_BYTES = 100, 1 << 30
-"""The most a compressed file may grow, as a factor and in bytes; zeros could grow a thousand times."""
+_EXPANSION = 100
+_EXPANDED_BYTES = 1 << 30
+"""The most a compressed file may grow, as a factor and in bytes; zeros could grow a thousand
+times."""
 
 
 def save_npz(path: str | os.PathLike[str], arrays: Values) -> None:
@@ -126,7 +136,8 @@ def load_npz(path: str | os.PathLike[str]) -> Arrays:
     """Return every tensor of an ``.npz`` file, written by :func:`save_npz` or ``numpy.savez``, in the file's order.
 
     Raises:
-        UsageError: If the file is missing, unreadable, no ``.npz``, damaged, or holds pickled objects.
+        UsageError: If the file is missing, unreadable, no ``.npz``, damaged, or holds pickled
+            objects.
         UnavailableError: If a tensor's type needs ``ml_dtypes``, which is not installed.
     """
     # Not numpy.load: with tensors named 'x' and 'x.npy' in one file it returns the first for both.
@@ -149,7 +160,8 @@ def _opened(file: IO[bytes] | Path) -> Iterator[zipfile.ZipFile]:
     """
     with zipfile.ZipFile(file) as archive:
         assert archive.fp is not None
-        size, promised = archive.fp.seek(0, os.SEEK_END), sum(entry.file_size for entry in archive.infolist())
+        size = archive.fp.seek(0, os.SEEK_END)
+        promised = sum(entry.file_size for entry in archive.infolist())
         if promised > max(_EXPANDED_BYTES, _EXPANSION * size):
             raise ValueError(f"{size:,} bytes of compressed arrays become {promised:,}")
         yield archive
@@ -162,7 +174,9 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except BisectError:
         raise
-    except Exception as err:  # each compression has errors of its own, and a damaged archive can cause any
+    except (
+        Exception
+    ) as err:  # each compression has errors of its own, and a damaged archive can cause any
         reason = getattr(err, "strerror", None) or str(err) or type(err).__name__
         raise InputValuesError(
             f"Cannot read {path}: {reason}; give an .npz file as numpy.savez writes it, of numbers only"
@@ -179,7 +193,9 @@ class NpzFile(ByName[Array]):
     def __init__(self, path: Path) -> None:
         self._path = path
         with _reading(path), _opened(path) as archive:
-            self._index = {entry.filename.removesuffix(_SUFFIX): entry for entry in archive.infolist()}
+            self._index = {
+                entry.filename.removesuffix(_SUFFIX): entry for entry in archive.infolist()
+            }
 
     def __getitem__(self, name: str) -> Array:
         entry = self._index[name]
@@ -196,11 +212,14 @@ def open_inside(folder: Path, name: str | Path, most: int) -> IO[bytes]:
         most: The most bytes that the file may have.
 
     Raises:
-        OSError: It does not exist, is no regular file, is too large, or a symbolic link leads to it.
+        OSError: It does not exist, is no regular file, is too large, or a symbolic link leads to
+            it.
     """
     path = folder / name
     if os.path.realpath(path) != os.path.join(os.path.realpath(folder), name):  # noqa: PTH118 - ``..`` stays in it
-        raise OSError(errno.ELOOP, "a symbolic link leads to it, or it is outside of the folder", str(path))
+        raise OSError(
+            errno.ELOOP, "a symbolic link leads to it, or it is outside of the folder", str(path)
+        )
     # Without O_NONBLOCK a FIFO would be waited for.
     file = open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: PTH123, SIM115 - see above
     state = os.fstat(file.fileno())
@@ -234,8 +253,9 @@ def observed_writes(observe: Callable[[Path, Path], object]) -> Iterator[None]:
 def written_whole(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for writing.
 
-    A regular file is replaced after the block, if there was no error; it keeps its mode, and a symbolic link stays a link.
-    Everything else (a device, a FIFO, standard output) is opened and written.
+    A regular file is replaced after the block, if there was no error; it keeps its mode, and a
+    symbolic link stays a link. Everything else (a device, a FIFO, standard output) is opened and
+    written.
 
     Raises:
         OSError: If the folder is missing or not writable, or the disk is full.
@@ -299,7 +319,11 @@ def _entry(name: str) -> zipfile.ZipInfo:
     entry = zipfile.ZipInfo(name + _SUFFIX)
     # A zip entry's name ends at a NUL, is UTF-8, and its length a 16-bit number.
     stored = name.encode(errors="replace")
-    if entry.filename != name + _SUFFIX or len(stored) + len(_SUFFIX) > 0xFFFF or stored.decode() != name:
+    if (
+        entry.filename != name + _SUFFIX
+        or len(stored) + len(_SUFFIX) > 0xFFFF
+        or stored.decode() != name
+    ):
         raise OutputFileError(
             f"Cannot write the tensor {name[:80]!r} to an .npz file, which cannot hold this name; "
             "rename the tensor in the model"
@@ -332,7 +356,8 @@ def load_runs(path: Path) -> list[SavedRun]:
     """Return the runs in a file, in several numbered files, or in a folder with a file for each iteration.
 
     Args:
-        path: ``x.npz``, or if there is none ``x-1.npz``, ``x-2.npz`` and so on, a sample each; ``x.json``; a folder.
+        path: ``x.npz``, or if there is none ``x-1.npz``, ``x-2.npz`` and so on, a sample each;
+            ``x.json``; a folder.
 
     Raises:
         UsageError: There is no such file, or it cannot be read.
@@ -340,9 +365,14 @@ def load_runs(path: Path) -> list[SavedRun]:
     if path.is_dir():
         parts = [load_runs(file) for file in files_of(path)]
         if not parts:
-            raise InputValuesError(f"{path} is a folder without .json or .npz files; name a file of saved values")
+            raise InputValuesError(
+                f"{path} is a folder without .json or .npz files; name a file of saved values"
+            )
         sides = zip(*parts, strict=False)
-        return [SavedRun(str(path), [sample for run in side for sample in run.samples]) for side in sides]
+        return [
+            SavedRun(str(path), [sample for run in side for sample in run.samples])
+            for side in sides
+        ]
     if path.suffix == ".json":
         return read_json(path)
     return [SavedRun(str(path), [NpzFile(file) for file in numbered(path)])]
@@ -350,7 +380,11 @@ def load_runs(path: Path) -> list[SavedRun]:
 
 def files_of(path: Path) -> list[Path]:
     """Return the files that :func:`load_runs` reads."""
-    return [file for file in sorted(path.iterdir()) if file.suffix in _SUFFIXES] if path.is_dir() else numbered(path)
+    return (
+        [file for file in sorted(path.iterdir()) if file.suffix in _SUFFIXES]
+        if path.is_dir()
+        else numbered(path)
+    )
 
 
 def numbered(path: Path) -> list[Path]:
@@ -378,13 +412,16 @@ def sample_files(path: Path, samples: int) -> list[Path]:
     """Return the files that :func:`save_samples` writes for this number of samples."""
     if path.suffix == ".json" or samples == 1:
         return [path]
-    return [path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(1, samples + 1)]
+    return [
+        path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(1, samples + 1)
+    ]
 
 
 def save_samples(path: Path, samples: Sequence[Values], runner: str | None = None) -> None:
     """Write samples as ``polygraphy run`` reads them, the outputs of a ``runner`` if it is named.
 
-    ``x.json`` holds them all; else ``x.npz`` holds one, and several go to ``x-1.npz``, ``x-2.npz`` and so on.
+    ``x.json`` holds them all; else ``x.npz`` holds one, and several go to ``x-1.npz``, ``x-2.npz``
+    and so on.
 
     Raises:
         UsageError: A file cannot be written.
@@ -397,7 +434,9 @@ def save_samples(path: Path, samples: Sequence[Values], runner: str | None = Non
     if runner is not None:
         runs = [
             {
-                "outputs": {name: {"values": value, _CLASS: "LazyArray"} for name, value in sample.items()},
+                "outputs": {
+                    name: {"values": value, _CLASS: "LazyArray"} for name, value in sample.items()
+                },
                 "runtime": 0.0,
                 "runner_name": runner,
                 _CLASS: "IterationResult",
@@ -416,11 +455,17 @@ def read_json(path: Path) -> list[SavedRun]:
     """Return the runs in a file; a file of inputs holds one, and one sample may stand alone."""
     try:
         content = json.loads(path.read_bytes(), object_hook=_decode)
-        runs = content if isinstance(content, tuple) else (("", content if isinstance(content, list) else [content]),)
+        runs = (
+            content
+            if isinstance(content, tuple)
+            else (("", content if isinstance(content, list) else [content]),)
+        )
         names = [f"{path} ({name})" if len(runs) > 1 else str(path) for name, _ in runs]
         found = [[_sample(path, sample) for sample in samples] for _, samples in runs]
     except OSError as error:
-        raise InputValuesError(f"Cannot read {path}: {error.strerror}; give a file as polygraphy run saves") from error
+        raise InputValuesError(
+            f"Cannot read {path}: {error.strerror}; give a file as polygraphy run saves"
+        ) from error
     except BisectError:
         raise
     except Exception as error:  # too deep nesting, and wrong types
@@ -436,7 +481,9 @@ def _encode(values: Array) -> dict[str, str]:
     values = np.asarray(values)
     extension = {"dtype": values.dtype.name} if is_extension(values.dtype) else {}
     stream = io.BytesIO()
-    npy_format.write_array(stream, values.view(f"V{values.itemsize}") if extension else values, allow_pickle=False)
+    npy_format.write_array(
+        stream, values.view(f"V{values.itemsize}") if extension else values, allow_pickle=False
+    )
     return {"array": base64.b64encode(stream.getvalue()).decode(), **extension, _CLASS: "ndarray"}
 
 
@@ -460,8 +507,14 @@ def _decode(entry: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever the file h
 
 
 def _sample(path: Path, sample: object) -> Values:
-    if not isinstance(sample, dict) or not sample or not all(isinstance(v, np.ndarray) for v in sample.values()):
-        raise InputValuesError(f"{path} holds something else than arrays by tensor name; save it with polygraphy run")
+    if (
+        not isinstance(sample, dict)
+        or not sample
+        or not all(isinstance(v, np.ndarray) for v in sample.values())
+    ):
+        raise InputValuesError(
+            f"{path} holds something else than arrays by tensor name; save it with polygraphy run"
+        )
     for name in sample:
         name.encode()  # JSON can hold lone surrogates, which are no text
     return sample

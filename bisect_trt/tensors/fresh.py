@@ -1,6 +1,7 @@
 """Random samples of the same kind as the given ones and, as far as possible, with the same distribution.
 
-:meth:`FreshSamples.describe` states what varies, because a fix that holds on such samples may fail on others.
+:meth:`FreshSamples.describe` states what varies, because a fix that holds on such samples may fail
+on others.
 """
 
 from __future__ import annotations
@@ -15,16 +16,21 @@ from bisect_trt.tensors.info import Array
 from bisect_trt.tensors.inputs import Sample
 
 _WAYS = (*["alike"] * 4, "permuted", "permuted", "rescaled", "renormed", "rows", "channels")
-"""The variations of consecutive samples. Rows and channels differ in magnitude: one overflows or vanishes before others."""
+"""The variations of consecutive samples. Rows and channels differ in magnitude: one overflows or
+vanishes before others."""
 _STRETCH = 2.0
 """Values are rescaled by a factor between its inverse and it."""
 _SPREAD = 3
-"""Rows and channels are rescaled by factors from ``_STRETCH`` to the power of minus this up to plus this."""
+"""Rows and channels are rescaled by factors from ``_STRETCH`` to the power of minus this up to plus
+this."""
 _UNEVEN = 3.0
-"""The least ratio of the largest to the median root mean square of an axis's slices that are drawn separately."""
+"""The least ratio of the largest to the median root mean square of an axis's slices that are drawn
+separately."""
 _LARGEST_AXIS = 8192
-_FEW, _SMOOTH = 8, 1.06
-"""The fewest values to estimate a distribution from, and the bandwidth of Silverman's rule, in std n**-1/5."""
+_FEW = 8
+_SMOOTH = 1.06
+"""The fewest values to estimate a distribution from, and the bandwidth of Silverman's rule, in std
+n**-1/5."""
 
 
 class Kind(str, Enum):
@@ -41,7 +47,8 @@ class Kind(str, Enum):
 class Input:
     """Properties of one input: its values in each given sample, and the least and largest id.
 
-    ``standard`` values look normalised to mean 0 and deviation 1. The distribution differs along ``axis``, if any.
+    ``standard`` values look normalised to mean 0 and deviation 1. The distribution differs along
+    ``axis``, if any.
     """
 
     kind: Kind
@@ -67,14 +74,23 @@ class FreshSamples:
         ``sizes`` has the number of entries of the table that an input of indices reads.
         """
         names = given[0]
-        with np.errstate(over="ignore", invalid="ignore"):  # the square of a number past 1e154 is Inf
-            return cls({name: _learn([sample[name] for sample in given], sizes.get(name)) for name in names}, seed)
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # the square of a number past 1e154 is Inf
+            return cls(
+                {
+                    name: _learn([sample[name] for sample in given], sizes.get(name))
+                    for name in names
+                },
+                seed,
+            )
 
     def draw(self, number: int) -> Sample:
         """Return a sample; the same number, from 0, gives the same one."""
         rng = np.random.default_rng([self.seed, number])
         way = self.ways[number % len(self.ways)]
-        # Where samples differ in shape, all inputs take those of one of them: a mask is as long as its text.
+        # Where samples differ in shape, all inputs take those of one of them: a mask is as long as
+        # its text.
         shared = None
         if any(len({value.shape for value in each.given}) > 1 for each in self.inputs.values()):
             shared = int(rng.integers(len(next(iter(self.inputs.values())).given)))
@@ -124,11 +140,15 @@ def _learn(given: Sequence[Array], size: int | None) -> Input:
 
 
 def _learn_numbers(known: tuple[Array, ...], pooled: Array) -> Input:
-    low, high, std = float(pooled.min()), float(pooled.max()), float(pooled.std(dtype=np.float64))
+    low = float(pooled.min())
+    high = float(pooled.max())
+    std = float(pooled.std(dtype=np.float64))
     if low >= 0 and high <= 1 and pooled.size >= _FEW:
         return Input(Kind.UNIT, known, axis=_uneven_axis(known))
     standard = low < 0 and abs(float(pooled.mean(dtype=np.float64))) < std / 2 and 1 / 2 < std < 2
-    return Input(Kind.REAL, known, standard=standard and pooled.size >= _FEW, axis=_uneven_axis(known))
+    return Input(
+        Kind.REAL, known, standard=standard and pooled.size >= _FEW, axis=_uneven_axis(known)
+    )
 
 
 def _learn_ids(known: tuple[Array, ...], distinct: Array, size: int | None) -> Input:
@@ -136,9 +156,14 @@ def _learn_ids(known: tuple[Array, ...], distinct: Array, size: int | None) -> I
     ones = size is None and values.ndim == 2 and len(distinct) == 1 and int(distinct[0]) == 1
     if ones:
         return Input(Kind.MASK, known)
-    steps = np.diff(values.astype(np.int64), axis=-1) if values.ndim and values.shape[-1] > 1 else np.zeros(1)
+    steps = (
+        np.diff(values.astype(np.int64), axis=-1)
+        if values.ndim and values.shape[-1] > 1
+        else np.zeros(1)
+    )
     positions = bool((steps == 1).all())  # 0, 1, 2, ... are positions, and no others would do
-    low, high = int(distinct[0]), int(distinct[-1])
+    low = int(distinct[0])
+    high = int(distinct[-1])
     if positions or (size is None and len(distinct) <= 1) or high > np.iinfo(np.int64).max:
         return Input(Kind.FIXED, known)
     if size is None:
@@ -154,7 +179,8 @@ def _uneven_axis(given: Sequence[Array]) -> int | None:
     values = given[0].astype(np.float64)
     if any(each.shape != values.shape for each in given):
         return None
-    best, found = _UNEVEN, None
+    best = _UNEVEN
+    found = None
     for axis, length in enumerate(values.shape):
         if not 1 < length <= _LARGEST_AXIS or values.size // length < _FEW:
             continue
@@ -163,7 +189,8 @@ def _uneven_axis(given: Sequence[Array]) -> int | None:
         middle = float(np.median(sizes))
         ratio = float(sizes.max()) / middle if middle > 0 else 1.0
         if ratio > best:
-            best, found = ratio, axis
+            best = ratio
+            found = axis
     return found
 
 
@@ -229,7 +256,9 @@ def _permuted(base: Array, rng: np.random.Generator) -> Array:
     axis = axes[int(rng.integers(len(axes)))]
     length = base.shape[axis]
     order = (
-        rng.permutation(length) if rng.random() < 1 / 2 else np.roll(np.arange(length), int(rng.integers(1, length)))
+        rng.permutation(length)
+        if rng.random() < 1 / 2
+        else np.roll(np.arange(length), int(rng.integers(1, length)))
     )
     if (order == np.arange(length)).all():  # the given sample
         order = np.roll(order, 1)
@@ -239,16 +268,21 @@ def _permuted(base: Array, rng: np.random.Generator) -> Array:
 def _alike(each: Input, base: Array, rng: np.random.Generator) -> Array:
     """Return values with the same distribution: a smoothed bootstrap, of each slice of an uneven axis for itself.
 
-    B. Silverman and G. Young, "The bootstrap: to smooth or not to smooth?", 1987; the bandwidth is Silverman's rule.
+    B. Silverman and G. Young, "The bootstrap: to smooth or not to smooth?", 1987; the bandwidth is
+    Silverman's rule.
     """
     if base.size < _FEW:
         factor = _STRETCH ** rng.uniform(-1, 1, size=base.shape)
         return np.asarray(base * factor).astype(base.dtype)
     axis = each.axis
-    apart = [given[..., None] if axis is None else np.moveaxis(given, axis, -1) for given in each.given]
+    apart = [
+        given[..., None] if axis is None else np.moveaxis(given, axis, -1) for given in each.given
+    ]
     stacked = np.concatenate([values.reshape(-1, values.shape[-1]) for values in apart])
     count, length = stacked.shape
-    rows = rng.integers(count, size=(base[..., None] if axis is None else np.moveaxis(base, axis, -1)).shape)
+    rows = rng.integers(
+        count, size=(base[..., None] if axis is None else np.moveaxis(base, axis, -1)).shape
+    )
     made = stacked[rows, np.arange(length)].astype(np.float64)
     spread = stacked.std(axis=0, dtype=np.float64)
     spread = np.where(np.isfinite(spread), spread, 0.0)
@@ -257,7 +291,8 @@ def _alike(each: Input, base: Array, rng: np.random.Generator) -> Array:
     middle = made.mean(axis=tuple(range(made.ndim - 1)))
     made = middle + (made - middle + noise) * shrunk
     made = made[..., 0] if axis is None else np.moveaxis(made, -1, axis)
-    low, high = (min(float(given.min()) for given in each.given), max(float(given.max()) for given in each.given))
+    low = min(float(given.min()) for given in each.given)
+    high = max(float(given.max()) for given in each.given)
     if each.kind is Kind.UNIT or low >= 0 or high <= 0:  # values keep their bounds
         made = np.clip(made, low if low >= 0 else -np.inf, high if high <= 1 else np.inf)
     return made.astype(base.dtype)

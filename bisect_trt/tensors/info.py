@@ -23,11 +23,14 @@ Vector = NDArray[np.float64]
 FP16_MAX = 65504.0
 _BLOCK = 1 << 20
 """Elements in a block: 8 MiB in float64."""
-_LEAST_EXPONENT, _BINADES = -1100, 2200
+_LEAST_EXPONENT = -1100
+_BINADES = 2200
 """The exponents of float64 are within these."""
-_LEAST_MASK, _MASK_BINADES = 10, 3
-"""The exponent of the smallest mask, 512, which is more than probabilities and normalized values have; the width of what is under
-masks, one or a sum of them, and of the gap below it, in binades."""
+_LEAST_MASK = 10
+_MASK_BINADES = 3
+"""The exponent of the smallest mask, 512, which is more than probabilities and normalized values
+have; the width of what is under masks, one or a sum of them, and of the gap below it, in
+binades."""
 _CERTAIN_BITS = 24
 
 
@@ -77,11 +80,15 @@ class TensorInfo:
     Attributes:
         name: The tensor's name, as in the ONNX graph.
         dtype: NumPy type of its elements (``ml_dtypes`` ones for bfloat16 and float8).
-        shape: One entry a dimension: an int where it is known, the dimension's name or ``None`` where it is free.
-            ``None`` in place of the tuple means that not even the rank is known.
+        shape: One entry a dimension: an int where it is known, the dimension's name or ``None``
+            where it is free. ``None`` in place of the tuple means that not even the rank is known.
     """
 
-    __slots__ = ("dtype", "name", "shape")  # a large network has 100,000 of them, and a dict each would triple it
+    __slots__ = (
+        "dtype",
+        "name",
+        "shape",
+    )  # a large network has 100,000 of them, and a dict each would triple it
 
     name: str
     dtype: np.dtype[np.generic]
@@ -131,7 +138,8 @@ class Infos(Mapping[str, TensorInfo]):
 
     def __init__(self, kinds: Mapping[str, Any], known: Callable[[Any], TensorInfo | None]) -> None:
         """``kinds`` says of what kind each is, ``known`` what kinds are; a tensor of an unknown kind is not contained."""
-        self._kinds, self._known = kinds, known
+        self._kinds = kinds
+        self._known = known
 
     def __getitem__(self, name: str) -> TensorInfo:
         info = self._known(self._kinds[name])
@@ -169,15 +177,21 @@ def to_float(values: Array) -> Vector:
 
 def is_floating(values: Array) -> bool:
     """Return whether an array holds floating-point numbers of any width."""
-    return values.dtype.kind == "f" or (is_extension(values.dtype) and "int" not in values.dtype.name)
+    return values.dtype.kind == "f" or (
+        is_extension(values.dtype) and "int" not in values.dtype.name
+    )
 
 
 def finite_range(values: Array, none: float = math.nan) -> tuple[float, float]:
     """Return the least and the largest finite value; ``none`` twice where there is none."""
-    low, high = math.inf, -math.inf
+    low = math.inf
+    high = -math.inf
     for elements in map(_plain, blocks(values)):
-        if (finite := elements[np.isfinite(elements)] if elements.dtype.kind == "f" else elements).size:
-            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+        if (
+            finite := elements[np.isfinite(elements)] if elements.dtype.kind == "f" else elements
+        ).size:
+            low = min(low, float(finite.min()))
+            high = max(high, float(finite.max()))
     return (low, high) if low <= high else (none, none)
 
 
@@ -185,7 +199,8 @@ def tensor_stats(values: Array) -> dict[str, float]:
     """Return the range of a real tensor of any shape.
 
     Returns:
-        ``min``, ``max`` and ``absmax`` of the finite values, NaN where none is finite; the counts ``nan`` and ``inf``.
+        ``min``, ``max`` and ``absmax`` of the finite values, NaN where none is finite; the counts
+        ``nan`` and ``inf``.
     """
     (low, high), (nan, inf) = finite_range(values), count_nonfinite(values)
     return {"min": low, "max": high, "absmax": max(abs(low), abs(high)), "nan": nan, "inf": inf}
@@ -208,7 +223,8 @@ def _plain(values: Array) -> Array:
 def finite_rms(values: Array) -> float:
     """Return the root mean square of the finite elements; 0 where there are none, or where it is beyond float64.
 
-    Elements under a mask (about -1e4, -65504 or -1e30) do not count: the rounding of the others does not depend on them.
+    Elements under a mask (about -1e4, -65504 or -1e30) do not count: the rounding of the others
+    does not depend on them.
     """
     counts = np.zeros((2, _BINADES), np.int64)
     squares = np.zeros(_BINADES)
@@ -232,11 +248,13 @@ def finite_rms(values: Array) -> float:
 def _masked_from(counts: NDArray[np.int64]) -> int:
     """Return the binade from which on elements are under a mask.
 
-    A mask adds one constant, so what is under it has one sign and a magnitude within some binades, with some empty ones below.
-    That k elements of a smooth density all lie below n empty binades has a chance of about 2**-(k n).
+    A mask adds one constant, so what is under it has one sign and a magnitude within some binades,
+    with some empty ones below. That k elements of a smooth density all lie below n empty binades
+    has a chance of about 2**-(k n).
 
     Args:
-        counts: The number of positive and of negative elements in each binade, from the smallest number on.
+        counts: The number of positive and of negative elements in each binade, from the smallest
+            number on.
     """
     end = _BINADES
     while True:

@@ -33,7 +33,8 @@ from bisect_trt.tensors.kernel import free_bytes
 
 Sample = Arrays
 LABELS = "labels"
-_DEFAULT_FUNCTION, _LOADER_KIND = "load_data", "data-loader"
+_DEFAULT_FUNCTION = "load_data"
+_LOADER_KIND = "data-loader"
 _SAMPLE_BYTES = 1000
 """Memory of a sample beside its values."""
 _ASSUMED_FREE = 8 << 30
@@ -46,11 +47,14 @@ def split_script(script: str, default_function: str, kind: str) -> tuple[Path, s
     Raises:
         UsageError: There is no such file; the message names the script's ``kind``.
     """
-    file, function = script, default_function
+    file = script
+    function = default_function
     if not os.path.isfile(script) and ":" in script:  # noqa: PTH113 - Path.is_file raises for too long a name
         file, _, function = script.rpartition(":")
     if not os.path.isfile(file):  # noqa: PTH113 - as above
-        raise ScriptError(f"The {kind} script {Path(file)} does not exist; give FILE or FILE:FUNCTION")
+        raise ScriptError(
+            f"The {kind} script {Path(file)} does not exist; give FILE or FILE:FUNCTION"
+        )
     return Path(file), function
 
 
@@ -75,7 +79,9 @@ def script_attribute(path: Path, name: str, kind: str) -> Any:  # noqa: ANN401 -
     loader.exec_module(module)
     value = getattr(module, name, None)
     if value is None:
-        raise ScriptError(f"{path} has no function '{name}'; add it, or name another as {path}:FUNCTION")
+        raise ScriptError(
+            f"{path} has no function '{name}'; add it, or name another as {path}:FUNCTION"
+        )
     return value
 
 
@@ -94,10 +100,16 @@ def user_code(path: Path, kind: str) -> Iterator[None]:
         raise
     # A script that calls sys.exit() must not end the driver.
     except (Exception, SystemExit) as err:
-        frames = [frame for frame in traceback.extract_tb(err.__traceback__) if frame.filename == str(path)]
+        frames = [
+            frame
+            for frame in traceback.extract_tb(err.__traceback__)
+            if frame.filename == str(path)
+        ]
         line = err.lineno if isinstance(err, SyntaxError) else frames[-1].lineno if frames else None
         where = f"{path}, line {line}" if line else str(path)
-        raise ScriptError(f"The {kind} script {where} raised {type(err).__name__}: {err}; correct the script") from err
+        raise ScriptError(
+            f"The {kind} script {where} raised {type(err).__name__}: {err}; correct the script"
+        ) from err
     finally:
         if folder in sys.path:
             sys.path.remove(folder)
@@ -117,31 +129,37 @@ def make_inputs(infos: Sequence[TensorInfo], data: Data, most: int | None = None
 
     Args:
         infos: The model's inputs. For random values each must have a static shape.
-        data: The source: a script, files as :func:`bisect_trt.tensors.files.load_runs` reads them (several make one sample if
-            no two hold the same input), else random values.
+        data: The source: a script, files as :func:`bisect_trt.tensors.files.load_runs` reads them
+            (several make one sample if no two hold the same input), else random values.
         most: The most samples to return; ``None`` for all.
 
     Raises:
-        UsageError: A sample does not fit the model, a file or script is invalid, or random values are impossible because their
-            range holds none or a shape is not known.
+        UsageError: A sample does not fit the model, a file or script is invalid, or random values
+            are impossible because their range holds none or a shape is not known.
     """
     return [sample for sample, _ in islice(labelled_inputs(infos, data, whole=most is None), most)]
 
 
-def labelled_inputs(infos: Sequence[TensorInfo], data: Data, *, whole: bool = False) -> Iterator[tuple[Sample, Any]]:
+def labelled_inputs(
+    infos: Sequence[TensorInfo], data: Data, *, whole: bool = False
+) -> Iterator[tuple[Sample, Any]]:
     """Yield the samples of :func:`make_inputs`, each with its labels: an array, a dict of name to array, or ``None``.
 
-    Labels are what a script yields beside the inputs; or an entry called ``labels`` that is no input. A script is run to its end
-    first if the ``whole`` of it is wanted.
+    Labels are what a script yields beside the inputs; or an entry called ``labels`` that is no
+    input. A script is run to its end first if the ``whole`` of it is wanted.
     """
     script = data.data_loader_script
     if script is not None:
         if data.load_inputs:
-            raise ConflictError("--data-loader-script and --load-inputs both give the inputs; use one of them")
+            raise ConflictError(
+                "--data-loader-script and --load-inputs both give the inputs; use one of them"
+            )
         given = each_sample(script, data.iterations)
         for number, (sample, labels) in enumerate(list(given) if whole else given):
             inputs, beside = _without_labels(infos, sample)
-            checked = validate_sample(infos, of_width(infos, inputs), f"Sample {number} of {script}")
+            checked = validate_sample(
+                infos, of_width(infos, inputs), f"Sample {number} of {script}"
+            )
             yield checked, beside if labels is None else labels
     elif data.load_inputs:
         if data.iterations is not None:
@@ -153,7 +171,9 @@ def labelled_inputs(infos: Sequence[TensorInfo], data: Data, *, whole: bool = Fa
         yield from ((sample, None) for sample in _random_samples(infos, data))
 
 
-def _without_labels(infos: Sequence[TensorInfo], sample: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any]:
+def _without_labels(
+    infos: Sequence[TensorInfo], sample: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], Any]:
     """Return a sample's inputs, and the labels among them."""
     if LABELS not in sample or any(info.name == LABELS for info in infos):
         return sample, None
@@ -163,10 +183,12 @@ def _without_labels(infos: Sequence[TensorInfo], sample: Mapping[str, Any]) -> t
 def validate_sample(infos: Sequence[TensorInfo], sample: Values, source: str) -> Sample:
     """Return values in the order of a model's inputs, after checking that they fit; a free dimension takes any size.
 
-    Raw bytes, which plain NumPy makes of saved bfloat16 or float8 values, are converted. The ``source`` begins the message.
+    Raw bytes, which plain NumPy makes of saved bfloat16 or float8 values, are converted. The
+    ``source`` begins the message.
 
     Raises:
-        UsageError: Inputs are missing or unknown, or differ in shape or type; the message names every one of them.
+        UsageError: Inputs are missing or unknown, or differ in shape or type; the message names
+            every one of them.
     """
     expected = {info.name: info for info in infos}
     problems = []
@@ -191,7 +213,9 @@ def resized(value: Array, shape: Sequence[int]) -> Array:
     for axis, size in enumerate(shape):
         if size != value.shape[axis]:
             if not value.shape[axis]:  # nothing to repeat
-                value = np.zeros_like(value, shape=(*value.shape[:axis], 1, *value.shape[axis + 1 :]))
+                value = np.zeros_like(
+                    value, shape=(*value.shape[:axis], 1, *value.shape[axis + 1 :])
+                )
             value = value.take(np.arange(size) % value.shape[axis], axis=axis)
     return value
 
@@ -202,9 +226,14 @@ def _misfit(info: TensorInfo, values: Array) -> list[str]:
         problems.append(f"'{info.name}' is {values.dtype.name} and must be {info.dtype.name}")
     if info.shape is not None and (
         len(info.shape) != values.ndim
-        or any(isinstance(dim, int) and dim != size for dim, size in zip(info.shape, values.shape, strict=True))
+        or any(
+            isinstance(dim, int) and dim != size
+            for dim, size in zip(info.shape, values.shape, strict=True)
+        )
     ):
-        problems.append(f"'{info.name}' has shape {list(values.shape)} and must have {_shape_text(info.shape)}")
+        problems.append(
+            f"'{info.name}' has shape {list(values.shape)} and must have {_shape_text(info.shape)}"
+        )
     return problems
 
 
@@ -214,7 +243,11 @@ def _shape_text(shape: Sequence[int | str | None]) -> str:
 
 def _from_raw_bytes(values: Array, dtype: np.dtype[Any]) -> Array:
     raw = values.dtype.kind == "V" and not is_extension(values.dtype)
-    return values.view(dtype) if raw and is_extension(dtype) and values.itemsize == dtype.itemsize else values
+    return (
+        values.view(dtype)
+        if raw and is_extension(dtype) and values.itemsize == dtype.itemsize
+        else values
+    )
 
 
 def of_width(infos: Sequence[TensorInfo], sample: Values) -> Sample:
@@ -223,7 +256,9 @@ def of_width(infos: Sequence[TensorInfo], sample: Values) -> Sample:
     NumPy makes float64 and int64 of numbers without a type; the types in a file are kept.
     """
     types = {info.name: info.dtype for info in infos}
-    return {name: _as_wide(values, types.get(name, values.dtype)) for name, values in sample.items()}
+    return {
+        name: _as_wide(values, types.get(name, values.dtype)) for name, values in sample.items()
+    }
 
 
 def _as_wide(values: Array, dtype: np.dtype[Any]) -> Array:
@@ -244,7 +279,12 @@ def _loaded(paths: Sequence[Path]) -> Iterator[tuple[Mapping[str, Any], str]]:
     files = [(path, run.samples) for path in paths for run in load_runs(path)]
     names = [name for _, samples in files for sample in samples for name in sample]
     if len(files) > 1 and len(set(names)) == len(names):
-        merged = {name: values for _, samples in files for sample in samples for name, values in sample.items()}
+        merged = {
+            name: values
+            for _, samples in files
+            for sample in samples
+            for name, values in sample.items()
+        }
         yield merged, f"The inputs from {', '.join(map(str, paths))} together"
         return
     for path, samples in files:
@@ -258,22 +298,37 @@ def loaded_names(data: Data) -> set[str]:
     Raises:
         UsageError: A file cannot be read.
     """
-    return {name for path in data.load_inputs for run in load_runs(path) for sample in run.samples for name in sample}
+    return {
+        name
+        for path in data.load_inputs
+        for run in load_runs(path)
+        for sample in run.samples
+        for name in sample
+    }
 
 
 def _random_samples(infos: Sequence[TensorInfo], data: Data) -> list[Sample]:
     names = [info.name for info in infos]
     if unknown := [name for name in data.val_range if name and name not in names]:
-        raise UnknownNameError(f"A value range is given for {quoted(unknown)}; the model's inputs are {quoted(names)}")
-    if free := [f"'{info.name}' {_shape_text(info.shape or ())}" for info in infos if not info.is_static]:
-        raise InputValuesError(f"Random values need known shapes, and {', '.join(free)} is not; give --input-shapes")
+        raise UnknownNameError(
+            f"A value range is given for {quoted(unknown)}; the model's inputs are {quoted(names)}"
+        )
+    if free := [
+        f"'{info.name}' {_shape_text(info.shape or ())}" for info in infos if not info.is_static
+    ]:
+        raise InputValuesError(
+            f"Random values need known shapes, and {', '.join(free)} is not; give --input-shapes"
+        )
     if data.seed < 0:
         raise ValueRefusedError(f"The seed {data.seed} is negative; give a number from 0 up")
     _check_memory(infos, data.iterations or 1)
     rng = np.random.default_rng(data.seed)
     default = data.val_range.get("", (0.0, 1.0))
     return [
-        {info.name: _random_values(rng, info, *data.val_range.get(info.name, default)) for info in infos}
+        {
+            info.name: _random_values(rng, info, *data.val_range.get(info.name, default))
+            for info in infos
+        }
         for _ in range(data.iterations or 1)
     ]
 
@@ -296,15 +351,18 @@ def _random_values(rng: np.random.Generator, info: TensorInfo, low: float, high:
     shape = info.sizes or ()
     if info.dtype.kind in "biu" or (is_extension(info.dtype) and "int" in info.dtype.name):
         smallest, largest = (0, 1) if info.dtype.kind == "b" else _limits(info.dtype)
-        first, last = max(math.ceil(low), int(smallest)), min(math.floor(high), int(largest))
+        first = max(math.ceil(low), int(smallest))
+        last = min(math.floor(high), int(largest))
         _check_range(info, first, last)
         drawn = np.uint64 if last > np.iinfo(np.int64).max else np.int64
         whole = np.asarray(rng.integers(first, last, size=shape, dtype=drawn, endpoint=True))
         return whole.astype(info.dtype)
     smallest, largest = _limits(info.dtype)
-    low, high = max(low, smallest), min(high, largest)
+    low = max(low, smallest)
+    high = min(high, largest)
     _check_range(info, low, high)
-    # Scaled here, for Generator.uniform refuses a range that is wider than float64's largest number.
+    # Scaled here, for Generator.uniform refuses a range that is wider than float64's largest
+    # number.
     share = rng.random(shape)
     return np.asarray(low * (1 - share) + high * share).astype(info.dtype)
 
@@ -328,9 +386,9 @@ def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
 def each_sample(script: str, most: int | None = None) -> Iterator[tuple[Sample, Any]]:
     """Run a script and yield its samples, at least one, each with its labels.
 
-    The function takes no arguments and returns or yields samples, each a mapping of input name to array, or a pair of that
-    and the labels. A variable that holds them works as well. ``most`` is the most samples to take, of a function that may yield
-    without end.
+    The function takes no arguments and returns or yields samples, each a mapping of input name to
+    array, or a pair of that and the labels. A variable that holds them works as well. ``most`` is
+    the most samples to take, of a function that may yield without end.
 
     Raises:
         UsageError: There is no such file or function, the script raises, or it returns no samples.
@@ -346,7 +404,11 @@ def each_sample(script: str, most: int | None = None) -> Iterator[tuple[Sample, 
                 "each a dict of input name to array"
             )
         for entry in islice(given, most):
-            pair = isinstance(entry, (tuple, list)) and len(entry) == 2 and isinstance(entry[0], Mapping)
+            pair = (
+                isinstance(entry, (tuple, list))
+                and len(entry) == 2
+                and isinstance(entry[0], Mapping)
+            )
             sample, labels = entry if pair else (entry, None)
             if not isinstance(sample, Mapping):
                 raise ScriptError(

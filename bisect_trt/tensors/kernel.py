@@ -20,7 +20,8 @@ _PDEATHSIG = 1
 def oom_kills() -> int:
     """Return how many processes of this control group, or else of the machine, the kernel ended because memory ran out.
 
-    Source: the kernel's Documentation/admin-guide/cgroup-v2.rst (memory.events); /proc/vmstat counts all.
+    Source: the kernel's Documentation/admin-guide/cgroup-v2.rst (memory.events); /proc/vmstat
+    counts all.
     """
     return _fields(_oom_counter(_PROC, _CGROUPS)).get("oom_kill", 0)
 
@@ -49,7 +50,8 @@ def _limits() -> Iterator[tuple[int, int]]:
     if "MemTotal:" in host and "MemAvailable:" in host:
         yield host["MemTotal:"] << 10, host["MemAvailable:"] << 10
     for folder in _own_groups():
-        limit, usage = _number(folder / "memory.max"), _number(folder / "memory.current")
+        limit = _number(folder / "memory.max")
+        usage = _number(folder / "memory.current")
         if limit is not None and usage is not None:
             cached = _fields(folder / "memory.stat").get("inactive_file", 0)
             yield limit, max(limit - usage + cached, 0)
@@ -58,7 +60,8 @@ def _limits() -> Iterator[tuple[int, int]]:
 def holds_more(leader: int, limit: int) -> bool:
     """Return whether a process, its descendants and its session hold more than ``limit`` bytes.
 
-    ``False`` where that is not known. Shared memory counts once, by each process's proportional share.
+    ``False`` where that is not known. Shared memory counts once, by each process's proportional
+    share.
     """
     page = resource.getpagesize()
     parents: dict[int, int] = {}
@@ -105,7 +108,10 @@ def prefer_to_end(pid: int) -> None:
 
 
 def end_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it exits (Linux). Source: prctl(2)."""
+    """Let the kernel kill this process when the thread that started it exits (Linux).
+
+    Source: prctl(2).
+    """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -117,7 +123,9 @@ def _own_groups() -> Iterator[Path]:
         for line in (_PROC / "self/cgroup").read_text().splitlines():
             if line.startswith("0::"):
                 inner = _CGROUPS / line[3:].lstrip("/")
-                yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(_CGROUPS))
+                yield from (
+                    folder for folder in (inner, *inner.parents) if folder.is_relative_to(_CGROUPS)
+                )
 
 
 def _fields(path: Path) -> dict[str, int]:
@@ -149,4 +157,9 @@ def readable(descriptors: Iterable[int], seconds: float | None = None) -> set[in
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
-    return {descriptor for descriptor, _ in poll.poll(None if seconds is None else min(max(seconds, 0), 1e6) * 1000)}
+    return {
+        descriptor
+        for descriptor, _ in poll.poll(
+            None if seconds is None else min(max(seconds, 0), 1e6) * 1000
+        )
+    }

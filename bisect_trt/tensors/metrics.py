@@ -1,7 +1,7 @@
 """Metrics over a set of samples: top-K, cosine similarity, PSNR, and a function of a Python script.
 
-A built-in metric is a mean over samples; a script's function scores the whole set. The set lies on the disk, with the
-reference's outputs (:class:`Evaluation`); workers read the same files.
+A built-in metric is a mean over samples; a script's function scores the whole set. The set lies on
+the disk, with the reference's outputs (:class:`Evaluation`); workers read the same files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ from bisect_trt.errors import (
 )
 from bisect_trt.tensors.files import NpzFile, load_npz, save_npz
 from bisect_trt.tensors.info import Array, Vector, is_floating, to_float
-from bisect_trt.tensors.inputs import NamedOutputs, is_script, script_attribute, split_script, user_code
+from bisect_trt.tensors.inputs import (
+    NamedOutputs,
+    is_script,
+    script_attribute,
+    split_script,
+    user_code,
+)
 
 Outputs = Mapping[str, Array]
 Labels = Any
@@ -56,7 +62,8 @@ def cosine_similarity(reference: Vector, seen: Vector) -> float:
 
     As Polygraphy 0.53.6 defines it (``CosineSimilarityCompareFunc``).
     """
-    one, other = float(np.dot(reference, reference)), float(np.dot(seen, seen))
+    one = float(np.dot(reference, reference))
+    other = float(np.dot(seen, seen))
     if not one or not other:
         return float(one == other)
     cosine = float(np.dot(reference / math.sqrt(one), seen / math.sqrt(other)))
@@ -80,7 +87,8 @@ _SIGNALS: dict[str, tuple[Callable[[Vector, Vector], float], float, str]] = {
     "cosine": (cosine_similarity, 1.0, ""),
     "psnr": (peak_signal_to_noise, MOST_DB, " dB"),
 }
-"""Similarity to the reference: the function of two flat vectors, the largest absolute value of its result, and its unit."""
+"""Similarity to the reference: the function of two flat vectors, the largest absolute value of its
+result, and its unit."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +98,10 @@ class Metric:
     Attributes:
         name: The name, without an output.
         lower_is_better: Whether a smaller number is better.
-        of_sample: Returns the terms of a sample from the candidate's outputs, the reference's, and the labels: its number times
-            its weight, and its weight, which follows from the reference and the labels alone. The metric is the sum of the
-            first over the sum of the second. ``None`` for a metric of the whole set.
+        of_sample: Returns the terms of a sample from the candidate's outputs, the reference's, and
+            the labels: its number times its weight, and its weight, which follows from the
+            reference and the labels alone. The metric is the sum of the first over the sum of the
+            second. ``None`` for a metric of the whole set.
         of_set: Returns the number of the whole set; ``None`` for the other metrics.
         unit: The number's unit, with a leading blank.
     """
@@ -116,7 +125,8 @@ def find_metric(asked: str, *, lower_is_better: bool = False) -> Metric:
         lower_is_better: Whether a smaller number is better; for a user's function only.
 
     Raises:
-        UsageError: There is no such metric, file or function; or ``lower_is_better`` is given for a built-in metric.
+        UsageError: There is no such metric, file or function; or ``lower_is_better`` is given for a
+            built-in metric.
     """
     if is_script(asked):
         path, function = split_script(asked, FUNCTION, _KIND)
@@ -126,13 +136,17 @@ def find_metric(asked: str, *, lower_is_better: bool = False) -> Metric:
     if match := _TOP.fullmatch(name):
         metric = Metric(name, of_sample=partial(_top, name, output or None, int(match[1])))
     elif name in _SIGNALS:
-        metric = Metric(name, of_sample=partial(_worst_signal, name, output or None), unit=_SIGNALS[name][2])
+        metric = Metric(
+            name, of_sample=partial(_worst_signal, name, output or None), unit=_SIGNALS[name][2]
+        )
     else:
         raise UnknownNameError(
             f"--metric {asked}: there is no metric of this name; choose {NAMES}, or SCRIPT.py[:FUNC]."
         )
     if lower_is_better:
-        raise ConflictError(f"--lower-is-better applies to a script's metric; for {name} more is better. Drop it.")
+        raise ConflictError(
+            f"--lower-is-better applies to a script's metric; for {name} more is better. Drop it."
+        )
     return metric
 
 
@@ -150,12 +164,17 @@ def _top(
 ) -> tuple[float, float]:
     """Return the share of rows (along the last axis) with their label among their K largest values, of equal ones the first.
 
-    Without labels, the label is the place of the reference's largest value. An output of integers holds classes already. A
-    row with a NaN is wrong.
+    Without labels, the label is the place of the reference's largest value. An output of integers
+    holds classes already. A row with a NaN is wrong.
     """
     name = _chosen_output(output, reference, what, floating=False)
-    ours, theirs = reference[name], seen.get(name)
-    rows = to_float(ours).reshape(-1, ours.shape[-1] if ours.ndim else 1) if is_floating(ours) else None
+    ours = reference[name]
+    theirs = seen.get(name)
+    rows = (
+        to_float(ours).reshape(-1, ours.shape[-1] if ours.ndim else 1)
+        if is_floating(ours)
+        else None
+    )
     if rows is not None and k >= rows.shape[1]:
         raise ValueRefusedError(
             f"--metric {what}: '{name}' has {rows.shape[1]} classes a row, so every label is among its {k} largest; name "
@@ -181,7 +200,11 @@ def _top(
     if theirs is None or theirs.shape != ours.shape:
         return 0.0, weight
     flat = theirs.reshape(-1)
-    right = flat == truth if rows is None else _among_largest(to_float(flat).reshape(rows.shape), truth, k)
+    right = (
+        flat == truth
+        if rows is None
+        else _among_largest(to_float(flat).reshape(rows.shape), truth, k)
+    )
     return float(np.count_nonzero(right & counted)), weight
 
 
@@ -194,7 +217,9 @@ def _among_largest(rows: Vector, truth: NDArray[np.int64], k: int) -> NDArray[np
     return np.asarray((ahead < k) & ~np.isnan(rows).any(axis=1))
 
 
-def _worst_signal(what: str, output: str | None, seen: Outputs, reference: Outputs, _: Labels) -> tuple[float, float]:
+def _worst_signal(
+    what: str, output: str | None, seen: Outputs, reference: Outputs, _: Labels
+) -> tuple[float, float]:
     """Return the similarity of one output, or the worst of all floating-point outputs; NaN counts as the worst value."""
     measure, most, _unit = _SIGNALS[what]
     names = [_chosen_output(output, reference, what)]
@@ -202,7 +227,8 @@ def _worst_signal(what: str, output: str | None, seen: Outputs, reference: Outpu
         names = [name for name, values in reference.items() if is_floating(values)]
     found = most
     for name in names:
-        ours, theirs = reference[name], seen.get(name)
+        ours = reference[name]
+        theirs = seen.get(name)
         if theirs is None or theirs.shape != ours.shape:
             return -most, 1.0
         if ours.size:
@@ -212,7 +238,9 @@ def _worst_signal(what: str, output: str | None, seen: Outputs, reference: Outpu
     return found, 1.0
 
 
-def _chosen_output(name: str | None, reference: Outputs, what: str, *, floating: bool = True) -> str:
+def _chosen_output(
+    name: str | None, reference: Outputs, what: str, *, floating: bool = True
+) -> str:
     """Return the output that was named, else the first of a suitable type.
 
     Raises:
@@ -237,8 +265,8 @@ def _of_script(path: Path, name: str) -> OfSet:
     """Return a user's function as a metric: its number, or the mean of one a sample; NaN where it raises on NaN or Inf.
 
     Raises:
-        UsageError: There is no such function, or it takes other parameters, or none. The metric raises it where the function
-            raises on finite outputs, or returns something else.
+        UsageError: There is no such function, or it takes other parameters, or none. The metric
+            raises it where the function raises on finite outputs, or returns something else.
     """
     with user_code(path, _KIND):
         function = script_attribute(path, name, _KIND)
@@ -254,8 +282,13 @@ def _of_script(path: Path, name: str) -> OfSet:
             f"def {name}({', '.join(PARAMETERS)})."
         )
 
-    def score(seen: Sequence[Outputs], reference: Sequence[Outputs], labels: Sequence[Labels]) -> float:
-        sides = [NamedOutputs(each, "target") for each in seen], [NamedOutputs(each, "reference") for each in reference]
+    def score(
+        seen: Sequence[Outputs], reference: Sequence[Outputs], labels: Sequence[Labels]
+    ) -> float:
+        sides = (
+            [NamedOutputs(each, "target") for each in seen],
+            [NamedOutputs(each, "reference") for each in reference],
+        )
         given = dict(zip(PARAMETERS, (*sides, list(labels)), strict=True))
         try:
             with user_code(path, _KIND):
@@ -291,14 +324,17 @@ class Evaluation:
     labelled: bool
 
     @classmethod
-    def write(cls, folder: Path, samples: Iterable[tuple[Mapping[str, Array], Labels]]) -> Evaluation:
+    def write(
+        cls, folder: Path, samples: Iterable[tuple[Mapping[str, Array], Labels]]
+    ) -> Evaluation:
         """Write samples, inputs and labels, one at a time.
 
         Raises:
             UsageError: Only some have labels.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        count, labelled = 0, False
+        count = 0
+        labelled = False
         for inputs, labels in samples:
             if count and labelled is (labels is None):
                 raise InputValuesError(
@@ -308,7 +344,10 @@ class Evaluation:
             labelled = labels is not None
             if labelled:
                 named = labels if isinstance(labels, Mapping) else {_ONE: labels}
-                save_npz(folder / f"labels-{count}.npz", {str(name): np.asarray(each) for name, each in named.items()})
+                save_npz(
+                    folder / f"labels-{count}.npz",
+                    {str(name): np.asarray(each) for name, each in named.items()},
+                )
             count += 1
         return cls(folder, count, labelled)
 
@@ -329,12 +368,20 @@ class Evaluation:
 
     def score(self, metric: Metric, run: Callable[[int], Outputs]) -> float:
         """Return the metric of the outputs that ``run`` returns for each sample; NaN if the weights sum to 0."""
-        places, total, weight = range(self.count), 0.0, 0.0
+        places = range(self.count)
+        total = 0.0
+        weight = 0.0
         if metric.of_sample is None:
             assert metric.of_set is not None, "it is one or the other"
-            sides = [run(place) for place in places], [NpzFile(self.golden(place)) for place in places]
+            sides = (
+                [run(place) for place in places],
+                [NpzFile(self.golden(place)) for place in places],
+            )
             return metric.of_set(*sides, [self.labels(place) for place in places])
         for place in places:  # one at a time: outputs may be large
-            own, share = metric.of_sample(run(place), load_npz(self.golden(place)), self.labels(place))
-            total, weight = total + own, weight + share
+            own, share = metric.of_sample(
+                run(place), load_npz(self.golden(place)), self.labels(place)
+            )
+            total = total + own
+            weight = weight + share
         return total / weight if weight else math.nan

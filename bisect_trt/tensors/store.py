@@ -18,12 +18,22 @@ import numpy as np
 
 from bisect_trt.errors import RunFolderError
 from bisect_trt.tensors.files import cannot_write, replacing
-from bisect_trt.tensors.info import Array, ByName, Infos, TensorInfo, dtype_from_name, is_extension, storage_dtype
+from bisect_trt.tensors.info import (
+    Array,
+    ByName,
+    Infos,
+    TensorInfo,
+    dtype_from_name,
+    is_extension,
+    storage_dtype,
+)
 from bisect_trt.tensors.kernel import free_bytes
 
 _SHARE = 8
-"""The part of the free memory for the arrays of one slice: a runtime holds weights twice, a comparison errors too."""
-_LEAST, _MOST = 64 << 20, 1 << 30
+"""The part of the free memory for the arrays of one slice: a runtime holds weights twice, a
+comparison errors too."""
+_LEAST = 64 << 20
+_MOST = 1 << 30
 
 
 def swap_limit(megabytes: int | None = None) -> int:
@@ -37,7 +47,8 @@ def swap_limit(megabytes: int | None = None) -> int:
     return _MOST if free is None else min(max(free // _SHARE, _LEAST), _MOST)
 
 
-_DATA, _INDEX = "tensors.bin", "index.json"
+_DATA = "tensors.bin"
+_INDEX = "index.json"
 _SCHEMA = 4
 _ALIGNMENT = 64
 """Bytes: a cache line, and more than any element type needs."""
@@ -48,14 +59,17 @@ _COPIED = 1 << 20
 def write_store(folder: Path, values: Mapping[str, object], *, append: bool = False) -> None:
     """Write an :class:`ActivationStore`, or add to the one in the folder; anything but numbers and bools is skipped.
 
-    The index is written last, when all went well: a folder without one is not a store. An older store in the folder is
-    deleted at the start; a process that has it open keeps reading its data.
+    The index is written last, when all went well: a folder without one is not a store. An older
+    store in the folder is deleted at the start; a process that has it open keeps reading its data.
 
     Raises:
         UsageError: The folder cannot be written or the disk is full.
     """
-    data, index = folder / _DATA, _read(folder) if append else dict[str, Any]()
-    types = {(dtype, tuple(dims)): kind for kind, (dtype, dims) in enumerate(index.get("types", ()))}
+    data = folder / _DATA
+    index = _read(folder) if append else dict[str, Any]()
+    types = {
+        (dtype, tuple(dims)): kind for kind, (dtype, dims) in enumerate(index.get("types", ()))
+    }
     names, kinds, places = (index.get(field, list[Any]()) for field in ("names", "kinds", "places"))
     skipped: dict[str, str] = index.get("skipped", {})
     try:
@@ -76,7 +90,13 @@ def write_store(folder: Path, values: Mapping[str, object], *, append: bool = Fa
             size = file.tell()
     except OSError as err:
         raise cannot_write(data, err) from err
-    known = {"types": list(types), "names": names, "kinds": kinds, "places": places, "skipped": skipped}
+    known = {
+        "types": list(types),
+        "names": names,
+        "kinds": kinds,
+        "places": places,
+        "skipped": skipped,
+    }
     with replacing(folder / _INDEX) as file:
         file.write(json.dumps({"schema": _SCHEMA, "bytes": size, **known}).encode())
 
@@ -96,7 +116,8 @@ def _read(folder: Path) -> dict[str, Any]:
     """Return the index of a store.
 
     Raises:
-        UnavailableError: The folder holds no finished store, one of another version, or a damaged one.
+        UnavailableError: The folder holds no finished store, one of another version, or a damaged
+            one.
     """
     try:
         index: dict[str, Any] = json.loads((folder / _INDEX).read_bytes())
@@ -111,7 +132,9 @@ def _read(folder: Path) -> dict[str, Any]:
             f"There are no finished activations in {folder} ({err.strerror}); compute the reference again"
         ) from err
     except (ValueError, KeyError, TypeError) as err:
-        raise RunFolderError(f"The activations in {folder} are damaged ({err}); delete the folder") from err
+        raise RunFolderError(
+            f"The activations in {folder} are damaged ({err}); delete the folder"
+        ) from err
     return index
 
 
@@ -125,19 +148,24 @@ class ActivationStore(ByName[Array]):
         skipped: Tensors that could not be stored, with the reason.
 
     Raises:
-        UnavailableError: The folder holds no finished store, one of another version, or a damaged one.
+        UnavailableError: The folder holds no finished store, one of another version, or a damaged
+            one.
     """
 
     def __init__(self, folder: Path) -> None:
         """Map the file by its index."""
         index = _read(folder)
         self._folder = folder
-        types = [TensorInfo("", dtype_from_name(dtype), tuple(dims)) for dtype, dims in index["types"]]
+        types = [
+            TensorInfo("", dtype_from_name(dtype), tuple(dims)) for dtype, dims in index["types"]
+        ]
         kinds = array("L", index["kinds"])
         self._index: dict[str, int] = {intern(name): row for row, name in enumerate(index["names"])}
         self._places = array("Q", index["places"])
         self.skipped: dict[str, str] = index["skipped"]
-        self.infos = Infos(self._index, lambda row: types[kinds[row]])  # with self in it, it would keep the file open
+        self.infos = Infos(
+            self._index, lambda row: types[kinds[row]]
+        )  # with self in it, it would keep the file open
         # An empty file cannot be mapped.
         data = np.memmap(folder / _DATA, np.uint8, "r") if index["bytes"] else np.empty(0, np.uint8)
         self._data = data.view(np.ndarray)
@@ -146,7 +174,8 @@ class ActivationStore(ByName[Array]):
 
     def __getitem__(self, name: str) -> Array:
         info = self.info(name)
-        place, size = self._places[self._index[name]], info.nbytes or 0
+        place = self._places[self._index[name]]
+        size = info.nbytes or 0
         content = self._data[place : place + size]
         if 0 < size <= _COPIED:
             content = np.frombuffer(os.pread(self._file, size, place), np.uint8)
@@ -159,5 +188,7 @@ class ActivationStore(ByName[Array]):
     def info(self, name: str) -> TensorInfo:
         """Return name, type and shape, without touching the values."""
         if name not in self._index:
-            raise KeyError(f"no tensor '{name}' in {self._folder}: {self.skipped.get(name, 'never stored')}")
+            raise KeyError(
+                f"no tensor '{name}' in {self._folder}: {self.skipped.get(name, 'never stored')}"
+            )
         return self.infos[name]

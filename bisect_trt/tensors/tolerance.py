@@ -17,34 +17,39 @@ from bisect_trt.tensors.files import Values
 from bisect_trt.tensors.info import Array, finite_rms, is_floating
 
 _TIES = 0.01
-"""The share of elements of a quantized tensor that may be one step off. Truncation instead of rounding moves half of them."""
+"""The share of elements of a quantized tensor that may be one step off. Truncation instead of
+rounding moves half of them."""
 _TIES_AFTER_TIES = 0.25
 """Share of ties for a tensor that is computed from other quantized tensors."""
 SLACK = 1 + 1e-3
 """Rounding errors of a step."""
 RIPPLE = 2e-2
-"""Tolerance of a tensor that is computed from quantized ones, as a share of its root mean square and of its values: about a
-step of 8 bits."""
+"""Tolerance of a tensor that is computed from quantized ones, as a share of its root mean square
+and of its values: about a step of 8 bits."""
 
 
 @dataclass(frozen=True)
 class Step:
     """The distance between neighbouring values of a quantized tensor.
 
-    A value near the middle of two steps is rounded to either, depending on its last digit. Such a tie is no error. A wrong zero
-    point moves every element, and truncation instead of rounding half of them.
+    A value near the middle of two steps is rounded to either, depending on its last digit. Such a
+    tie is no error. A wrong zero point moves every element, and truncation instead of rounding half
+    of them.
 
     Attributes:
-        size: One step for all, or one for each place along ``axis``; ``None`` for a tensor that is computed from quantized
-            ones, where a tie shows as a ripple.
-        after: Whether the rounded values depend on other quantized tensors, so that their ties add up.
+        size: One step for all, or one for each place along ``axis``; ``None`` for a tensor that is
+            computed from quantized ones, where a tie shows as a ripple.
+        after: Whether the rounded values depend on other quantized tensors, so that their ties add
+            up.
     """
 
     size: NDArray[np.float64] | None
     after: bool = False
     axis: int = 0
 
-    def ties(self, absolute: Array, mismatch: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    def ties(
+        self, absolute: Array, mismatch: NDArray[np.bool_], shape: tuple[int, ...]
+    ) -> NDArray[np.bool_]:
         """Return the mismatching elements, all flat, that are one step off, unless so many are that it is systematic."""
         none = np.zeros_like(mismatch)
         if self.size is None:
@@ -79,12 +84,20 @@ class Precision(str, Enum):
 
 def coarser(*precisions: Precision | None) -> Precision | None:
     """Return the coarsest of the known precisions; ``None`` if none is known."""
-    return max((each for each in precisions if each is not None), key=list(Precision).index, default=None)
+    return max(
+        (each for each in precisions if each is not None), key=list(Precision).index, default=None
+    )
 
 
 def precision_of(dtype: np.dtype[Any]) -> Precision:
     """Return the precision of a tensor's type."""
-    return Precision.FP16 if dtype == np.float16 else Precision.BF16 if dtype.name == "bfloat16" else Precision.FP32
+    return (
+        Precision.FP16
+        if dtype == np.float16
+        else Precision.BF16
+        if dtype.name == "bfloat16"
+        else Precision.FP32
+    )
 
 
 _FP32 = 1e-5
@@ -116,24 +129,26 @@ class Tolerance:
         else:
             automatic = automatic_tolerance(reference, precision)
         return ResolvedTolerance(
-            automatic.atol if self.atol is None else self.atol, automatic.rtol if self.rtol is None else self.rtol
+            automatic.atol if self.atol is None else self.atol,
+            automatic.rtol if self.rtol is None else self.rtol,
         )
 
 
 def automatic_tolerance(reference: Array, precision: Precision) -> ResolvedTolerance:
     """Return the tolerance of a tensor where the user gave none.
 
-    A fixed absolute tolerance does not work: activations of one network range from 1e-4 to 1e4, and rounding to fp16 (unit
-    roundoff 2**-11) alone moves a value of 1000 by 0.5. So the absolute one, which forgives elements near zero that come
-    from cancelling larger ones, is a fraction of the root mean square of the reference's finite values: scaling a tensor
-    does not change the verdict.
+    A fixed absolute tolerance does not work: activations of one network range from 1e-4 to 1e4, and
+    rounding to fp16 (unit roundoff 2**-11) alone moves a value of 1000 by 0.5. So the absolute one,
+    which forgives elements near zero that come from cancelling larger ones, is a fraction of the
+    root mean square of the reference's finite values: scaling a tensor does not change the verdict.
 
     - fp16: 1e-2 of the RMS, and 1e-2 of the value itself, about 20 roundings; bf16, with a unit roundoff 8 times larger, 8 times
       that. Below the smallest fp16 number nothing is left of a value, hence the floor.
     - fp32: 2e-4 of the RMS, but at least Polygraphy's 1e-5, and 1e-5 of the value itself. Rounding errors of sums add up like a
-      random walk (N. Higham and T. Mary, "A new approach to probabilistic rounding error analysis", 2019): after d layers
-      of sums of n terms they are about u sqrt(d n), with u = 2**-24, which is 1e-4 for 600 layers of 4608 terms; and twice
-      that, for the largest of many. docs/benchmarks.md has what was measured.
+      random walk (N. Higham and T. Mary, "A new approach to probabilistic rounding error analysis",
+      2019): after d layers of sums of n terms they are about u sqrt(d n), with u = 2**-24, which is
+      1e-4 for 600 layers of 4608 terms; and twice that, for the largest of many. docs/benchmarks.md
+      has what was measured.
 
     Integers and bools are not rounded, and keep 1e-5.
 
@@ -164,7 +179,8 @@ class ToleranceOptions(CompareOptions):
 
     Attributes:
         precision: The target's precision, for tolerances that were not given.
-        nonfinite_equal: Whether the same Inf or NaN in the same place counts as no error; by default it fails, as in Polygraphy.
+        nonfinite_equal: Whether the same Inf or NaN in the same place counts as no error; by
+            default it fails, as in Polygraphy.
     """
 
     precision: Precision = Precision.FP32
@@ -178,7 +194,10 @@ class ToleranceOptions(CompareOptions):
 
     def resolve(self, outputs: Values) -> dict[str, ResolvedTolerance]:
         """Return the tolerance of each of some outputs, by the reference's values."""
-        return {name: self.for_output(name)[0].resolve(value, self.precision) for name, value in outputs.items()}
+        return {
+            name: self.for_output(name)[0].resolve(value, self.precision)
+            for name, value in outputs.items()
+        }
 
     def check_names(self, names: Collection[str]) -> None:
         """Check that every output that an option names is compared, as one of ``names``.

@@ -1,7 +1,7 @@
 """Messages between two processes: over the pipes of a worker, and over the pipes of a command that runs one in a place.
 
-A message is a JSON header and raw bytes: ``>IQ`` (their lengths), the header, the bytes. The module is part of the zip
-application that is sent to places, and imports the standard library alone.
+A message is a JSON header and raw bytes: ``>IQ`` (their lengths), the header, the bytes. The module
+is part of the zip application that is sent to places, and imports the standard library alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ Buffer = Any
 Message = tuple[dict[str, Any], bytearray]
 """Its header and its payload."""
 LAST = (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP)
-"""Exit statuses of a process in a place after which the place ends: the driver is gone, or a message may be cut short."""
+"""Exit statuses of a process in a place after which the place ends: the driver is gone, or a
+message may be cut short."""
 _HEAD = struct.Struct(">IQ")
 _CHUNK = 1 << 20
 
@@ -77,7 +78,8 @@ def receive(fd: int, wait: Callable[[], object] = bool) -> Message:
 
 def _read_exactly(fd: int, size: int, wait: Callable[[], object]) -> bytearray:
     content = bytearray(size)
-    view, done = memoryview(content), 0
+    view = memoryview(content)
+    done = 0
     while done < size:
         wait()
         try:

@@ -1,8 +1,9 @@
 """The connection to a place, as its worker uses it: starts the program there, calls it, and runs models by it.
 
-One class serves every kind of place: an interpreter of this machine, ssh, a container, and the relay to an actor of a Ray
-cluster. Files go over once, by the SHA-256 of their content. What needs ONNX is done on this side: a model is lowered before it
-is sent, and the hints of its target go with it. Values come back, and are compared here.
+One class serves every kind of place: an interpreter of this machine, ssh, a container, and the
+relay to an actor of a Ray cluster. Files go over once, by the SHA-256 of their content. What needs
+ONNX is done on this side: a model is lowered before it is sent, and the hints of its target go with
+it. Values come back, and are compared here.
 """
 
 from __future__ import annotations
@@ -32,7 +33,16 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import Arrays, Values, replacing
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 from bisect_trt.tensors.kernel import readable
-from bisect_trt.worker.channel import LAST, Buffer, Closed, ConnectionLost, ProcessDied, receive, send, write_all
+from bisect_trt.worker.channel import (
+    LAST,
+    Buffer,
+    Closed,
+    ConnectionLost,
+    ProcessDied,
+    receive,
+    send,
+    write_all,
+)
 from bisect_trt.worker.host import pack, unpack
 from bisect_trt.worker.place import FIRST_LINE, GREETING, OLDEST, Place
 
@@ -68,7 +78,8 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "bisect_t
 from bisect_trt.worker.host import main
 main(own)
 """
-"""Runs after ``place.FIRST_LINE``: writes the zip file into a folder of its own and starts the program in it."""
+"""Runs after ``place.FIRST_LINE``: writes the zip file into a folder of its own and starts the
+program in it."""
 
 
 @cache
@@ -76,7 +87,9 @@ def application() -> bytes:
     """The program with the runner modules of all targets that have one, as a zip file."""
     modules = dict.fromkeys(_MODULES)
     for name in names():
-        with contextlib.suppress(UnavailableError):  # a plug-in of another package that cannot be loaded
+        with contextlib.suppress(
+            UnavailableError
+        ):  # a plug-in of another package that cannot be loaded
             modules |= dict.fromkeys(() if (target := find(name)).stays else target.sent)
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -103,7 +116,10 @@ class Connection:
 
     def __init__(self, place: Place) -> None:
         """The place is started by the first call."""
-        self.place, self.printed, self._in, self._out = place, "", -1, -1
+        self.place = place
+        self.printed = ""
+        self._in = -1
+        self._out = -1
         self.memory: Mapping[str, int] = dict.fromkeys(("host", "peak", "gpu"), 0)
         self._calls = 0
         self._files: set[str] = set()
@@ -112,7 +128,10 @@ class Connection:
         self._errors: IO[bytes]
 
     def call(
-        self, method: str, arguments: Mapping[str, Any] | None = None, payload: Sequence[Buffer] = ()
+        self,
+        method: str,
+        arguments: Mapping[str, Any] | None = None,
+        payload: Sequence[Buffer] = (),
     ) -> dict[str, Any]:
         """Call a method of ``host.Host``; returns its reply, with the ``payload``.
 
@@ -136,7 +155,8 @@ class Connection:
                 header, content = receive(self._out)
                 self.printed += header["printed"]
                 died = header.get("died", died)
-                # If a process died before it received this call, the next one answers it: no answer may stay in the pipe.
+                # If a process died before it received this call, the next one answers it: no answer
+                # may stay in the pipe.
                 answered = "died" not in header or died in LAST or header["call"] == self._calls
         except Closed as error:
             raise self._lost(str(error)) from error
@@ -157,12 +177,17 @@ class Connection:
             with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
                 for offset in range(0, max(size, 1), _FILE_PART):
                     last = offset + _FILE_PART >= size
-                    self.call("put", {"hash": digest, "offset": offset, "last": last}, [file.read(_FILE_PART)])
+                    self.call(
+                        "put",
+                        {"hash": digest, "offset": offset, "last": last},
+                        [file.read(_FILE_PART)],
+                    )
             self._files.add(digest)
 
     def close(self) -> None:
         """End the command; the other end ends when its input is closed."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         self._files.clear()
         self._kept.close()
         if process is not None:
@@ -173,19 +198,23 @@ class Connection:
                 process.wait()
 
     def _start(self) -> None:
-        place, program = self.place, application()
+        place = self.place
+        program = application()
         self._errors = self._kept.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - until the process ends
         (read, self._in), (self._out, write) = os.pipe(), os.pipe()
         for fd in (self._in, self._out):
             self._kept.callback(os.close, fd)
         try:
-            # A session of its own: it outlives a worker that is killed for long enough to end what it has started.
+            # A session of its own: it outlives a worker that is killed for long enough to end what
+            # it has started.
             self._process = subprocess.Popen(
                 place.argv, stdin=read, stdout=write, stderr=self._errors, start_new_session=True
             )
         except OSError as error:
             self.close()
-            raise PlaceError(f"the place {place.said} cannot be started: {place.argv[0]}: {error.strerror}.") from error
+            raise PlaceError(
+                f"the place {place.said} cannot be started: {place.argv[0]}: {error.strerror}."
+            ) from error
         finally:
             os.close(read)
             os.close(write)
@@ -204,7 +233,8 @@ class Connection:
 
     def _first_words(self) -> tuple[int, ...]:
         """The version of the interpreter; what a host prints before it is skipped."""
-        seen, deadline = b"", time.monotonic() + START_SECONDS
+        seen = b""
+        deadline = time.monotonic() + START_SECONDS
         while True:
             if not readable([self._out], deadline - time.monotonic()):
                 raise Closed(
@@ -224,10 +254,15 @@ class Connection:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_LAST_WORDS_SECONDS)
         self._errors.seek(0)
-        lines = [line.strip() for line in self._errors.read()[-4096:].decode(errors="replace").splitlines()]
+        lines = [
+            line.strip()
+            for line in self._errors.read()[-4096:].decode(errors="replace").splitlines()
+        ]
         self.close()
         last = " / ".join([line for line in lines if line and not line.startswith(">>>")][-_LINES:])
-        return ConnectionLost(f"the place {self.place.said} is lost: {why}" + (f" (it says: {last})" if last else ""))
+        return ConnectionLost(
+            f"the place {self.place.said} is lost: {why}" + (f" (it says: {last})" if last else "")
+        )
 
 
 def _raise_error(types: Sequence[str], message: str, signature: str | None, poisoned: bool) -> None:
@@ -254,7 +289,9 @@ class RemoteRunner:
         """
         target = settings.target
         if not target.sent:
-            raise ConflictError(f"{target.title} cannot run in a place: it has no runner module; drop --on.")
+            raise ConflictError(
+                f"{target.title} cannot run in a place: it has no runner module; drop --on."
+            )
         self._connection = connection
         self._back: dict[str, Path] = {}
         self._known = {"module": target.sent[-1], "settings": self._sent_settings(settings)}
@@ -303,7 +340,9 @@ class RemoteRunner:
 
     profile = partialmethod(trace, what="profile")
 
-    def _call(self, method: str, path: Path, feed: Values, hints: Plain, **more: object) -> dict[str, Any]:
+    def _call(
+        self, method: str, path: Path, feed: Values, hints: Plain, **more: object
+    ) -> dict[str, Any]:
         """Call a method about a model, which goes over with its weights and what it is fed."""
         content = hints.get("content") or path.read_bytes()
         files: dict[str, bytes | Path] = {(model := hashlib.sha256(content).hexdigest()): content}

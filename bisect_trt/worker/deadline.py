@@ -16,7 +16,8 @@ _SAVING_SECONDS = 30.0
 class BudgetSpent(BisectError):  # noqa: N818 - an ending, not an error
     """No more probes may be made."""
 
-    code, remedy = "BT3002", "Resume the run, or start it with a larger budget."
+    code = "BT3002"
+    remedy = "Resume the run, or start it with a larger budget."
 
 
 class Deadline:
@@ -29,7 +30,11 @@ class Deadline:
 
     def seconds_left(self) -> float | None:
         """Seconds left; ``None`` without a limit."""
-        return None if self._end is None else min(max(self._end - time.monotonic(), 0), threading.TIMEOUT_MAX)
+        return (
+            None
+            if self._end is None
+            else min(max(self._end - time.monotonic(), 0), threading.TIMEOUT_MAX)
+        )
 
     def check(self) -> None:
         """Refuse to begin anything else.

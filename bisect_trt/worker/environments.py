@@ -1,6 +1,7 @@
 """Virtual environments with the packages that a place asks for: made once by uv, and kept in the user's cache.
 
-They lie in ``$XDG_CACHE_HOME/bisect-trt/envs`` (``~/.cache`` without it), or in the folder that ``BISECT_TRT_ENVS`` names.
+They lie in ``$XDG_CACHE_HOME/bisect-trt/envs`` (``~/.cache`` without it), or in the folder that
+``BISECT_TRT_ENVS`` names.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _FOR_NUMPY_1 = re.compile(r"onnxruntime(?:-gpu)?==1\.(?:\d|1[0-8])(?:\.\S+)?")
 """Releases that were built for NumPy 1 and do not declare that."""
 _NO_SUCH = re.compile(r"No solution found|No matching distribution|no wheels? with a matching")
 """Messages of uv and pip for a release that does not exist for an interpreter."""
-_UNREACHED = re.compile(r"Retrying|Could not fetch|Max retries|ConnectionError|SSLError|error sending request")
+_UNREACHED = re.compile(
+    r"Retrying|Could not fetch|Max retries|ConnectionError|SSLError|error sending request"
+)
 """Their messages if an index does not answer."""
 _FRAME = " \u2502\u251c\u2500\u25b6\u00d7\u2570\u256d"
 """Characters that uv draws around its messages."""
@@ -65,7 +68,8 @@ _Tool: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], tuple[int, str]]
 class Environment:
     """Packages as pip takes them, or wheels, NumPy among them, ``alone`` or with what they depend on.
 
-    The interpreter is a version, such as ``3.11``, or a path; it is chosen for the requirements if empty.
+    The interpreter is a version, such as ``3.11``, or a path; it is chosen for the requirements if
+    empty.
     """
 
     requirements: tuple[str, ...]
@@ -82,9 +86,13 @@ class Environment:
         try:
             words = shlex.split(re.sub(r"\s*([=<>!~]=?=?|,)\s*", r"\1", text.strip()))
             pythons = [found[1] for word in words if (found := _PYTHON.fullmatch(word))]
-            wanted = [_checked(word) for word in words if word != _ALONE and not _PYTHON.fullmatch(word)]
+            wanted = [
+                _checked(word) for word in words if word != _ALONE and not _PYTHON.fullmatch(word)
+            ]
             if not wanted or len(pythons) > 1:
-                raise ValueError("it names no package" if len(pythons) < 2 else "it names two interpreters")
+                raise ValueError(
+                    "it names no package" if len(pythons) < 2 else "it names two interpreters"
+                )
         except (ValueError, InvalidRequirement) as error:
             raise ValueRefusedError(
                 f"env='{text}' is no list of packages ({error.args[0]}); write them as pip takes them: "
@@ -97,7 +105,11 @@ class Environment:
         """As :meth:`parse` reads it."""
         words = [shlex.quote(each) if " " in each else each for each in self.requirements]
         return " ".join(
-            [*([f"python={self.python}"] if self.python else []), *([_ALONE] if self.alone else []), *words]
+            [
+                *([f"python={self.python}"] if self.python else []),
+                *([_ALONE] if self.alone else []),
+                *words,
+            ]
         )
 
 
@@ -113,7 +125,11 @@ def _checked(word: str) -> str:
 
 def with_numpy(requirements: Sequence[str]) -> tuple[str, ...]:
     """The requirements with NumPy, of a version that the pinned releases work with."""
-    if any(canonicalize_name(Requirement(each).name) == "numpy" for each in requirements if not each.endswith(".whl")):
+    if any(
+        canonicalize_name(Requirement(each).name) == "numpy"
+        for each in requirements
+        if not each.endswith(".whl")
+    ):
         return tuple(requirements)
     return (*requirements, "numpy<2" if any(map(_FOR_NUMPY_1.fullmatch, requirements)) else "numpy")
 
@@ -137,13 +153,20 @@ def interpreter(
         timeout: The seconds that each step of the making may take, if these are fewer than usual.
 
     Raises:
-        UnavailableError: uv is not installed, no release is for an interpreter that is installed, or the index does not answer.
+        UnavailableError: uv is not installed, no release is for an interpreter that is installed,
+            or the index does not answer.
     """
     first: NoSuchRelease | None = None
-    pinned = any("==" in each for each in wanted.requirements)  # else the version of Python is not the reason
-    for python in [wanted.python] if wanted.python else [sys.executable, *(others() if pinned else ())]:
+    pinned = any(
+        "==" in each for each in wanted.requirements
+    )  # else the version of Python is not the reason
+    for python in (
+        [wanted.python] if wanted.python else [sys.executable, *(others() if pinned else ())]
+    ):
         try:
-            return _kept(wanted, find_python(python), say, partial(run_tool, cancel=cancel, timeout=timeout))
+            return _kept(
+                wanted, find_python(python), say, partial(run_tool, cancel=cancel, timeout=timeout)
+            )
         except NoSuchRelease as error:
             first = first or error
         except PlaceError:  # another interpreter that is not here
@@ -154,16 +177,25 @@ def interpreter(
 
 def _kept(wanted: Environment, python: str, say: Callable[[str], None], tool: _Tool) -> Path:
     """The Python of an environment of an interpreter; a file beside it says that it is complete."""
-    files = [(each, Path(each).stat().st_mtime_ns) for each in wanted.requirements if each.endswith(".whl")]
+    files = [
+        (each, Path(each).stat().st_mtime_ns)
+        for each in wanted.requirements
+        if each.endswith(".whl")
+    ]
     named = repr((sorted(wanted.requirements), wanted.alone, files, os.path.realpath(python)))
     title = re.sub(r"[^\w.]+", "-", Path(wanted.requirements[0]).name).strip("-")[:60]
     place = folder() / f"{title}-{hashlib.sha256(named.encode()).hexdigest()[:12]}"
-    made, complete = place / "bin" / "python", place.with_suffix(f"{place.suffix}.complete")
+    made = place / "bin" / "python"
+    complete = place.with_suffix(f"{place.suffix}.complete")
     try:
         with place.with_suffix(f"{place.suffix}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (complete.exists() and made.exists()):  # the interpreter that it was made of may be gone
-                say(f"make an environment with {' '.join(wanted.requirements)}, once ({place}, of {python})")
+            if not (
+                complete.exists() and made.exists()
+            ):  # the interpreter that it was made of may be gone
+                say(
+                    f"make an environment with {' '.join(wanted.requirements)}, once ({place}, of {python})"
+                )
                 complete.unlink(missing_ok=True)
                 _make(place, wanted, python, tool)
                 complete.touch()
@@ -178,19 +210,36 @@ def _make(place: Path, wanted: Environment, python: str, tool: _Tool) -> None:
     settings = index_settings()
     alone = [_ALONE] if wanted.alone else []
     for words in (
-        ["venv", "--quiet", "--clear", "--no-project", "--no-config", "--python", python, str(place)],
-        ["pip", "install", "--quiet", "--python", str(place / "bin" / "python"), *wanted.requirements, *alone],
+        [
+            "venv",
+            "--quiet",
+            "--clear",
+            "--no-project",
+            "--no-config",
+            "--python",
+            python,
+            str(place),
+        ],
+        [
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            str(place / "bin" / "python"),
+            *wanted.requirements,
+            *alone,
+        ],
     ):
         status, said = tool([uv(), *words], settings)
         if status:
-            sentence = (
-                f"an environment with {' '.join(wanted.requirements)} cannot be made: uv says: {_last_lines(said)}"
-            )
+            sentence = f"an environment with {' '.join(wanted.requirements)} cannot be made: uv says: {_last_lines(said)}"
             if _is_missing(said):
                 raise NoSuchRelease(
                     f"{sentence}. Name releases that the index has; python=3.11 before them asks for another interpreter."
                 )
-            raise PlaceError(f"{sentence}. Check that the index is reachable, and the free disk space.")
+            raise PlaceError(
+                f"{sentence}. Check that the index is reachable, and the free disk space."
+            )
 
 
 def _is_missing(said: str) -> bool:
@@ -234,13 +283,19 @@ def find_python(asked: str) -> str:
         raise PlaceError(f"there is no interpreter {asked}.")
     if f"{sys.version.split()[0]}.".startswith(f"{asked}."):
         return sys.executable
-    # uv does not look into the folder of pyenv, whose programs on PATH end with an error for most versions.
+    # uv does not look into the folder of pyenv, whose programs on PATH end with an error for most
+    # versions.
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions")
-    folders = [*sorted(map(str, pyenv.glob(f"{asked}*/bin")), reverse=True), os.environ.get("PATH", "")]
+    folders = [
+        *sorted(map(str, pyenv.glob(f"{asked}*/bin")), reverse=True),
+        os.environ.get("PATH", ""),
+    ]
     words = [uv(), "python", "find", "--no-project", "--system", asked]
     status, said = run_tool(words, {"PATH": os.pathsep.join(folders)})
     if status:
-        raise PlaceError(f"there is no Python {asked} here; install it, as with: uv python install {asked}.")
+        raise PlaceError(
+            f"there is no Python {asked} here; install it, as with: uv python install {asked}."
+        )
     return said.splitlines()[-1].strip()
 
 
@@ -253,7 +308,9 @@ def releases(package: str, python: str | None = None) -> list[str]:
     version = python or f"{sys.version_info[0]}.{sys.version_info[1]}"
     # A source distribution may be older than all wheels, and cannot be built today.
     found = _listed(package, ["--python-version", version, "--only-binary", ":all:"])
-    return found if found or python is not None else _listed(package, [])  # but some packages have no wheels
+    return (
+        found if found or python is not None else _listed(package, [])
+    )  # but some packages have no wheels
 
 
 def _listed(package: str, options: Sequence[str]) -> list[str]:
@@ -268,7 +325,9 @@ def _listed(package: str, options: Sequence[str]) -> list[str]:
         )
     found = []
     for word in listed[1].split(","):
-        with contextlib.suppress(InvalidVersion):  # of the time before there was a rule for versions
+        with contextlib.suppress(
+            InvalidVersion
+        ):  # of the time before there was a rule for versions
             found.append(Version(word.strip()))
     return [str(each) for each in sorted(found) if not each.is_prerelease]
 
@@ -277,7 +336,11 @@ def _pip() -> list[str]:
     """The command of pip: the installed one, and not a pip.py of the folder one works in; else uv's."""
     spec = importlib.util.find_spec("pip")
     installed = spec is not None and (spec.origin or "").startswith((sys.prefix, sys.base_prefix))
-    return [sys.executable, "-I", "-m", "pip"] if installed else [uv(), "tool", "run", "--quiet", "pip"]
+    return (
+        [sys.executable, "-I", "-m", "pip"]
+        if installed
+        else [uv(), "tool", "run", "--quiet", "pip"]
+    )
 
 
 def uv() -> str:
@@ -301,7 +364,8 @@ def run_tool(
 ) -> tuple[int, str]:
     """The exit status and the output of uv or pip, run to its end, until it is cancelled or for ``timeout`` seconds.
 
-    The settings of a project are not read: the folder one works in, which a stranger may have sent, names no index.
+    The settings of a project are not read: the folder one works in, which a stranger may have sent,
+    names no index.
 
     Raises:
         UnavailableError: It cannot be started, or does not end.
@@ -320,7 +384,11 @@ def run_tool(
         log = Path(empty, "log")
         try:
             ended = run_to_end(
-                argv, log=log, environment={"UV_PROJECT": empty, **settings}, timeout=seconds, cancel=cancel
+                argv,
+                log=log,
+                environment={"UV_PROJECT": empty, **settings},
+                timeout=seconds,
+                cancel=cancel,
             )
         except OSError as error:
             raise PlaceError(f"{argv[0]} cannot be started: {error.strerror}.") from error
@@ -333,23 +401,40 @@ def run_tool(
 def index_settings() -> dict[str, str]:
     """Environment variables that name pip's indexes to uv, which reads none of pip's settings; none if uv has its own.
 
-    All indexes are equal, as for pip: the newest release of any is taken. Source: pip's documentation, "Configuration".
+    All indexes are equal, as for pip: the newest release of any is taken. Source: pip's
+    documentation, "Configuration".
     """
     config = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
-    own = {*_SETTINGS.values(), "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_CONFIG_FILE"} - {"SSL_CERT_FILE"}
-    if any(map(os.environ.get, own)) or (config / "uv/uv.toml").exists() or Path("/etc/uv/uv.toml").exists():
+    own = {*_SETTINGS.values(), "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_CONFIG_FILE"} - {
+        "SSL_CERT_FILE"
+    }
+    if (
+        any(map(os.environ.get, own))
+        or (config / "uv/uv.toml").exists()
+        or Path("/etc/uv/uv.toml").exists()
+    ):
         return {}
-    listed = subprocess.run([*_pip(), "config", "list"], capture_output=True, text=True, check=False).stdout
+    listed = subprocess.run(
+        [*_pip(), "config", "list"], capture_output=True, text=True, check=False
+    ).stdout
     said = dict(line.split("=", 1) for line in listed.splitlines() if "=" in line)
     found = {}
     for name, variable in _SETTINGS.items():
-        given = [said[key] for key in (f"global.{name}", f"install.{name}", f":env:.{name}") if key in said]
+        given = [
+            said[key]
+            for key in (f"global.{name}", f"install.{name}", f":env:.{name}")
+            if key in said
+        ]
         words = ast.literal_eval(given[-1]).split() if given else []
         if words and not (name == "cert" and os.environ.get(variable)):
             found[variable] = ("," if name == "find-links" else " ").join(words)
     if "UV_INDEX" in found:  # uv refuses a folder that does not exist, and pip does not
         urls = found["UV_INDEX"].split()
-        there = [url for url in urls if not url.startswith("file://") or Path(url.removeprefix("file://")).is_dir()]
+        there = [
+            url
+            for url in urls
+            if not url.startswith("file://") or Path(url.removeprefix("file://")).is_dir()
+        ]
         found |= {"UV_INDEX": " ".join(there), "UV_INDEX_STRATEGY": "unsafe-best-match"}
     return found
 
@@ -357,5 +442,7 @@ def index_settings() -> dict[str, str]:
 def _last_lines(said: str) -> str:
     """The end of what a tool printed, as one line."""
     lines = [line.lstrip(_FRAME).rstrip() for line in said.splitlines()]
-    found = [line for line in lines if line and not line.startswith(("[notice]", "WARNING: Location"))]
+    found = [
+        line for line in lines if line and not line.startswith(("[notice]", "WARNING: Location"))
+    ]
     return " / ".join(found[-_SHOWN_LINES:]).rstrip(".") or "nothing"

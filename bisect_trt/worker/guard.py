@@ -1,13 +1,15 @@
 """Ends the processes of a run and removes its temporary folders when the run ends, also when it is killed.
 
-Each check has its own process group, so that a time-out ends the whole group; such a group would outlive a driver that is killed
-(kill -9, out of memory). A small process, the guard, therefore waits for the end of a socket that only the driver holds open,
-and then kills the groups that are still registered. PR_SET_PDEATHSIG cannot replace it: it reaches no group, and the kernel
-sends it when the starting *thread* ends.
+Each check has its own process group, so that a time-out ends the whole group; such a group would
+outlive a driver that is killed (kill -9, out of memory). A small process, the guard, therefore
+waits for the end of a socket that only the driver holds open, and then kills the groups that are
+still registered. PR_SET_PDEATHSIG cannot replace it: it reaches no group, and the kernel sends it
+when the starting *thread* ends.
 
-Locks are here too. A run's folder, and a path that every candidate is written to, belong to one process at a time: two processes
-in one folder would remove each other's files, and two checks that read one path would judge each other's candidates. A lock of
-the system (``flock(2)``) is free as soon as its holder ends. File systems without locks are not waited for.
+Locks are here too. A run's folder, and a path that every candidate is written to, belong to one
+process at a time: two processes in one folder would remove each other's files, and two checks that
+read one path would judge each other's candidates. A lock of the system (``flock(2)``) is free as
+soon as its holder ends. File systems without locks are not waited for.
 """
 
 from __future__ import annotations
@@ -148,7 +150,10 @@ class Guard:
         return process
 
     def fork(self, work: Callable[[], object]) -> Forked:
-        """Fork this process, in which no other thread runs; the fork calls a function and ends. See :meth:`start`."""
+        """Fork this process, in which no other thread runs; the fork calls a function and ends.
+
+        See :meth:`start`.
+        """
         self._tell("start", 0)
         pid = os.fork()
         if pid:
@@ -173,7 +178,8 @@ class Guard:
     def close(self) -> None:
         """End the guard's process; whatever is still running is killed with it."""
         with self._lock:
-            process, pipe = self._process, self._pipe
+            process = self._process
+            pipe = self._pipe
             if process is None or pipe is None or not self._is_there():
                 return
             self._process = self._pipe = None
@@ -190,7 +196,9 @@ class Guard:
         """Send a message to the guard, which is started if there is none."""
         with self._lock:
             if not self._is_there():
-                if word == "ended":  # of a worker that a program kept to its end, where the guard has gone before it
+                if (
+                    word == "ended"
+                ):  # of a worker that a program kept to its end, where the guard has gone before it
                     return
                 self._owner = os.getpid()
                 self._pipe, its = socket.socketpair()
@@ -227,11 +235,10 @@ def claimed_run(folder: Path) -> Iterator[None]:
     Raises:
         UsageError: Another process works there.
     """
-    taken = (
-        f"the run {folder} belongs to the running process {{}}, so nothing was done; wait until it ends, or stop it."
-    )
+    taken = f"the run {folder} belongs to the running process {{}}, so nothing was done; wait until it ends, or stop it."
     with _locked(folder / _LOCK, taken), contextlib.ExitStack() as kept:
-        # Checks outlive a driver that is killed until its guard has ended them: it has this lock as well.
+        # Checks outlive a driver that is killed until its guard has ended them: it has this lock as
+        # well.
         with contextlib.suppress(OSError):
             directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             kept.callback(os.close, directory)
@@ -252,7 +259,9 @@ def claimed_path(path: Path | None) -> contextlib.AbstractContextManager[None]:
         "another with --candidate, or put {model} into the check command."
     )
     return (
-        contextlib.nullcontext() if path is None else _locked(path.with_name(f".{path.name[:100]}.bisect-trt"), taken)
+        contextlib.nullcontext()
+        if path is None
+        else _locked(path.with_name(f".{path.name[:100]}.bisect-trt"), taken)
     )
 
 

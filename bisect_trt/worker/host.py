@@ -1,7 +1,10 @@
-"""The program that runs in a place: another interpreter, a container, another host. It is part of the zip application.
+"""The program that runs in a place: another interpreter, a container, another host.
 
-It runs models by the runner modules of targets (see :mod:`bisect_trt.targets.runtime`) in a child process, so that a crash is
-an answer. Models and other files come by the SHA-256 of their content, each once.
+It is part of the zip application.
+
+It runs models by the runner modules of targets (see :mod:`bisect_trt.targets.runtime`) in a child
+process, so that a crash is an answer. Models and other files come by the SHA-256 of their content,
+each once.
 """
 
 from __future__ import annotations
@@ -45,16 +48,20 @@ Reply = dict[str, Any]
 def main(own: str) -> NoReturn:
     """Answer a driver at the other end of stdin and stdout until one side is gone; then remove the folder of this process.
 
-    This process watches another, which runs models and talks with the driver. When that crashes, this process reports how, and
-    starts another for the next call. When the driver is gone, it ends everything that was started here.
+    This process watches another, which runs models and talks with the driver. When that crashes,
+    this process reports how, and starts another for the next call. When the driver is gone, it ends
+    everything that was started here.
     """
-    source, sink = os.dup(0), os.dup(1)
+    source = os.dup(0)
+    sink = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(0))
-    log, child, crashed = Path(own, "output.log"), 0, True
+    log = Path(own, "output.log")
+    child = 0
+    crashed = True
     log.touch()
     try:
         while crashed:
@@ -62,7 +69,8 @@ def main(own: str) -> NoReturn:
             if child == 0:
                 _run_models(source, sink, Path(own), log)
             _watch(child, source, sink)
-            code, child = _end(child), 0
+            code = _end(child)
+            child = 0
             crashed = code not in LAST
             for folder in Path(own).glob(f"{_PROCESS}*"):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -147,7 +155,8 @@ class Host:
     """Answers calls, one method each; runtimes and the last model stay loaded between them.
 
     Attributes:
-        folder: Holds what this process writes: a process that starts after a crash must read nothing of the one that crashed.
+        folder: Holds what this process writes: a process that starts after a crash must read
+            nothing of the one that crashed.
     """
 
     def __init__(self, own: Path) -> None:
@@ -192,9 +201,14 @@ class Host:
 
     def load(self, call: Call) -> Reply:
         """Load a model; the payload has the files that the runtime has written."""
-        runtime, path = self._runtime(call), self._written(call)
+        runtime = self._runtime(call)
+        path = self._written(call)
         self._session = runtime.load(path, unpack(call["payload"]), call["hints"])
-        written = {name: self._back(name).read_bytes() for name in call["back"] if self._back(name).exists()}
+        written = {
+            name: self._back(name).read_bytes()
+            for name in call["back"]
+            if self._back(name).exists()
+        }
         sizes = {name: len(content) for name, content in written.items()}
         inputs = [[info.name, info.dtype.name, info.shape] for info in self._session.inputs]
         known = {"back": sizes, "inputs": inputs, "skipped": dict(self._session.skipped)}
@@ -213,9 +227,12 @@ class Host:
 
     def trace(self, call: Call) -> Reply:
         """Return what the runtime reports of a model."""
-        runtime, path = self._runtime(call), self._written(call)
+        runtime = self._runtime(call)
+        path = self._written(call)
         trace = getattr(runtime, call["what"], None)
-        return {"trace": {} if trace is None else trace(path, unpack(call["payload"]), call["hints"])}
+        return {
+            "trace": {} if trace is None else trace(path, unpack(call["payload"]), call["hints"])
+        }
 
     def _file(self, digest: str) -> Path:
         return self._files / digest
@@ -229,7 +246,9 @@ class Host:
             if len(self._runtimes) >= _MOST_RUNTIMES:
                 self._session = None
                 self._runtimes.clear()
-            self._runtimes[key] = importlib.import_module(call["module"]).make(self._settings(call["settings"]))
+            self._runtimes[key] = importlib.import_module(call["module"]).make(
+                self._settings(call["settings"])
+            )
         return self._runtimes[key]
 
     def _settings(self, value: Any) -> Any:  # noqa: ANN401 - plain values
@@ -238,7 +257,10 @@ class Host:
             return str(self._back(value["file_back"]))
         if isinstance(value, dict) and "sent_file" in value:
             return str(
-                self._link(value["sent_file"], self.folder / "settings" / value["sent_file"][:16] / value["name"])
+                self._link(
+                    value["sent_file"],
+                    self.folder / "settings" / value["sent_file"][:16] / value["name"],
+                )
             )
         if isinstance(value, dict):
             return {name: self._settings(each) for name, each in value.items()}
@@ -267,7 +289,9 @@ class Host:
 
 def held(runtimes: Iterable[Any]) -> dict[str, int]:
     """Bytes that this process holds (``host``) and has held (``peak``), and that all hold on the GPU of one of its runtimes."""
-    gpu = max((runtime.gpu_memory() for runtime in runtimes if hasattr(runtime, "gpu_memory")), default=0)
+    gpu = max(
+        (runtime.gpu_memory() for runtime in runtimes if hasattr(runtime, "gpu_memory")), default=0
+    )
     return {"host": status_bytes("VmRSS:"), "peak": status_bytes("VmHWM:"), "gpu": gpu}
 
 
@@ -353,10 +377,17 @@ def gpus() -> list[dict[str, str]]:
     """Name and driver of each GPU that this process may use, as nvidia-smi reports them."""
     query = ["--query-gpu=index,name,driver_version", "--format=csv,noheader"]
     try:
-        said = subprocess.check_output(["nvidia-smi", *query], timeout=30, stderr=subprocess.DEVNULL)
+        said = subprocess.check_output(
+            ["nvidia-smi", *query], timeout=30, stderr=subprocess.DEVNULL
+        )
     except (OSError, subprocess.SubprocessError):
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    rows = [[word.strip() for word in line.split(",")] for line in said.decode(errors="replace").splitlines()]
-    seen = [row for row in rows if len(row) == 3 and (visible is None or row[0] in visible.split(","))]
+    rows = [
+        [word.strip() for word in line.split(",")]
+        for line in said.decode(errors="replace").splitlines()
+    ]
+    seen = [
+        row for row in rows if len(row) == 3 and (visible is None or row[0] in visible.split(","))
+    ]
     return [{"name": name, "driver": driver} for _, name, driver in seen]

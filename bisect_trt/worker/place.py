@@ -1,8 +1,9 @@
 """A place: where probes run, as a value. A Ray cluster has one for each GPU, or processor core.
 
-Such a one is reached by a command, as a host is by ssh: this module, run as a program, passes standard input and output on to
-an interpreter that an actor has started on its node. Ray finds the nodes, places the actors, and ends what belongs to a driver
-that is gone. The nodes need Ray, NumPy and the runtime's own package: the actor's class goes over by value.
+Such a one is reached by a command, as a host is by ssh: this module, run as a program, passes
+standard input and output on to an interpreter that an actor has started on its node. Ray finds the
+nodes, places the actors, and ends what belongs to a driver that is gone. The nodes need Ray, NumPy
+and the runtime's own package: the actor's class goes over by value.
 """
 
 from __future__ import annotations
@@ -36,11 +37,16 @@ FIRST_LINE = (
     'import os,sys;n=os.write(1,("\\n@bisect-trt-worker %d.%d.%d\\n"%sys.version_info[:3]).encode());'
     'f=os.fdopen(0,"rb",0);exec(eval(f.readline()))'
 )
-"""The program that an interpreter of any version is started with: one line, without single quotes, so that shells keep it."""
+"""The program that an interpreter of any version is started with: one line, without single quotes,
+so that shells keep it."""
 _FORMS: dict[Kind, tuple[str, str, str]] = {
     "python": ("(?P<python>.+)", "python=PATH", "another interpreter"),
     "env": ("(?P<env>.+)", "env='PACKAGE==VERSION ...'", "another environment"),
-    "ssh": ("(?P<host>[^-,][^,]*)(?:,python=(?P<python>.+))?", "ssh=HOST,python=PATH", "another host"),
+    "ssh": (
+        "(?P<host>[^-,][^,]*)(?:,python=(?P<python>.+))?",
+        "ssh=HOST,python=PATH",
+        "another host",
+    ),
     "command": ("(?P<command>.+)", "command='... python3 -'", "another machine or container"),
     "ray": (
         "(?P<address>[^,]+)(?:,(?P<resource>cpus|gpus))?",
@@ -48,7 +54,8 @@ _FORMS: dict[Kind, tuple[str, str, str]] = {
         "a Ray cluster",
     ),
 }
-"""The pattern of the words after ``=``, the form in messages, and the name in public reports, by kind."""
+"""The pattern of the words after ``=``, the form in messages, and the name in public reports, by
+kind."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,8 @@ class Place:
     Attributes:
         kind: ``python`` and ``env`` are on this machine; the others share nothing with it.
         argv: The command; the worker uses its standard input and output.
-        typed: Whether the first line is typed into it, because it is an interpreter that reads its standard input.
+        typed: Whether the first line is typed into it, because it is an interpreter that reads its
+            standard input.
     """
 
     kind: Kind
@@ -89,14 +97,22 @@ class Seen:
     def kind(self) -> dict[str, str]:
         """The facts that verdicts may depend on: the target's version, the GPU, the processor."""
         gpus = ", ".join(gpu["name"] for gpu in self.found.get("GPU", ()))
-        known = {"version": self.target.get("version", ""), "GPU": gpus, "processor": self.found.get("CPU", "")}
+        known = {
+            "version": self.target.get("version", ""),
+            "GPU": gpus,
+            "processor": self.found.get("CPU", ""),
+        }
         return {name: str(value) for name, value in known.items() if value}
 
     def describe(self) -> str:
         """Its versions and hardware in words."""
         packages = [f"{name} {version}" for name, version in self.found.get("packages", {}).items()]
         gpus = [gpu["name"] for gpu in self.found.get("GPU", ())]
-        parts = [*packages, f"Python {self.found['Python']}", *(gpus or [self.found.get("CPU", "")])]
+        parts = [
+            *packages,
+            f"Python {self.found['Python']}",
+            *(gpus or [self.found.get("CPU", "")]),
+        ]
         return ", ".join(part for part in parts if part)
 
     def to_json(self) -> dict[str, Any]:
@@ -106,7 +122,9 @@ class Seen:
     def table(self) -> dict[str, str]:
         """Return the facts as text, by name."""
         known = {"place": self.place.public, **self.found.get("packages", {})}
-        known |= {name: str(self.found.get(name, "")) for name in ("Python", "platform", "machine", "CPU")}
+        known |= {
+            name: str(self.found.get(name, "")) for name in ("Python", "platform", "machine", "CPU")
+        }
         gpus = self.found.get("GPU", ())
         known["GPU"] = ", ".join(f"{gpu['name']} (driver {gpu['driver']})" for gpu in gpus)
         return {name: value for name, value in known.items() if value}
@@ -120,7 +138,13 @@ def rerun_command(script: Path, places: Sequence[Place]) -> str:
     return shlex.join([python, str(script)]) + there
 
 
-_SSH = ("-T", "-oBatchMode=yes", "-oConnectTimeout=20", "-oServerAliveInterval=5", "-oServerAliveCountMax=3")
+_SSH = (
+    "-T",
+    "-oBatchMode=yes",
+    "-oConnectTimeout=20",
+    "-oServerAliveInterval=5",
+    "-oServerAliveCountMax=3",
+)
 """No terminal and no questions; a host that is gone is noticed. The rest is in ~/.ssh/config."""
 
 
@@ -141,7 +165,11 @@ def parse(word: str) -> tuple[Kind, dict[str, str]]:
     found = re.fullmatch(pattern, rest)
     if found is None or (kind == "command" and not _words(rest)):
         raise ValueRefusedError(f"--on {word}: write it as {form}.")
-    return kind, {"python": "python3", "resource": "gpus", **{k: v for k, v in found.groupdict().items() if v}}
+    return kind, {
+        "python": "python3",
+        "resource": "gpus",
+        **{k: v for k, v in found.groupdict().items() if v},
+    }
 
 
 def _words(command: str) -> tuple[str, ...]:
@@ -169,14 +197,16 @@ def make_place(word: str, environment: Callable[[str], str]) -> Place:
     if kind == "ssh":
         there = shlex.join([parts["python"], "-c", FIRST_LINE])
         return Place(kind, word, ("ssh", *_SSH, parts["host"], there))
-    # An interpreter that reads its program from a pipe reads it to the end before it begins; -i runs line after line.
+    # An interpreter that reads its program from a pipe reads it to the end before it begins; -i
+    # runs line after line.
     command = _DASH.sub("-i", parts["command"].strip())
     return Place(kind, word, _words(command), typed=True)
 
 
 _LOOK_SECONDS = 90
 _START_SECONDS = 60
-"""Seconds that an actor may wait for a free GPU: less than any sensible time-out of a probe, which runs meanwhile."""
+"""Seconds that an actor may wait for a free GPU: less than any sensible time-out of a probe, which
+runs meanwhile."""
 _TIDY_SECONDS = 1.5
 _PIECE = 1 << 20
 
@@ -189,12 +219,17 @@ def slots(word: str, address: str, resource: str) -> tuple[Place, ...]:
     """
     if importlib.util.find_spec("ray") is None:
         raise PlaceError(f"--on {word}: Ray is not installed; run: pip install ray.")
-    command, said = module_command(__name__, address, resource), [f"no answer from {address} in {_LOOK_SECONDS} s"]
+    command = module_command(__name__, address, resource)
+    said = [f"no answer from {address} in {_LOOK_SECONDS} s"]
     with contextlib.suppress(subprocess.TimeoutExpired):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LOOK_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_LOOK_SECONDS, check=False
+        )
         said = done.stderr.strip().splitlines() or said if done.returncode else []
     if said:
-        raise PlaceError(f"--on {word}: there is no Ray cluster: {said[-1]}; start one with `ray start --head`.")
+        raise PlaceError(
+            f"--on {word}: there is no Ray cluster: {said[-1]}; start one with `ray start --head`."
+        )
     nodes: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     if not nodes:
         more = "" if resource == "CPU" else f"; write ray={address},cpus to use its processor cores"
@@ -259,15 +294,23 @@ def main(address: str, resource: str, node: str = "") -> None:
     """Join a cluster as a driver of its own: print how much of a resource each node has, or be the relay to one."""
     import ray  # noqa: PLC0415 - an extra, and it takes a second
 
-    source, sink = os.dup(0), os.dup(1)
+    source = os.dup(0)
+    sink = os.dup(1)
     os.dup2(2, 1)  # whatever Ray prints is no message
     ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
     if node:
         relay(ray, resource, node, source, sink)
     else:
         nodes = sorted(ray.nodes(), key=lambda each: (each["NodeManagerAddress"], each["NodeID"]))
-        counts = {each["NodeID"]: int(each["Resources"].get(resource, 0)) for each in nodes if each["Alive"]}
-        write_all(sink, json.dumps({name: count for name, count in counts.items() if count}).encode() + b"\n")
+        counts = {
+            each["NodeID"]: int(each["Resources"].get(resource, 0))
+            for each in nodes
+            if each["Alive"]
+        }
+        write_all(
+            sink,
+            json.dumps({name: count for name, count in counts.items() if count}).encode() + b"\n",
+        )
 
 
 if __name__ == "__main__":

@@ -14,14 +14,25 @@ from typing import TYPE_CHECKING
 from bisect_trt.targets.messages import OUT_OF_MEMORY
 from bisect_trt.worker.deadline import Deadline
 from bisect_trt.worker.process import MOST_LOST, Cancel, ProcessLimits, gate
-from bisect_trt.worker.protocol import CANCELLED, LOST, OVER_MEMORY, Failed, OnModel, Order, R_co, Request
+from bisect_trt.worker.protocol import (
+    CANCELLED,
+    LOST,
+    OVER_MEMORY,
+    Failed,
+    OnModel,
+    Order,
+    R_co,
+    Request,
+)
 from bisect_trt.worker.worker import WorkerDied, WorkerProcess, keep, take_spare
 
 if TYPE_CHECKING:
     from bisect_trt.worker.place import Place
 
-DEFAULT_SECONDS, COSTLY_SECONDS = 600.0, 7200.0
-"""Seconds that a request may take without --timeout; the second for a target with probes of minutes."""
+DEFAULT_SECONDS = 600.0
+COSTLY_SECONDS = 7200.0
+"""Seconds that a request may take without --timeout; the second for a target with probes of
+minutes."""
 LEAST_SECONDS = 30.0
 """The least time for a request that is no probe, and for a start with the runtime's import."""
 _DEVICES = Path("/dev")
@@ -35,7 +46,8 @@ class WorkerPool:
         fresh_process: Whether each request gets a worker of its own instead.
         memory_limit: Bytes that one may hold; one that holds more is ended.
         bounded: Whether the user limited the time of a run.
-        deadline: The end of the time for requests; one that has a ``cancel`` is ended by that instead.
+        deadline: The end of the time for requests; one that has a ``cancel`` is ended by that
+            instead.
     """
 
     def __init__(
@@ -59,7 +71,8 @@ class WorkerPool:
             memory_limit: See the class.
             timeout: Seconds that a request may take; by default as the target needs.
             places: See the class.
-            bring: Called with a model before a request to a target that needs its weights beside it.
+            bring: Called with a model before a request to a target that needs its weights beside
+                it.
             deadline: See the class.
         """
         self.places = tuple(places)
@@ -106,9 +119,9 @@ class WorkerPool:
     ) -> R_co | Failed:
         """Have an idle or a new worker answer.
 
-        If a worker that had served others dies, or is poisoned, the request is repeated once in a fresh one, because an earlier
-        request may have damaged it. If a worker is ended from outside, which says nothing about the request, it is repeated
-        up to twice.
+        If a worker that had served others dies, or is poisoned, the request is repeated once in a
+        fresh one, because an earlier request may have damaged it. If a worker is ended from
+        outside, which says nothing about the request, it is repeated up to twice.
 
         Args:
             request: What to do.
@@ -145,12 +158,15 @@ class WorkerPool:
                 used = worker.served > 0
                 if on_place is not None and worker.place is not None:
                     on_place(worker.place)
-                limits = ProcessLimits(time.monotonic(), allowed, cancel, self.memory_limit, start=LEAST_SECONDS)
+                limits = ProcessLimits(
+                    time.monotonic(), allowed, cancel, self.memory_limit, start=LEAST_SECONDS
+                )
                 try:
                     reply = worker.ask(order, limits).reply
                 except WorkerDied as death:
                     outside = death.outside is not None
-                    lost, damaged = lost + outside, damaged + (not outside)
+                    lost = lost + outside
+                    damaged = damaged + (not outside)
                     if outside:
                         self._lost[worker.place] += 1
                         self._make_room(worker)
@@ -159,7 +175,10 @@ class WorkerPool:
                         self._until_deadline(allowed, cancel)
                     if death.end.limit is not None or not again:
                         by_default = "" if self.bounded else ", the most by default"
-                        return _failed(death, "" if timeout is not None else f"{by_default}; --timeout allows more")
+                        return _failed(
+                            death,
+                            "" if timeout is not None else f"{by_default}; --timeout allows more",
+                        )
                     continue
                 finally:
                     self._give_back(worker)
@@ -176,7 +195,9 @@ class WorkerPool:
         self.deadline.check()
         return min(seconds, left)
 
-    def _take(self, *, away: bool = False, fresh: bool = False, place: Place | None = None) -> WorkerProcess:
+    def _take(
+        self, *, away: bool = False, fresh: bool = False, place: Place | None = None
+    ) -> WorkerProcess:
         """An idle or a new worker; ``fresh`` if it must not have served, ``away`` in a place, by default the least used."""
         with self._lock:
             self._idle += take_spare() if len(self._gpus) < 2 else []
@@ -188,12 +209,18 @@ class WorkerPool:
             if away and place is None:
                 place = min(self.places, key=lambda each: (self._lost[each], self._given[each]))
             local = place is None or place.local
-            gpu = min(self._gpus, key=self._given.__getitem__) if len(self._gpus) > 1 and local else None
+            gpu = (
+                min(self._gpus, key=self._given.__getitem__)
+                if len(self._gpus) > 1 and local
+                else None
+            )
             self._given.update(each for each in (gpu, place) if each is not None)
             return WorkerProcess(gpu, place=place)
 
     def _give_back(self, worker: WorkerProcess) -> None:
-        worn_out = self.fresh_process or worker.worn_out or (self._short and worker.place is not None)
+        worn_out = (
+            self.fresh_process or worker.worn_out or (self._short and worker.place is not None)
+        )
         with self._lock:
             kept = worker.alive and not (self._closed or worn_out)
             if kept:
@@ -206,7 +233,8 @@ class WorkerPool:
         if lost.place is not None and lost.place.kind == "ray":
             self._short = True
             with self._lock:
-                idle, self._idle = self._idle, []
+                idle = self._idle
+                self._idle = []
             for worker in idle:
                 self._give_back(worker)
 
@@ -219,7 +247,8 @@ class WorkerPool:
         """End all idle workers, except the ones that are kept for the next run."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
+            idle = self._idle
+            self._idle = []
         for worker in reversed(idle):
             keep(worker)
 
@@ -228,7 +257,9 @@ def _failed(death: WorkerDied, hint: str) -> Failed:
     """The death of a worker as a reply; ``hint`` says after a time-out how to allow more time."""
     end = death.end
     if death.outside is not None and death.out_of_memory:
-        return Failed("memory", f"out of memory: {death.outside}, {MOST_LOST} times", f"run: {OUT_OF_MEMORY}")
+        return Failed(
+            "memory", f"out of memory: {death.outside}, {MOST_LOST} times", f"run: {OUT_OF_MEMORY}"
+        )
     if death.outside is not None:
         return Failed("lost", f"{death.outside}, and so were those that were asked after it", LOST)
     if end.limit == "cancelled":
@@ -243,8 +274,9 @@ def _failed(death: WorkerDied, hint: str) -> Failed:
 def visible_gpus() -> list[str]:
     """The GPUs that a process may use, as ``CUDA_VISIBLE_DEVICES`` names them; without asking CUDA, which takes seconds.
 
-    Source: CUDA C++ Programming Guide, "CUDA Environment Variables": what comes after the first entry that is no device
-    (-1, say) does not count; devices are numbered from 0 whatever the numbers of their files.
+    Source: CUDA C++ Programming Guide, "CUDA Environment Variables": what comes after the first
+    entry that is no device (-1, say) does not count; devices are numbered from 0 whatever the
+    numbers of their files.
     """
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:

@@ -56,11 +56,10 @@ def workers_within(wanted: int | None, default: int) -> int:
 def module_command(module: str, *words: str) -> list[str]:
     """The command of a process that runs one of our modules and imports nothing from the folder it is started in.
 
-    What ``PYTHONSAFEPATH`` asks for from Python 3.11 on; a folder from a stranger may hold an ``onnx.py``.
+    What ``PYTHONSAFEPATH`` asks for from Python 3.11 on; a folder from a stranger may hold an
+    ``onnx.py``.
     """
-    run = (
-        f"import sys; del sys.path[0]; import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
-    )
+    run = f"import sys; del sys.path[0]; import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     return [sys.executable, "-c", run, *words]
 
 
@@ -134,7 +133,9 @@ def _shorten(log: Path, *, mark: int = 0) -> int:
             file.seek(size - kept)
             tail = file.read()
             file.seek(LOG_BYTES)
-            file.write((f"\n[{mark} bytes of output left out here]\n".encode() if mark else b"") + tail)
+            file.write(
+                (f"\n[{mark} bytes of output left out here]\n".encode() if mark else b"") + tail
+            )
             file.truncate()
             return size - LOG_BYTES - kept
     return 0
@@ -152,14 +153,16 @@ def run_to_end(
 ) -> ProcessEnd:
     """Run a command in a process group of its own, without a shell; a log gets its output, of much the beginning and the end.
 
-    Whatever is left of the group when the command has ended is killed, so no probe outlives its answer. After ``timeout``
-    seconds, when it is cancelled, or when it and all it has started hold more bytes than they may, it gets SIGTERM, then SIGKILL.
-    The environment is set on top of the caller's.
+    Whatever is left of the group when the command has ended is killed, so no probe outlives its
+    answer. After ``timeout`` seconds, when it is cancelled, or when it and all it has started hold
+    more bytes than they may, it gets SIGTERM, then SIGKILL. The environment is set on top of the
+    caller's.
 
     Raises:
         OSError: It cannot be started, or its log cannot be written.
     """
-    began, left_out = time.monotonic(), 0
+    began = time.monotonic()
+    left_out = 0
     log.write_bytes(b"")
     with log.open("ab") as output:  # each write goes to the end of what is kept
         process = guard.start(argv, {**os.environ, **environment}, output=output, cwd=cwd)
@@ -169,7 +172,9 @@ def run_to_end(
             _wait(process, limits)
             left_out += _shorten(log)
     finally:
-        if process.poll() is None:  # the last output of a probe that is not needed any more is not waited for
+        if (
+            process.poll() is None
+        ):  # the last output of a probe that is not needed any more is not waited for
             kill_group(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0 if limits.past == "cancelled" else GRACE_SECONDS)
@@ -186,7 +191,13 @@ class ProcessLimits:
     """The limits of a process (see :func:`run_to_end`), and the one that it was past when that was last looked at, if any."""
 
     def __init__(
-        self, began: float, timeout: float | None, cancel: Cancel | None, memory: int | None, *, start: float = 0.0
+        self,
+        began: float,
+        timeout: float | None,
+        cancel: Cancel | None,
+        memory: int | None,
+        *,
+        start: float = 0.0,
     ) -> None:
         """``start`` is how long it may take at least until it has :meth:`begun`."""
         self.cancel = cancel
@@ -210,7 +221,8 @@ class ProcessLimits:
 
     def passed(self, pid: int, *, done: bool = False) -> Limit | None:
         """Return the limit that a process exceeds, if any; where its work is ``done``, only memory counts."""
-        now, self.past = time.monotonic(), None
+        now = time.monotonic()
+        self.past = None
         if not done and self.cancel is not None and self.cancel.is_set:
             self.past = "cancelled"
         elif not done and self._deadline is not None and now >= self._deadline:
@@ -248,7 +260,10 @@ class MemoryGate:
 
     @contextlib.contextmanager
     def turn(self, cancel: Cancel | None = None, *, alone: bool = False) -> Iterator[None]:
-        """Wait for room; with ``alone`` while anything else runs. A cancelled process does not wait."""
+        """Wait for room; with ``alone`` while anything else runs.
+
+        A cancelled process does not wait.
+        """
         with self._condition:
             while self._running and (alone or self._alone or not self._fits()):
                 if cancel is not None and cancel.is_set:
@@ -274,7 +289,8 @@ class MemoryGate:
         self.saw(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit)
 
     def _fits(self) -> bool:
-        free, total = free_bytes(), total_bytes()
+        free = free_bytes()
+        total = total_bytes()
         return free is None or total is None or free > self._largest + _RESERVE * total
 
 

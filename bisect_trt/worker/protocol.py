@@ -1,7 +1,8 @@
 """Requests to a worker and their replies: frozen dataclasses, each request with its type of reply.
 
-A worker on this machine runs the same interpreter and the same package as its driver, so an :class:`Order` and its
-:class:`Answered` are pickled. What goes to another machine is JSON; see :mod:`bisect_trt.worker.connection`.
+A worker on this machine runs the same interpreter and the same package as its driver, so an
+:class:`Order` and its :class:`Answered` are pickled. What goes to another machine is JSON; see
+:mod:`bisect_trt.worker.connection`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ if TYPE_CHECKING:  # a driver starts its first worker before it imports NumPy
 CANCELLED = "cancelled"
 """The signature of a check that was ended because its answer was not needed any more."""
 LOST = "lost"
-"""The signature of a check that another process has ended three times, which is no verdict about the candidate."""
+"""The signature of a check that another process has ended three times, which is no verdict about
+the candidate."""
 OVER_MEMORY = "memory limit"
 """The signature of a check that was ended because it took too much memory."""
 R_co = TypeVar("R_co", covariant=True)
@@ -34,11 +36,12 @@ class Failed:
     """The runtime does not run the model; the reply to any request.
 
     Attributes:
-        kind: Whether it refuses to ``build`` it or fails to ``run`` it; whether the worker ended by a ``crash``, its ``time-out``
-            or its limit of ``memory``, was ``cancelled``, or was ``lost``: ended by something else, which says nothing of the
-            model.
+        kind: Whether it refuses to ``build`` it or fails to ``run`` it; whether the worker ended by
+            a ``crash``, its ``time-out`` or its limit of ``memory``, was ``cancelled``, or was
+            ``lost``: ended by something else, which says nothing of the model.
         message: The reason.
-        signature: The kind of failure, the same for the same failure of another model; see ``Outcome``.
+        signature: The kind of failure, the same for the same failure of another model; see
+            ``Outcome``.
         poisoned: Whether that worker fails at everything else too.
     """
 
@@ -82,7 +85,8 @@ class Blocks:
         seconds: Of each block of the model, its fastest run; or each run.
         baseline: Of each block of the baseline; empty without one.
         over: The number of them in which the model took too long.
-        slow: Whether it takes too long; ``None`` if that was not known in the time given, or nothing was timed.
+        slow: Whether it takes too long; ``None`` if that was not known in the time given, or
+            nothing was timed.
     """
 
     seconds: tuple[float, ...] = ()
@@ -97,8 +101,8 @@ class Measured(Blocks):
 
     Attributes:
         build_s: Seconds that it takes to build or load, the fastest time.
-        memory: Bytes that it takes beyond what the process had before, by the kind: ``build`` and ``run`` are peaks of the host's
-            memory, ``device`` is the GPU's in use.
+        memory: Bytes that it takes beyond what the process had before, by the kind: ``build`` and
+            ``run`` are peaks of the host's memory, ``device`` is the GPU's in use.
         idle_s: Seconds that a model that computes nothing loses to the baseline.
         refused: Why the baseline does not run it, if so.
     """
@@ -172,7 +176,8 @@ class Compare(OnModel[Compared]):
         details: Whether to measure all there is of an error.
         fed: Activations of the reference that are fed too: tensor by the name of the input.
         save_outputs: The files of the outputs of each sample, ``.npz``.
-        same: Whether to use the session of the last such request, if that had the same model and target.
+        same: Whether to use the session of the last such request, if that had the same model and
+            target.
     """
 
     samples: tuple[Sample, ...]
@@ -201,8 +206,9 @@ class Scoring:
 class Score(OnModel[Scored]):
     """Score a model, or a piece of the model that is scored, on a set of samples.
 
-    The reference runs the rest of the model, where this is a piece: a model ``before`` computes from a sample what the piece is
-    fed, one ``after`` the outputs from the piece's. It may also return the layers of the engine, and measure how long it runs.
+    The reference runs the rest of the model, where this is a piece: a model ``before`` computes
+    from a sample what the piece is fed, one ``after`` the outputs from the piece's. It may also
+    return the layers of the engine, and measure how long it runs.
     """
 
     scoring: Scoring
@@ -224,12 +230,15 @@ class Measure(OnModel[Measured]):
         beside: The place of the baseline, if it is not the worker itself.
         baseline_model: The ONNX file that the baseline runs, if it is another one.
         ratio: The ratio to the baseline past which a block is too long.
-        lost_s: Instead of the ratio: the seconds lost to the baseline past which a block is too long, and those up to which it is
-            not, beyond what a model that computes nothing loses. What lies between may be called either.
+        lost_s: Instead of the ratio: the seconds lost to the baseline past which a block is too
+            long, and those up to which it is not, beyond what a model that computes nothing loses.
+            What lies between may be called either.
         limit_s: Seconds past which a block is too long.
-        share: The share of single runs that has to keep ``limit_s``; ``None`` where the fastest run of each block counts.
+        share: The share of single runs that has to keep ``limit_s``; ``None`` where the fastest run
+            of each block counts.
         build_limit_s: Seconds past which a build is timed again, three times at most.
-        piecewise: Whether pieces of the model are compared by what they lose, so that what an idle model loses has to be known.
+        piecewise: Whether pieces of the model are compared by what they lose, so that what an idle
+            model loses has to be known.
     """
 
     inputs: Path
@@ -312,6 +321,7 @@ class Answered:
 
 
 BEGUN = {"event": "begun"}
-"""Sent when a worker has read an order; if it ends before, that has nothing to do with the model."""
+"""Sent when a worker has read an order; if it ends before, that has nothing to do with the
+model."""
 READY = {"event": "ready"}
 """Sent when the runtime is loaded: the time until then does not count for the model."""

@@ -1,7 +1,7 @@
 """The worker process: runs models, one request at a time, so that a crash does not end the driver.
 
-Requests and replies go over two pipes of their own (see ``worker/protocol.py``); stdout and stderr belong to the runtimes.
-Only what a runtime needs is imported, and ONNX only after a failure.
+Requests and replies go over two pipes of their own (see ``worker/protocol.py``); stdout and stderr
+belong to the runtimes. Only what a runtime needs is imported, and ONNX only after a failure.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ _FAILURES = (RuntimeFailure, ConnectionLost, ProcessDied, BisectError)
 _BUILDS = 3
 """The number of times that a slow build is timed."""
 _IDLE_BLOCKS = 5
-TIMED_RUNS, _FEW_RUNS = 20, 3
+TIMED_RUNS = 20
+_FEW_RUNS = 3
 """Number of runs for the median of a model's latency, and of one that takes long."""
 Feed = dict[str, Any]
 """Values by the names of inputs, some of them left on disk till used."""
@@ -93,7 +94,8 @@ def run(session: RuntimeSession, feed: Mapping[str, Any]) -> Feed:
 def median_ms(session: RuntimeSession, feed: Feed) -> float | None:
     """Milliseconds of one run, with inputs copied to the target and outputs back: the median of :data:`TIMED_RUNS` runs.
 
-    Of a slow model fewer runs are timed. A model that does not run again is no failure, since its outputs are known: ``None``.
+    Of a slow model fewer runs are timed. A model that does not run again is no failure, since its
+    outputs are known: ``None``.
 
     Raises:
         RunError: The runtime fails at everything else from now on.
@@ -110,7 +112,9 @@ def median_ms(session: RuntimeSession, feed: Feed) -> float | None:
         return None
 
 
-def compare_sample(session: RuntimeSession, request: Compare, sample: Sample, number: int) -> list[TensorComparison]:
+def compare_sample(
+    session: RuntimeSession, request: Compare, sample: Sample, number: int
+) -> list[TensorComparison]:
     """Run a model on one sample, keep the requested outputs, and compare them with the reference's."""
     from bisect_trt.tensors.compare import compare_all  # noqa: PLC0415 - a worker for the reference alone starts without
 
@@ -119,14 +123,25 @@ def compare_sample(session: RuntimeSession, request: Compare, sample: Sample, nu
     if request.save_outputs:
         save_npz(request.save_outputs[number - 1], outputs)
     reference = ActivationStore(sample.golden) if sample.golden.is_dir() else NpzFile(sample.golden)
-    # A candidate's values are those of its outputs: one that the target does not hand out is missing, not unasked for.
+    # A candidate's values are those of its outputs: one that the target does not hand out is
+    # missing, not unasked for.
     wanted: Iterable[str] = request.names or (outputs if sample.golden.is_dir() else reference)
     known = [name for name in wanted if name in reference and name not in session.skipped]
     steps, lows = _grids(request.model, feed, reference)
-    return compare_all(reference, outputs, request.tolerance, known, details=request.details, steps=steps, lows=lows)
+    return compare_all(
+        reference,
+        outputs,
+        request.tolerance,
+        known,
+        details=request.details,
+        steps=steps,
+        lows=lows,
+    )
 
 
-def _grids(model: Path, feed: Feed, golden: NpzFile | ActivationStore) -> tuple[dict[str, Step], dict[str, Precision]]:
+def _grids(
+    model: Path, feed: Feed, golden: NpzFile | ActivationStore
+) -> tuple[dict[str, Step], dict[str, Precision]]:
     """The steps of the model's quantized tensors, of which some scales are computed; and what is rounded to 16 bits."""
     try:
         from bisect_trt.onnxlib.roundings import find_roundings  # noqa: PLC0415 - it needs onnx, which may not be there
@@ -181,7 +196,9 @@ class Worker:
             names = _names(order.request)
             reply = Failed(kind, error.message, f"{kind}: {error.sign(names)}", error.poisoned)
         except BisectError as error:  # an error of a plug-in may not be there when it is unpickled
-            reply = (kind_of([each.__name__ for each in type(error).__mro__]) or BisectError)(str(error))
+            reply = (kind_of([each.__name__ for each in type(error).__mro__]) or BisectError)(
+                str(error)
+            )
         except (ConnectionLost, ProcessDied) as error:
             self._runtimes.clear()
             self._last = None
@@ -196,7 +213,9 @@ class Worker:
         if self._place is not None:
             print(self._place.printed, end="", flush=True)
             self._place.printed = ""
-            memory |= {"peak": held(())["peak"] + (memory["peak"] if self._place.place.local else 0)}
+            memory |= {
+                "peak": held(())["peak"] + (memory["peak"] if self._place.place.local else 0)
+            }
         return Answered(reply, memory)
 
     def close(self) -> None:
@@ -207,7 +226,9 @@ class Worker:
 
     def _runtime(self, settings: TargetSettings) -> Runtime:
         if settings not in self._runtimes:
-            if len(self._runtimes) >= _MOST_RUNTIMES:  # a search for precision has another for each candidate
+            if (
+                len(self._runtimes) >= _MOST_RUNTIMES
+            ):  # a search for precision has another for each candidate
                 self._runtimes.clear()
             self._runtimes[settings] = _runtime_in(self._place, settings)
         return self._runtimes[settings]
@@ -229,7 +250,11 @@ class Worker:
         return model is not None
 
     def _trace(self, request: Trace) -> dict[str, Any]:
-        runtime = self._baseline(request.target, request.beside) if request.beside else self._runtime(request.target)
+        runtime = (
+            self._baseline(request.target, request.beside)
+            if request.beside
+            else self._runtime(request.target)
+        )
         return runtime.trace(request.model, load_npz(request.inputs), request.what)
 
     def _collect(self, request: Collect) -> None:
@@ -238,7 +263,9 @@ class Worker:
             feed: Feed = load_npz(inputs)
             if request.append:
                 store = ActivationStore(to)
-                feed |= {info.name: store[info.name] for info in session.inputs if info.name in store}
+                feed |= {
+                    info.name: store[info.name] for info in session.inputs if info.name in store
+                }
             outputs = run(session, feed)
             if to.suffix == ".npz":
                 save_npz(to, outputs)
@@ -250,24 +277,32 @@ class Worker:
         comparisons: list[TensorComparison] = []
         for number, sample in enumerate(() if request.target.build_only else request.samples, 1):
             seen = compare_sample(session, request, sample, number)
-            comparisons += [replace(each, sample=number) for each in seen] if len(request.samples) > 1 else seen
+            comparisons += (
+                [replace(each, sample=number) for each in seen]
+                if len(request.samples) > 1
+                else seen
+            )
             if not request.every and not all(each.passed for each in seen):
                 break
         latency = None
         if request.timed and not request.target.build_only:
             latency = median_ms(session, load_npz(request.samples[0].inputs))
-        return Compared(tuple(comparisons), dict(session.skipped), _layers(session, request), latency)
+        return Compared(
+            tuple(comparisons), dict(session.skipped), _layers(session, request), latency
+        )
 
     def _score(self, request: Score) -> Scored:
         """Score a model, or a piece of it of which the reference runs the rest."""
         from bisect_trt.tensors.metrics import find_metric  # noqa: PLC0415 - few workers score
 
         asked = request.scoring
-        data, metric = asked.data, find_metric(asked.metric, lower_is_better=asked.lower_is_better)
+        data = asked.data
+        metric = find_metric(asked.metric, lower_is_better=asked.lower_is_better)
         first = load_npz(data.inputs(0))
         rest = None if request.reference is None else make_runtime(request.reference)
         before, after = (
-            None if rest is None or path is None else rest.load(path, first) for path in (request.before, request.after)
+            None if rest is None or path is None else rest.load(path, first)
+            for path in (request.before, request.after)
         )
 
         def fed(sample: Feed) -> Feed:
@@ -279,15 +314,21 @@ class Worker:
             return made if after is None else {**made, **run(after, {**sample, **made})}
 
         session = self._runtime(request.target).load(request.model, fed(first))
-        value, passed = data.score(metric, outputs), None
+        value = data.score(metric, outputs)
+        passed = None
         if asked.bound is not None:  # NaN is not on its good side
             slack = 1e-9 * max(abs(asked.bound), 1.0)
-            passed = value <= asked.bound + slack if metric.lower_is_better else value >= asked.bound - slack
+            passed = (
+                value <= asked.bound + slack
+                if metric.lower_is_better
+                else value >= asked.bound - slack
+            )
         latency = median_ms(session, fed(first)) if request.timed else None
         return Scored(value, passed, _layers(session, request), latency)
 
     def _measure(self, request: Measure) -> Measured:
-        feed, runtime = load_npz(request.inputs), self._runtime(request.target)
+        feed = load_npz(request.inputs)
+        runtime = self._runtime(request.target)
         idle = self._idle_lost(request, runtime)  # first, because a place holds one model
         before = self._memory()
         build_s, session = _timed_load(runtime, request.model, feed)
@@ -298,9 +339,13 @@ class Worker:
         for _ in range(_BUILDS - 1):
             if request.build_limit_s is not None and build_s > request.build_limit_s:
                 build_s = min(build_s, _timed_load(runtime, request.model, feed)[0])
-        peaks = {name: seen["peak"] - before["host"] for name, seen in (("build", built), ("run", ran))}
+        peaks = {
+            name: seen["peak"] - before["host"] for name, seen in (("build", built), ("run", ran))
+        }
         peaks["device"] = ran["gpu"] - before["gpu"]
-        measured = Measured(build_s=build_s, memory={name: max(size, 0) for name, size in peaks.items()})
+        measured = Measured(
+            build_s=build_s, memory={name: max(size, 0) for name, size in peaks.items()}
+        )
         if request.budget_s is None:
             return measured
         from bisect_trt.worker.timing import Timed, compare_blocks  # noqa: PLC0415 - few workers measure
@@ -313,7 +358,9 @@ class Worker:
             except _FAILURES as error:
                 return replace(measured, refused=str(error))
         judge = partial(request.judge, idle_s=idle)
-        seen = compare_blocks(Timed.of(session, feed), beside, judge, request.budget_s, request.share)
+        seen = compare_blocks(
+            Timed.of(session, feed), beside, judge, request.budget_s, request.share
+        )
         return replace(measured, idle_s=idle, **vars(seen))
 
     def _idle_lost(self, request: Measure, runtime: Runtime) -> float:

@@ -15,8 +15,10 @@ from bisect_trt.worker.host import run_times
 from bisect_trt.worker.protocol import Blocks
 
 _BLOCK_SECONDS = 0.02
-_WARM_SECONDS, _WARM_RUNS = 0.1, 50
-_MOST_RUNS, _LEAST_RUNS = 200, 3
+_WARM_SECONDS = 0.1
+_WARM_RUNS = 50
+_MOST_RUNS = 200
+_LEAST_RUNS = 3
 _LONG_SECONDS = 0.2
 """A run that takes longer is a block of its own."""
 _PAUSE_SECONDS = 0.002
@@ -42,17 +44,22 @@ class Timed:
         """Warm a model up; returns it with blocks of about 20 ms."""
         names = {info.name for info in session.inputs}
         timed = cls(session, {name: value for name, value in feed.items() if name in names})
-        seconds, began = timed.times(1), time.monotonic()
+        seconds = timed.times(1)
+        began = time.monotonic()
         while len(seconds) < _WARM_RUNS and time.monotonic() - began < _WARM_SECONDS:
             seconds += timed.times(max(1, round(_BLOCK_SECONDS / 2 / seconds[-1])))
         fastest = max(min(seconds), 1e-7)
         least = 1 if fastest > _LONG_SECONDS else _LEAST_RUNS
-        return cls(session, timed.feed, min(max(round(_BLOCK_SECONDS / fastest), least), _MOST_RUNS))
+        return cls(
+            session, timed.feed, min(max(round(_BLOCK_SECONDS / fastest), least), _MOST_RUNS)
+        )
 
     def times(self, runs: int) -> list[float]:
         """Seconds of each of several runs, where the model is."""
         there = getattr(self.session, "times", None)
-        return list(run_times(self.session, self.feed, runs) if there is None else there(self.feed, runs))
+        return list(
+            run_times(self.session, self.feed, runs) if there is None else there(self.feed, runs)
+        )
 
     def block(self) -> float:
         """Seconds of the fastest run of a block."""
@@ -76,13 +83,20 @@ def compare_blocks(
     Args:
         model: The model.
         baseline: What it is compared with, if anything.
-        judge: Returns of the seconds of a block and of the baseline's beside it whether they are too long, and whether not.
+        judge: Returns of the seconds of a block and of the baseline's beside it whether they are
+            too long, and whether not.
         budget: Seconds that this may take.
         share: The share of all runs, not of blocks, that must not be too long; without a baseline.
     """
-    slow, fine = (SignTest(), SignTest()) if share is None else (SignTest(1 - share), SignTest(share))
-    mine, other, began = list[float](), list[float](), time.monotonic()
-    while not (slow.known or (fine.known and not slow.leads)) and (not mine or time.monotonic() - began < budget):
+    slow, fine = (
+        (SignTest(), SignTest()) if share is None else (SignTest(1 - share), SignTest(share))
+    )
+    mine = list[float]()
+    other = list[float]()
+    began = time.monotonic()
+    while not (slow.known or (fine.known and not slow.leads)) and (
+        not mine or time.monotonic() - began < budget
+    ):
         first = len(mine) % 2 == 0  # each side comes first as often
         if baseline is not None and not first:
             other.append(baseline.block())

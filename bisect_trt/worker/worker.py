@@ -19,14 +19,23 @@ from bisect_trt.tensors.kernel import oom_kills
 from bisect_trt.worker.channel import Closed, ConnectionLost, Message, ProcessDied, receive, send
 from bisect_trt.worker.guard import Forked, guard
 from bisect_trt.worker.place import Place
-from bisect_trt.worker.process import Limit, ProcessEnd, ProcessLimits, gate, kill_group, module_command
+from bisect_trt.worker.process import (
+    Limit,
+    ProcessEnd,
+    ProcessLimits,
+    gate,
+    kill_group,
+    module_command,
+)
 from bisect_trt.worker.protocol import READY, Answered, BuildEngine, Compare, Failed, Order
 
 _LAST_WORDS_SECONDS = 60.0
 _TIDY_SECONDS = 2.0
-"""Seconds that a worker may take to end its processes in a place; killed ones end there a little later."""
+"""Seconds that a worker may take to end its processes in a place; killed ones end there a little
+later."""
 GROWTH_LIMIT = 4 << 30
-"""Bytes that a worker, or the use of its GPU, may grow by after its second answer before it is replaced."""
+"""Bytes that a worker, or the use of its GPU, may grow by after its second answer before it is
+replaced."""
 
 
 class WorkerDied(Exception):  # noqa: N818 - it is an ending, not an error of ours
@@ -37,9 +46,13 @@ class WorkerDied(Exception):  # noqa: N818 - it is an ending, not an error of ou
         out_of_memory: Whether the kernel has ended a process meanwhile because memory ran out.
     """
 
-    def __init__(self, end: ProcessEnd, outside: str | None = None, *, out_of_memory: bool = False) -> None:
+    def __init__(
+        self, end: ProcessEnd, outside: str | None = None, *, out_of_memory: bool = False
+    ) -> None:
         super().__init__()
-        self.end, self.outside, self.out_of_memory = end, outside, out_of_memory
+        self.end = end
+        self.outside = outside
+        self.out_of_memory = out_of_memory
 
 
 class _PastLimit(Exception):  # noqa: N818 - as above
@@ -51,15 +64,22 @@ class WorkerProcess:
 
     Attributes:
         served: How many requests it has answered, since the process that runs models was started.
-        worn_out: Whether it should serve no more: it has leaked, or CUDA does not work in it any more.
+        worn_out: Whether it should serve no more: it has leaked, or CUDA does not work in it any
+            more.
     """
 
-    def __init__(self, gpu: str | None = None, *, place: Place | None = None, fork: bool = False) -> None:
+    def __init__(
+        self, gpu: str | None = None, *, place: Place | None = None, fork: bool = False
+    ) -> None:
         """Start it, as a fork of this process or by itself; it imports what it needs while the driver does other things."""
         request_read, self._request_write = os.pipe()
         self._reply_read, reply_write = os.pipe()
-        self.served, self.gpu, self.place, self.worn_out = 0, gpu, place, False
-        self._surroundings, self._busy = surroundings(), False
+        self.served = 0
+        self.gpu = gpu
+        self.place = place
+        self.worn_out = False
+        self._surroundings = surroundings()
+        self._busy = False
         self._first_memory: Mapping[str, int] = {}
         more = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         with contextlib.suppress(OSError):  # the disk is full, and only few of them need it
@@ -96,7 +116,9 @@ class WorkerProcess:
             UsageError: The request named something that is wrong.
             UnavailableError: Something it needs is not there.
         """
-        began, kills, begun = time.monotonic(), oom_kills(), False
+        began = time.monotonic()
+        kills = oom_kills()
+        begun = False
         self._busy = True
         try:
             send(self._request_write, {}, [pickle.dumps(order)])
@@ -108,11 +130,16 @@ class WorkerProcess:
                     limits.begun()
                 header, content = self._receive(limits)
         except (Closed, _PastLimit):
-            if limits.past is None:  # it crashes: its exit status is the finding, so let it finish, core dump and all
+            if (
+                limits.past is None
+            ):  # it crashes: its exit status is the finding, so let it finish, core dump and all
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(_LAST_WORDS_SECONDS)
-            end, out = self._ended(began, limits.past), oom_kills() > kills
-            raise WorkerDied(end, _outside(end, begun=begun, memory=out), out_of_memory=out) from None
+            end = self._ended(began, limits.past)
+            out = oom_kills() > kills
+            raise WorkerDied(
+                end, _outside(end, begun=begun, memory=out), out_of_memory=out
+            ) from None
         except BaseException:  # Ctrl-C: its answer is not needed
             self.close()
             raise
@@ -122,8 +149,11 @@ class WorkerProcess:
         reply = answer.reply
         if isinstance(reply, ConnectionLost):
             raise WorkerDied(self._ended(began), str(reply))
-        if isinstance(reply, ProcessDied):  # in the place, where the next request starts another process
-            self.served, end = 0, ProcessEnd(reply.code, time.monotonic() - began)
+        if isinstance(
+            reply, ProcessDied
+        ):  # in the place, where the next request starts another process
+            self.served = 0
+            end = ProcessEnd(reply.code, time.monotonic() - began)
             raise WorkerDied(end, _outside(end, begun=True, memory=False))
         self._see_wear(answer)
         if isinstance(order.request, BuildEngine | Compare):
@@ -136,7 +166,10 @@ class WorkerProcess:
         """The first answers load libraries and warm caches up; what is added for long after them is lost."""
         if self.served <= 2:
             self._first_memory = answer.memory
-        grown = any(answer.memory[name] - self._first_memory[name] > GROWTH_LIMIT for name in ("host", "gpu"))
+        grown = any(
+            answer.memory[name] - self._first_memory[name] > GROWTH_LIMIT
+            for name in ("host", "gpu")
+        )
         self.worn_out = grown or (isinstance(answer.reply, Failed) and answer.reply.poisoned)
 
     def _receive(self, limits: ProcessLimits) -> Message:
@@ -153,7 +186,9 @@ class WorkerProcess:
                     raise _PastLimit
 
         message = receive(self._reply_read, wait)
-        if limits.passed(self._process.pid, done=True) is not None:  # a short request ends between two looks
+        if (
+            limits.passed(self._process.pid, done=True) is not None
+        ):  # a short request ends between two looks
             raise _PastLimit
         return message
 

@@ -43,10 +43,14 @@ def run(call: Call) -> Result:
         subject, units = session.subject, session.subject.units
         space = Space(lambda subset: subject.cut(units.bare(subset)))
         nothing: frozenset[int] = frozenset()
-        length = space.search(session.prober, lambda ask: shortest_failing_prefix(units.searched, nothing, ask))
+        length = space.search(
+            session.prober, lambda ask: shortest_failing_prefix(units.searched, nothing, ask)
+        )
         prefix = frozenset(units.searched[:length])
         candidate = subject.cut(units.bare(prefix))
-        save_model(candidate.proto, subject.workspace.weights.folder_of(candidate.proto), own.output)
+        save_model(
+            candidate.proto, subject.workspace.weights.folder_of(candidate.proto), own.output
+        )
         call.result.artifacts["prefix"] = str(own.output)
         call.result.culprits = subject.describe_searched(prefix)[-1:]
         call.console.answer(f"{own.output}: {len(prefix)} of {len(units)} nodes.")

@@ -21,7 +21,8 @@ class Latency(Oracle):
     """A limit on the latency of the target."""
 
     max_latency: Annotated[
-        float | None, option(metavar="MS", min=0, help="A candidate fails if one run takes more milliseconds.")
+        float | None,
+        option(metavar="MS", min=0, help="A candidate fails if one run takes more milliseconds."),
     ] = None
 
     def check(self, settings: CheckSettings, workers: WorkerPool) -> Check:
@@ -32,7 +33,9 @@ class Latency(Oracle):
         """
         if settings.target is None or self.max_latency is None:
             raise UsageError("--max-latency measures a target; add --trt or --onnxrt.")
-        return LatencyCheck(make_check(replace(settings, oracle=None, timed=True), workers), self.max_latency)
+        return LatencyCheck(
+            make_check(replace(settings, oracle=None, timed=True), workers), self.max_latency
+        )
 
 
 @dataclass(frozen=True)
@@ -49,4 +52,10 @@ class LatencyCheck:
         if outcome.latency_ms is None:
             return replace(outcome, ending=Ending.OTHER)
         ending = Ending.FAILED if outcome.latency_ms > self.limit else Ending.PASSED
-        return replace(outcome, ending=ending, signature="slow", reason=f"{outcome.latency_ms:.3f} ms", severity=None)
+        return replace(
+            outcome,
+            ending=ending,
+            signature="slow",
+            reason=f"{outcome.latency_ms:.3f} ms",
+            severity=None,
+        )

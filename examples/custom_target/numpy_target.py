@@ -12,7 +12,14 @@ from bisect_trt.targets.base import OwnSettings, Target
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.settings import TargetSettings
 
-OPERATORS = {"Add": "add", "Sub": "subtract", "Mul": "multiply", "MatMul": "matmul", "Neg": "negative", "Tanh": "tanh"}
+OPERATORS = {
+    "Add": "add",
+    "Sub": "subtract",
+    "Mul": "multiply",
+    "MatMul": "matmul",
+    "Neg": "negative",
+    "Tanh": "tanh",
+}
 """NumPy's functions of ONNX's operators."""
 
 
@@ -23,15 +30,20 @@ class NumpySettings(OwnSettings):
     Each has its option; those that all targets share (``--keep-fp32``, ...) are there already.
     """
 
-    leak: Annotated[float, option(metavar="SLOPE", min=0, max=1, help="How much Relu leaks, with --numpy.")] = 0.01
+    leak: Annotated[
+        float, option(metavar="SLOPE", min=0, max=1, help="How much Relu leaks, with --numpy.")
+    ] = 0.01
 
 
 class NumpyTarget(Target):
     """A NumPy interpreter of ONNX."""
 
-    name, title, own = "numpy", "NumPy", NumpySettings
+    name = "numpy"
+    title = "NumPy"
+    own = NumpySettings
     help = "A NumPy interpreter with a leaky Relu."
-    precisions, needs = (), "bisect-trt-numpy-target"
+    precisions = ()
+    needs = "bisect-trt-numpy-target"
 
     def make_runner(self, settings: TargetSettings) -> NumpyRunner:
         """Return what runs models; called in a worker process."""
@@ -67,11 +79,17 @@ class NumpySession:
         from bisect_trt.onnxlib.shapes import input_infos  # noqa: PLC0415 - as above
 
         proto = onnx.load(str(model))
-        if unknown := [node for node in proto.graph.node if node.op_type not in (*OPERATORS, "Relu")]:
+        if unknown := [
+            node for node in proto.graph.node if node.op_type not in (*OPERATORS, "Relu")
+        ]:
             raise BuildError(f"no operator {unknown[0].op_type} for node '{unknown[0].name}'")
-        self._graph, self._leak = proto.graph, leak
-        self._weights = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
-        self.inputs, self.skipped = input_infos(Network(proto)), dict[str, str]()
+        self._graph = proto.graph
+        self._leak = leak
+        self._weights = {
+            tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer
+        }
+        self.inputs = input_infos(Network(proto))
+        self.skipped = dict[str, str]()
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return all outputs by name, or raise ``RunError``."""
@@ -81,7 +99,9 @@ class NumpySession:
         for node in self._graph.node:
             x = [values[name] for name in node.input]
             try:
-                leaky = np.where(x[0] > 0, x[0], self._leak * x[0]).astype(x[0].dtype)  # the bug: Relu(x) is max(x, 0)
+                leaky = np.where(x[0] > 0, x[0], self._leak * x[0]).astype(
+                    x[0].dtype
+                )  # the bug: Relu(x) is max(x, 0)
                 made = leaky if node.op_type == "Relu" else getattr(np, OPERATORS[node.op_type])(*x)
                 values[node.output[0]] = made
             except Exception as error:

@@ -1,7 +1,8 @@
 """Writes model.onnx: a style-transfer network whose InstanceNorm variance overflows in fp16 (see README.md).
 
-The shape of Johnson et al.'s fast style transfer (convolve, halve, residual blocks, double, convolve), narrow so that
-it runs in a moment. InstanceNorm is spelled out, the variance as a sum over the image divided by its pixel count.
+The shape of Johnson et al.'s fast style transfer (convolve, halve, residual blocks, double,
+convolve), narrow so that it runs in a moment. InstanceNorm is spelled out, the variance as a sum
+over the image divided by its pixel count.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that it ru
 from _builder import GraphBuilder, parse_arguments
 
 SIZE = 256
-"""Height and width of the image in pixels: 65536 of them, more than fp16's largest number, 65504."""
-WIDE, NARROW = 16, 8
+"""Height and width of the image in pixels: 65536 of them, more than fp16's largest number,
+65504."""
+WIDE = 16
+NARROW = 8
 """Channels at half and at full size."""
 RESIDUAL_BLOCKS = 2
 
@@ -30,7 +33,9 @@ def preprocess(g: GraphBuilder) -> str:
     return g.op("Div", g.op("Sub", "image", mean), std)
 
 
-def conv(g: GraphBuilder, x: str, scope: str, channels: tuple[int, int], kernel: int, stride: int = 1) -> str:
+def conv(
+    g: GraphBuilder, x: str, scope: str, channels: tuple[int, int], kernel: int, stride: int = 1
+) -> str:
     """Reflection padding and a convolution from channels[0] to channels[1], He-initialised."""
     module = scope.strip("/").replace("/", ".")
     border = kernel // 2
@@ -43,25 +48,36 @@ def conv(g: GraphBuilder, x: str, scope: str, channels: tuple[int, int], kernel:
 
 
 def instance_norm(g: GraphBuilder, x: str, scope: str, channels: int, size: int) -> str:
-    """Normalises each channel over its own size x size pixels. The ReduceSum is where fp16 breaks."""
+    """Normalises each channel over its own size x size pixels.
+
+    The ReduceSum is where fp16 breaks.
+    """
     module = scope.strip("/").replace("/", ".")
     mean = g.op("ReduceMean", x, scope=scope, axes=[2, 3])
     centred = g.op("Sub", x, mean, scope=scope)
     square = g.op("Mul", centred, centred, scope=scope)
     total = g.op("ReduceSum", square, g.weight(f"{module}.axes", [2, 3], np.int64), scope=scope)
     variance = g.op("Div", total, g.weight(f"{module}.pixels", size**2), scope=scope)
-    deviation = g.op("Sqrt", g.op("Add", variance, g.weight(f"{module}.eps", 1e-5), scope=scope), scope=scope)
+    deviation = g.op(
+        "Sqrt", g.op("Add", variance, g.weight(f"{module}.eps", 1e-5), scope=scope), scope=scope
+    )
     normed = g.op("Div", centred, deviation, scope=scope)
     scale = g.normal(f"{module}.weight", (1, channels, 1, 1), std=0.02, mean=1.0)
     scaled = g.op("Mul", normed, scale, scope=scope)
-    return g.op("Add", scaled, g.normal(f"{module}.bias", (1, channels, 1, 1), std=0.02), scope=scope)
+    return g.op(
+        "Add", scaled, g.normal(f"{module}.bias", (1, channels, 1, 1), std=0.02), scope=scope
+    )
 
 
 def residual(g: GraphBuilder, x: str, scope: str) -> str:
     """Two normalised convolutions at half size, added to their input."""
-    y = instance_norm(g, conv(g, x, f"{scope}/conv1", (WIDE, WIDE), 3), f"{scope}/in1", WIDE, SIZE // 2)
+    y = instance_norm(
+        g, conv(g, x, f"{scope}/conv1", (WIDE, WIDE), 3), f"{scope}/in1", WIDE, SIZE // 2
+    )
     y = g.op("Relu", y, scope=scope)
-    y = instance_norm(g, conv(g, y, f"{scope}/conv2", (WIDE, WIDE), 3), f"{scope}/in2", WIDE, SIZE // 2)
+    y = instance_norm(
+        g, conv(g, y, f"{scope}/conv2", (WIDE, WIDE), 3), f"{scope}/in2", WIDE, SIZE // 2
+    )
     return g.op("Add", x, y, scope=scope)
 
 
@@ -85,7 +101,9 @@ def build(seed: int) -> onnx.ModelProto:
 
 def main() -> None:
     """Writes the model and says where."""
-    folder, seed = parse_arguments("Write model.onnx, a network whose InstanceNorm overflows in fp16.", __file__)
+    folder, seed = parse_arguments(
+        "Write model.onnx, a network whose InstanceNorm overflows in fp16.", __file__
+    )
     model = build(seed)
     onnx.save(model, str(folder / "model.onnx"))
     print(f"{folder / 'model.onnx'}: {len(model.graph.node)} nodes")

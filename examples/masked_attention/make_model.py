@@ -1,7 +1,8 @@
 """Writes model.onnx and inputs.npz: a causal transformer whose left-padded input gives NaN in fp16 (see README.md).
 
-Two pre-norm blocks at opset 17. The additive mask is made as Hugging Face's ``AttentionMaskConverter`` makes it:
-invert the 0/1 mask, fill what is hidden with a large negative number, add that to the attention scores.
+Two pre-norm blocks at opset 17. The additive mask is made as Hugging Face's
+``AttentionMaskConverter`` makes it: invert the 0/1 mask, fill what is hidden with a large negative
+number, add that to the attention scores.
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ from onnx import TensorProto
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that it runs from anywhere
 from _builder import GraphBuilder, parse_arguments
 
-BATCH, LENGTH, PADDING = 2, 16, 5
-VOCABULARY, WIDTH, HEADS, BLOCKS = 1000, 64, 4, 2
+BATCH = 2
+LENGTH = 16
+PADDING = 5
+VOCABULARY = 1000
+WIDTH = 64
+HEADS = 4
+BLOCKS = 2
 HEAD_WIDTH = WIDTH // HEADS
 HIDDEN_SCORE = -1e9
 """Added to the score of a key that must not be seen. fp16 ends at -65504, so there it is -Inf."""
@@ -46,7 +52,9 @@ def norm(g: GraphBuilder, x: str, scope: str) -> str:
 
 def linear(g: GraphBuilder, x: str, scope: str, width_in: int, width_out: int) -> str:
     """Fully connected layer without a bias."""
-    weight = g.normal(f"{scope.strip('/').replace('/', '.')}.weight", (width_in, width_out), std=width_in**-0.5)
+    weight = g.normal(
+        f"{scope.strip('/').replace('/', '.')}.weight", (width_in, width_out), std=width_in**-0.5
+    )
     return g.op("MatMul", x, weight, scope=scope)
 
 
@@ -54,7 +62,10 @@ def attention(g: GraphBuilder, x: str, mask: str, scope: str) -> str:
     """Masked multi-head self-attention of x [BATCH, LENGTH, WIDTH]."""
     split = g.weight(f"{scope}/split", [BATCH, LENGTH, HEADS, HEAD_WIDTH], np.int64)
     join = g.weight(f"{scope}/join", [BATCH, LENGTH, WIDTH], np.int64)
-    projected = [g.op("Reshape", linear(g, x, f"{scope}/{p}", WIDTH, WIDTH), split, scope=scope) for p in "qkv"]
+    projected = [
+        g.op("Reshape", linear(g, x, f"{scope}/{p}", WIDTH, WIDTH), split, scope=scope)
+        for p in "qkv"
+    ]
     q = g.op("Transpose", projected[0], scope=scope, perm=[0, 2, 1, 3])
     k = g.op("Transpose", projected[1], scope=scope, perm=[0, 2, 3, 1])
     v = g.op("Transpose", projected[2], scope=scope, perm=[0, 2, 1, 3])
@@ -62,16 +73,22 @@ def attention(g: GraphBuilder, x: str, mask: str, scope: str) -> str:
     scores = g.op("Div", g.op("MatMul", q, k, scope=scope), scale, scope=scope)
     # A row of the mask that hides every key is uniform after Softmax in fp32 and 0/0 in fp16.
     weights = g.op("Softmax", g.op("Add", scores, mask, scope=scope), scope=scope, axis=-1)
-    mixed = g.op("Transpose", g.op("MatMul", weights, v, scope=scope), scope=scope, perm=[0, 2, 1, 3])
+    mixed = g.op(
+        "Transpose", g.op("MatMul", weights, v, scope=scope), scope=scope, perm=[0, 2, 1, 3]
+    )
     return linear(g, g.op("Reshape", mixed, join, scope=scope), f"{scope}/out", WIDTH, WIDTH)
 
 
 def block(g: GraphBuilder, x: str, mask: str, index: int) -> str:
     """Pre-norm transformer block."""
     scope = f"/layers.{index}"
-    x = g.op("Add", x, attention(g, norm(g, x, f"{scope}/norm1"), mask, f"{scope}/attn"), scope=scope)
+    x = g.op(
+        "Add", x, attention(g, norm(g, x, f"{scope}/norm1"), mask, f"{scope}/attn"), scope=scope
+    )
     hidden = linear(g, norm(g, x, f"{scope}/norm2"), f"{scope}/mlp/fc1", WIDTH, 4 * WIDTH)
-    written = linear(g, g.op("Relu", hidden, scope=f"{scope}/mlp"), f"{scope}/mlp/fc2", 4 * WIDTH, WIDTH)
+    written = linear(
+        g, g.op("Relu", hidden, scope=f"{scope}/mlp"), f"{scope}/mlp/fc2", 4 * WIDTH, WIDTH
+    )
     return g.op("Add", x, written, scope=scope)
 
 
@@ -103,7 +120,9 @@ def padded_batch(seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64
 
 def main() -> None:
     """Writes both files and says where."""
-    folder, seed = parse_arguments("Write model.onnx and inputs.npz, masked attention that is NaN in fp16.", __file__)
+    folder, seed = parse_arguments(
+        "Write model.onnx and inputs.npz, masked attention that is NaN in fp16.", __file__
+    )
     model = build(seed)
     onnx.save(model, str(folder / "model.onnx"))
     input_ids, attention_mask = padded_batch(seed)

@@ -1,8 +1,9 @@
 """A check command of the corpus: says by the nodes of a candidate how it ends.
 
-``check.py MODEL RULE...``, the first rule that applies; each is ``NODE[+NODE...]=ENDING``, where all of these nodes have to be
-there, and the ending is an exit status, ``signal``, ``hang``, ``luck3`` (status 1 in 3 of 10 runs) or a text that is printed
-with status 1. Without one that applies, 0.
+``check.py MODEL RULE...``, the first rule that applies; each is ``NODE[+NODE...]=ENDING``, where
+all of these nodes have to be there, and the ending is an exit status, ``signal``, ``hang``,
+``luck3`` (status 1 in 3 of 10 runs) or a text that is printed with status 1. Without one that
+applies, 0.
 """
 
 from __future__ import annotations

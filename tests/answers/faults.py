@@ -47,12 +47,18 @@ class Met:
 def is_reference(target: Any) -> bool:
     """Whether these are the settings of the reference: ONNX Runtime, optimisations off."""
     own = getattr(target, "own", None)
-    return target.runtime == "onnxrt" and getattr(own, "graph_optimization_level", None) == "ORT_DISABLE_ALL"
+    return (
+        target.runtime == "onnxrt"
+        and getattr(own, "graph_optimization_level", None) == "ORT_DISABLE_ALL"
+    )
 
 
 def has_fault(path: Path) -> bool:
     """Whether a model has a node that the target gets wrong."""
-    names = [node.name.split(".")[0] for node in onnx.load(str(path), load_external_data=False).graph.node]
+    names = [
+        node.name.split(".")[0]
+        for node in onnx.load(str(path), load_external_data=False).graph.node
+    ]
     return any(name.rstrip("0123456789") in _FAULTS for name in names)
 
 
@@ -66,7 +72,11 @@ def meet(path: Path) -> Met:
     for kind in ("crash", "hang", "refuse"):
         if kind in names:
             return Met(kind, "no kernel for this node")
-    bad = {node.name: kind for node, kind in zip(model.graph.node, names, strict=True) if _strikes(kind, names)}
+    bad = {
+        node.name: kind
+        for node, kind in zip(model.graph.node, names, strict=True)
+        if _strikes(kind, names)
+    }
     if not bad:
         return Met()
     nodes = list(model.graph.node)
@@ -87,7 +97,9 @@ def _spoil(graph: onnx.GraphProto, node: onnx.NodeProto, kind: str) -> None:
     node.output[last] = f"{out}.right"
 
     def weight(name: str, value: object, dtype: type) -> str:
-        graph.initializer.append(onnx.numpy_helper.from_array(np.array(value, dtype), f"{out}.{name}"))
+        graph.initializer.append(
+            onnx.numpy_helper.from_array(np.array(value, dtype), f"{out}.{name}")
+        )
         return f"{out}.{name}"
 
     def add(op: str, *reads: str, **attributes: Any) -> str:

@@ -25,14 +25,17 @@ def _save(
     opset: int = 17,
 ) -> Path:
     given = inputs or {"x": (2, 4)}
-    ends = outputs or {nodes[-1].output[0]: ("n", 4) if "n" in next(iter(given.values())) else (2, 4)}
+    ends = outputs or {
+        nodes[-1].output[0]: ("n", 4) if "n" in next(iter(given.values())) else (2, 4)
+    }
     onnx.save(model_of(nodes, weights or {}, inputs=given, outputs=ends, opset=opset), str(path))
     return path
 
 
 def chain(path: Path, names: str, *, rows: int | str = 2) -> Path:
     """Nodes of these names, one behind the other; each adds 1."""
-    nodes, shape = line([("Add", "one", name) for name in names.split()]), (rows, 4)
+    nodes = line([("Add", "one", name) for name in names.split()])
+    shape = (rows, 4)
     return _save(path, nodes, {"one": 1.0}, {"x": shape}, {nodes[-1].output[0]: shape})
 
 
@@ -45,7 +48,9 @@ def branches(path: Path, left: str, right: str, tail: str = "end") -> Path:
     """Two chains from one input that a last node adds up."""
     sides = [line([("Add", "one", name) for name in names.split()]) for names in (left, right)]
     nodes = [*sides[0], *sides[1]]
-    nodes.append(helper.make_node("Add", [side[-1].output[0] for side in sides], ["joined"], name="join"))
+    nodes.append(
+        helper.make_node("Add", [side[-1].output[0] for side in sides], ["joined"], name="join")
+    )
     nodes.append(helper.make_node("Add", ["joined", "one"], [f"{tail}_out"], name=tail))
     return _save(path, nodes, {"one": 1.0})
 
@@ -66,7 +71,12 @@ def overflowing(path: Path, before: int = 3, after: int = 3) -> Path:
 
 def two_overflows(path: Path) -> Path:
     """Two places past fp16 in one chain, which come back each time."""
-    kinds = (("Add", "one", "a"), ("Mul", "big", "big"), ("Mul", "small", "small"), ("Relu", "", "t"))
+    kinds = (
+        ("Add", "one", "a"),
+        ("Mul", "big", "big"),
+        ("Mul", "small", "small"),
+        ("Relu", "", "t"),
+    )
     steps = [(op, weight, f"{name}{number}") for number in (1, 2) for op, weight, name in kinds]
     return _save(path, line(steps), {"one": 1.0, "big": 3e5, "small": 1e-5})
 
@@ -88,7 +98,9 @@ def cancelling(path: Path, mean: float = 1e4) -> Path:
     ]
     axes: dict[str, Any] = {"axes": [-1]}
     nodes = [
-        helper.make_node(op, reads.split(), [makes], name=makes, **(axes if op == "ReduceMean" else {}))
+        helper.make_node(
+            op, reads.split(), [makes], name=makes, **(axes if op == "ReduceMean" else {})
+        )
         for op, reads, makes in steps
     ]
     weights: dict[str, Any] = {"off": mean, "two": 2.0, "eps": 1e-5}
@@ -99,11 +111,18 @@ def cancelling(path: Path, mean: float = 1e4) -> Path:
 
 def convolutions(path: Path, names: str = "c0 c1 wrong.c2 c3", channels: int = 4) -> Path:
     """Convolutions with a Relu behind each."""
-    values, last, nodes, weights = np.random.default_rng(0), "x", [], {}
+    values = np.random.default_rng(0)
+    last = "x"
+    nodes = []
+    weights = {}
     for name in names.split():
         weights[f"w_{name}"] = values.normal(0, 0.3, (channels, channels, 3, 3)).astype(np.float32)
-        nodes.append(helper.make_node("Conv", [last, f"w_{name}"], [f"{name}_out"], name=name, pads=[1] * 4))
-        nodes.append(helper.make_node("Relu", [f"{name}_out"], [f"{name}_relu"], name=f"relu_{name}"))
+        nodes.append(
+            helper.make_node("Conv", [last, f"w_{name}"], [f"{name}_out"], name=name, pads=[1] * 4)
+        )
+        nodes.append(
+            helper.make_node("Relu", [f"{name}_out"], [f"{name}_relu"], name=f"relu_{name}")
+        )
         last = f"{name}_relu"
     shape = (1, channels, 6, 6)
     return _save(path, nodes, weights, {"x": shape}, {last: shape})
@@ -111,20 +130,33 @@ def convolutions(path: Path, names: str = "c0 c1 wrong.c2 c3", channels: int = 4
 
 def quantized(path: Path, scales: Sequence[float] = (0.02, 0.0005, 0.02), per: int = 1) -> Path:
     """Matrix products with a Q/DQ pair before each; a scale that is much too small cuts values off."""
-    values, last, nodes = np.random.default_rng(1), "x", []
+    values = np.random.default_rng(1)
+    last = "x"
+    nodes = []
     weights: dict[str, Any] = {"zero": np.array(0, np.int8)}
     for place, scale in enumerate(scales):
         weights[f"s{place}"] = np.array(scale, np.float32)
         weights[f"w{place}"] = values.normal(0, 0.5, (4, 4)).astype(np.float32)
         for step in range(per):
-            q, dq = f"q{place}_{step}", f"dq{place}_{step}"
-            nodes.append(helper.make_node("QuantizeLinear", [last, f"s{place}", "zero"], [f"{q}_out"], name=q))
+            q = f"q{place}_{step}"
+            dq = f"dq{place}_{step}"
             nodes.append(
-                helper.make_node("DequantizeLinear", [f"{q}_out", f"s{place}", "zero"], [f"{dq}_out"], name=dq)
+                helper.make_node(
+                    "QuantizeLinear", [last, f"s{place}", "zero"], [f"{q}_out"], name=q
+                )
+            )
+            nodes.append(
+                helper.make_node(
+                    "DequantizeLinear", [f"{q}_out", f"s{place}", "zero"], [f"{dq}_out"], name=dq
+                )
             )
             last = f"{dq}_out"
-        nodes.append(helper.make_node("MatMul", [last, f"w{place}"], [f"m{place}_out"], name=f"m{place}"))
-        nodes.append(helper.make_node("Tanh", [f"m{place}_out"], [f"t{place}_out"], name=f"t{place}"))
+        nodes.append(
+            helper.make_node("MatMul", [last, f"w{place}"], [f"m{place}_out"], name=f"m{place}")
+        )
+        nodes.append(
+            helper.make_node("Tanh", [f"m{place}_out"], [f"t{place}_out"], name=f"t{place}")
+        )
         last = f"t{place}_out"
     return _save(path, nodes, weights)
 
@@ -137,10 +169,14 @@ def dynamic(path: Path, names: str = "a b rows4.c d") -> Path:
 def external(path: Path, names: str = "a wrong.b c") -> Path:
     """Matrix products whose weights lie in a file beside the model."""
     values = np.random.default_rng(2)
-    weights = {f"w_{name}": values.normal(0, 0.5, (4, 4)).astype(np.float32) for name in names.split()}
+    weights = {
+        f"w_{name}": values.normal(0, 0.5, (4, 4)).astype(np.float32) for name in names.split()
+    }
     _save(path, line([("MatMul", f"w_{name}", name) for name in names.split()]), weights)
     model = onnx.load(str(path))
-    onnx.save(model, str(path), save_as_external_data=True, location=f"{path.stem}.data", size_threshold=0)
+    onnx.save(
+        model, str(path), save_as_external_data=True, location=f"{path.stem}.data", size_threshold=0
+    )
     return path
 
 
@@ -159,7 +195,9 @@ def with_if(path: Path) -> Path:
         helper.make_node("Add", ["x", "one"], ["a_out"], name="a"),
         helper.make_node("ReduceSum", ["a_out"], ["sum"], name="sum", keepdims=0),
         helper.make_node("Greater", ["sum", "one"], ["more"], name="more"),
-        helper.make_node("If", ["more"], ["if_out"], name="if", then_branch=branch[0], else_branch=branch[1]),
+        helper.make_node(
+            "If", ["more"], ["if_out"], name="if", then_branch=branch[0], else_branch=branch[1]
+        ),
         helper.make_node("Add", ["if_out", "one"], ["b_out"], name="wrong.b"),
         helper.make_node("Add", ["b_out", "one"], ["c_out"], name="c"),
     ]
@@ -205,7 +243,14 @@ def with_scan(path: Path, bad: str = "c") -> Path:
     )
     nodes = [
         helper.make_node("Add", ["x", "one"], ["a_out"], name="a"),
-        helper.make_node("Scan", ["start", "a_out"], ["last", "rows"], name="wrong.scan", body=body, num_scan_inputs=1),
+        helper.make_node(
+            "Scan",
+            ["start", "a_out"],
+            ["last", "rows"],
+            name="wrong.scan",
+            body=body,
+            num_scan_inputs=1,
+        ),
         helper.make_node("Add", ["rows", "one"], ["c_out"], name=bad),
     ]
     return _save(path, nodes, {"one": 1.0, "start": np.zeros(4, np.float32)})
@@ -216,7 +261,11 @@ def tanhs(path: Path) -> Path:
     weight = np.random.default_rng(3).normal(0, 0.5, (4, 4)).astype(np.float32)
     reads = {"Add": "one", "MatMul": "w", "Tanh": ""}
     operators = enumerate(("Add", "Tanh", "MatMul", "Tanh", "Add", "Tanh"))
-    return _save(path, line([(op, reads[op], f"n{place}") for place, op in operators]), {"one": 1.0, "w": weight})
+    return _save(
+        path,
+        line([(op, reads[op], f"n{place}") for place, op in operators]),
+        {"one": 1.0, "w": weight},
+    )
 
 
 def foldable(path: Path) -> Path:

@@ -1,6 +1,7 @@
 """Runs the rows of the corpus and says what came of each; as a program it writes that down.
 
-``python tests/answers/record.py [NAME...]`` records these rows anew, or all that are not recorded yet; ``--all`` all of them.
+``python tests/answers/record.py [NAME...]`` records these rows anew, or all that are not recorded
+yet; ``--all`` all of them.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def _run_line(row: Row, line: str, counter: seam.Counter) -> dict[str, Any]:
     takes = words[0] in row.answers
     words = words if asked or not takes else [*words[:at], "--json", "answer.json", *words[at:]]
     Path("answer.json").unlink(missing_ok=True)
-    counted, known, before = counter.runs, _journal_lines(), _files()
+    counted = counter.runs
+    known = _journal_lines()
+    before = _files()
     status, said = _call(words)
     answer = json.loads(Path("answer.json").read_text()) if Path("answer.json").exists() else {}
     found: dict[str, Any] = {"argv": line, "exit": status}
@@ -69,11 +72,15 @@ def _run_line(row: Row, line: str, counter: seam.Counter) -> dict[str, Any]:
         jsonschema.validate(answer, SCHEMA)
         found["status"] = answer.get("status")
         found["minimality"] = answer.get("minimality")
-        found["culprits"] = [each["name"] or each["outputs"][0] for each in answer.get("culprits", ())]
+        found["culprits"] = [
+            each["name"] or each["outputs"][0] for each in answer.get("culprits", ())
+        ]
         found |= {name: _named(_plain(answer.get(name))) for name in FIELDS.get(words[0], ())}
     found["questions"] = [each for _, each in _questions(known)]
     found["runs"] = counter.runs - counted
-    found["files"] = {name: _content(Path(name)) for name in sorted(_files() - before) if name != "answer.json"}
+    found["files"] = {
+        name: _content(Path(name)) for name in sorted(_files() - before) if name != "answer.json"
+    }
     if row.shows:
         found["shown"] = [word for word in row.shows if word in said]
     found["said"] = said
@@ -92,7 +99,9 @@ def _call(words: Sequence[str]) -> tuple[int, str]:
     """The exit status of a command line and all that it prints."""
     from bisect_trt.cli.app import perform
 
-    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True)
+    out = io.TextIOWrapper(
+        io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True
+    )
     stdin = io.TextIOWrapper(io.BytesIO())
     with (
         mock.patch.object(sys, "stdin", stdin),
@@ -109,7 +118,8 @@ def _call(words: Sequence[str]) -> tuple[int, str]:
     buffer: Any = out.buffer
     said = buffer.getvalue().decode()
     if isinstance(code, str):
-        said, code = said + code, 1
+        said = said + code
+        code = 1
     return int(code or 0), said
 
 
@@ -123,7 +133,10 @@ def _files() -> set[str]:
 
 
 def _journal_lines() -> dict[Path, int]:
-    return {path: len(path.read_text().splitlines()) for path in Path().glob(".bisect-trt/*/journal.jsonl")}
+    return {
+        path: len(path.read_text().splitlines())
+        for path in Path().glob(".bisect-trt/*/journal.jsonl")
+    }
 
 
 def _questions(known: dict[Path, int]) -> list[tuple[int, str]]:
@@ -143,7 +156,12 @@ def _label(run: Path, entry: dict[str, Any]) -> str:
     again = " again" if "-again-" in entry["key"] else ""
     names = _nodes(
         next(
-            (each for each in _models(run) if each.stem == key[: len(each.stem)] or each.parent.name == key[:12]), None
+            (
+                each
+                for each in _models(run)
+                if each.stem == key[: len(each.stem)] or each.parent.name == key[:12]
+            ),
+            None,
         )
     )
     if names is None:
@@ -168,14 +186,19 @@ _original: list[str] = []
 def _models(run: Path) -> list[Path]:
     folder = run / "candidates"
     return [
-        each for each in [*folder.glob("*/model.onnx"), *folder.glob("*.onnx")] if not each.name.startswith("spoiled-")
+        each
+        for each in [*folder.glob("*/model.onnx"), *folder.glob("*.onnx")]
+        if not each.name.startswith("spoiled-")
     ]
 
 
 def _nodes(path: Path | None) -> list[str] | None:
     if path is None:
         return None
-    return [node.name or node.output[0] for node in onnx.load(str(path), load_external_data=False).graph.node]
+    return [
+        node.name or node.output[0]
+        for node in onnx.load(str(path), load_external_data=False).graph.node
+    ]
 
 
 def _content(path: Path) -> str:
@@ -191,7 +214,11 @@ def _content(path: Path) -> str:
 
 def _named(value: Any) -> Any:
     """Of a list of nodes their names alone; why each is there is a sentence."""
-    if isinstance(value, list) and value and all(isinstance(each, dict) and "name" in each for each in value):
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(each, dict) and "name" in each for each in value)
+    ):
         return [each["name"] for each in value]
     return value
 

@@ -1,7 +1,8 @@
 """The one place where the corpus meets the code that starts processes: models run in this process instead.
 
-What a runtime gets wrong is written into the names of a model's nodes, which :mod:`faults` reads. The target under test runs a
-model with these faults; the reference runs it without. Check commands that start ``check.py`` are called as a function.
+What a runtime gets wrong is written into the names of a model's nodes, which :mod:`faults` reads.
+The target under test runs a model with these faults; the reference runs it without. Check commands
+that start ``check.py`` are called as a function.
 
 Whoever changes how workers and checks are started adapts :func:`replaced` and nothing else.
 """
@@ -48,8 +49,13 @@ class InProcessWorker:
     outdated = False
     environment: Mapping[str, str] = {}
 
-    def __init__(self, counter: Counter, gpu: str | None = None, place: Any = None, **_: Any) -> None:
-        self.served, self.gpu, self.place, self.alive = 0, gpu, place, True
+    def __init__(
+        self, counter: Counter, gpu: str | None = None, place: Any = None, **_: Any
+    ) -> None:
+        self.served = 0
+        self.gpu = gpu
+        self.place = place
+        self.alive = True
         self._counter = counter
         self._worker: Any = None
 
@@ -65,10 +71,15 @@ class InProcessWorker:
                     raise KeyboardInterrupt
                 met = faults.meet(model)
                 if met.kind in ("crash", "hang"):
-                    self.alive, hang = False, met.kind == "hang"
-                    raise worker.WorkerDied(process.ProcessEnd(-9 if hang else -11, 0.01, "time" if hang else None))
+                    self.alive = False
+                    hang = met.kind == "hang"
+                    raise worker.WorkerDied(
+                        process.ProcessEnd(-9 if hang else -11, 0.01, "time" if hang else None)
+                    )
                 if met.kind == "refuse":
-                    return protocol.Answered(protocol.Failed("build", met.message, f"build: {met.message}"))
+                    return protocol.Answered(
+                        protocol.Failed("build", met.message, f"build: {met.message}")
+                    )
                 if met.model is not None:
                     order = replace(order, request=replace(request, model=met.model))
             self._worker = self._worker or serve.Worker(self._connection())
@@ -93,7 +104,8 @@ class InProcessWorker:
 @contextmanager
 def _printed_to(log: Path) -> Iterator[None]:
     """What runtimes print goes to the log of what is asked; the folder stays the same."""
-    here, saved = Path.cwd(), [os.dup(1), os.dup(2)]
+    here = Path.cwd()
+    saved = [os.dup(1), os.dup(2)]
     try:
         with log.open("ab") as file:
             os.dup2(file.fileno(), 1)
@@ -130,11 +142,17 @@ def _everywhere(name: str, old: object, new: object) -> None:
 
 
 @contextmanager
-def replaced(interrupt_at: int | None = None, seed: int = 0, *, tensorrt: bool = False) -> Iterator[Counter]:
+def replaced(
+    interrupt_at: int | None = None, seed: int = 0, *, tensorrt: bool = False
+) -> Iterator[Counter]:
     """Workers and check commands are answered in this process, ``--trt`` by a stand-in if asked; one probe runs at a time."""
 
     def make_runtime(settings: Any) -> Any:
-        return StandInTensorRt(settings) if settings.runtime == "trt" and tensorrt else real_runtime(settings)
+        return (
+            StandInTensorRt(settings)
+            if settings.runtime == "trt" and tensorrt
+            else real_runtime(settings)
+        )
 
     real_runtime = make_target_runtime
     counter = Counter(interrupt_at)
@@ -143,7 +161,11 @@ def replaced(interrupt_at: int | None = None, seed: int = 0, *, tensorrt: bool =
     _everywhere("run_to_end", _real_run_to_end, _run_to_end)
     try:
         with (
-            mock.patch.object(pool, "WorkerProcess", lambda *words, **named: InProcessWorker(counter, *words, **named)),
+            mock.patch.object(
+                pool,
+                "WorkerProcess",
+                lambda *words, **named: InProcessWorker(counter, *words, **named),
+            ),
             mock.patch.object(pool, "take_spare", return_value=[]),
             mock.patch.object(pool, "keep", lambda worker: worker.close()),
             mock.patch.object(pool, "default_workers", return_value=1),

@@ -1,6 +1,7 @@
 """A stand-in for TensorRT that runs models on ONNX Runtime, so that its commands have answers without a GPU.
 
-It takes precisions as TensorRT to 10 does: the runtime lowers the model, layers can be held, an engine is a model.
+It takes precisions as TensorRT to 10 does: the runtime lowers the model, layers can be held, an
+engine is a model.
 """
 
 from __future__ import annotations
@@ -32,12 +33,21 @@ class StandInTensorRt:
         """It reports nothing."""
         return {}
 
-    def load(self, model: Path, feed: Mapping[str, Any] | None = None, ranges: object = None) -> Any:  # noqa: ARG002 - as above
+    def load(
+        self,
+        model: Path,
+        feed: Mapping[str, Any] | None = None,
+        ranges: object = None,  # noqa: ARG002 - as above
+    ) -> Any:
         """A session."""
-        engine, to = (getattr(self._settings.own, name, None) for name in ("load_engine", "save_engine"))
+        engine, to = (
+            getattr(self._settings.own, name, None) for name in ("load_engine", "save_engine")
+        )
         if to is not None:  # the model as it is lowered
             lowered = self._runtime().lowered(model)
-            Path(to).write_bytes(model.read_bytes() if lowered is None else lowered.SerializeToString())
+            Path(to).write_bytes(
+                model.read_bytes() if lowered is None else lowered.SerializeToString()
+            )
         if engine is None:
             return self._runtime().load(model, feed)
         return self._runtime(fp16=False, bf16=False).load(Path(engine), feed)

@@ -20,7 +20,11 @@ PAIRS = rest_slow(permutations(("refuse", "wrong", "nan", "crash"), 2), now=4)
 
 def diagnosed(folder: Path, names: str, *options: str) -> dict[str, Any]:
     """The answer about a chain whose nodes have these names; the value in its middle is an output too."""
-    row = Row("kinds", partial(models.two_outputs, names=names), (" ".join(("diagnose m.onnx --onnxrt", *options)),))
+    row = Row(
+        "kinds",
+        partial(models.two_outputs, names=names),
+        (" ".join(("diagnose m.onnx --onnxrt", *options)),),
+    )
     run_row(row, folder)
     answer: dict[str, Any] = json.loads((folder / "answer.json").read_text())
     return answer

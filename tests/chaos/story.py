@@ -129,10 +129,16 @@ class Story:
     def answer(self) -> Answer:
         """What it has come to."""
         result = read_json(self.folder / "result.json")
-        decided = [(entry["key"], entry["verdict"]) for entry in self.journal() if entry["event"] == "verdict"]
+        decided = [
+            (entry["key"], entry["verdict"])
+            for entry in self.journal()
+            if entry["event"] == "verdict"
+        ]
         # A run that is gone on with says what it had decided before once more.
         return Answer(
-            tuple(node["name"] for node in result["culprits"]), result["minimality"], tuple(dict.fromkeys(decided))
+            tuple(node["name"] for node in result["culprits"]),
+            result["minimality"],
+            tuple(dict.fromkeys(decided)),
         )
 
     def journal(self) -> list[dict[str, Any]]:
@@ -155,11 +161,14 @@ VICTIMS = ("driver", "guard", "worker", "child")
 class Killer(threading.Thread):
     """Kills processes of a story at moments drawn at random.
 
-    Of its workers and checks no more than two, because what is killed three times in a row says nothing; the guard or the driver,
-    not both: without a guard nobody knows what a driver that is killed has started.
+    Of its workers and checks no more than two, because what is killed three times in a row says
+    nothing; the guard or the driver, not both: without a guard nobody knows what a driver that is
+    killed has started.
     """
 
-    def __init__(self, story: Story, driver: subprocess.Popen[bytes], drawn: random.Random, seconds: float) -> None:
+    def __init__(
+        self, story: Story, driver: subprocess.Popen[bytes], drawn: random.Random, seconds: float
+    ) -> None:
         super().__init__()
         self.killed: list[str] = []
         self._story = story
@@ -172,7 +181,9 @@ class Killer(threading.Thread):
         for victim in outside:
             wanted.remove(victim)
         moments = sorted(drawn.uniform(0, seconds) for _ in wanted)
-        self._plan = sorted(zip(moments, sorted(wanted, key=lambda victim: victim == "driver"), strict=True))
+        self._plan = sorted(
+            zip(moments, sorted(wanted, key=lambda victim: victim == "driver"), strict=True)
+        )
 
     def run(self) -> None:
         began = time.monotonic()
@@ -189,7 +200,11 @@ class Killer(threading.Thread):
                 time.sleep(0.005)
 
     def _kill(self, pid: int, victim: str) -> None:
-        how = self._drawn.choice((signal.SIGKILL, signal.SIGTERM)) if victim == "worker" else signal.SIGKILL
+        how = (
+            self._drawn.choice((signal.SIGKILL, signal.SIGTERM))
+            if victim == "worker"
+            else signal.SIGKILL
+        )
         try:
             os.kill(pid, how)
         except ProcessLookupError:

@@ -1,7 +1,7 @@
 """Kills, full disks, deleted folders, clocks that jump, journals that were edited: no traceback, no orphan, no other answer.
 
-Everything is drawn from a seed: ``BISECT_TRT_CHAOS_SEED=N`` repeats it, as far as moments can be repeated. ``make test-slow`` has
-a few of each, ``make chaos`` 300 kills.
+Everything is drawn from a seed: ``BISECT_TRT_CHAOS_SEED=N`` repeats it, as far as moments can be
+repeated. ``make test-slow`` has a few of each, ``make chaos`` 300 kills.
 """
 
 from __future__ import annotations
@@ -48,13 +48,21 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     return Whole(tmp_path_factory.mktemp("whole"))
 
 
-def test_kills_at_any_moment_change_no_answer_and_leave_nothing(whole: Whole, tmp_path: Path) -> None:
-    drawn, killed, longest, number, resumed = random.Random(SEED), Counter[str](), 0.0, 0, 0
+def test_kills_at_any_moment_change_no_answer_and_leave_nothing(
+    whole: Whole, tmp_path: Path
+) -> None:
+    drawn = random.Random(SEED)
+    killed = Counter[str]()
+    longest = 0.0
+    number = 0
+    resumed = 0
     while killed.total() < KILLS:
         number += 1
         story = Story(KINDS[number % len(KINDS)], tmp_path / str(number))
         expected, seconds = whole.of(story.kind)
-        for _ in range(drawn.choice((1, 1, 2, 3))):  # sessions that are disturbed, one after the other
+        for _ in range(
+            drawn.choice((1, 1, 2, 3))
+        ):  # sessions that are disturbed, one after the other
             driver = story.begin()
             killer = Killer(story, driver, drawn, seconds)
             killer.start()
@@ -67,9 +75,12 @@ def test_kills_at_any_moment_change_no_answer_and_leave_nothing(whole: Whole, tm
         if not (story.folder / "result.json").exists() or status != 0:
             story.to_the_end()
         assert story.answer() == expected, story.said()
-        longest, resumed = max(longest, story.longest), resumed + story.resumed
+        longest = max(longest, story.longest)
+        resumed = resumed + story.resumed
         shutil.rmtree(story.folder)
-    print(f"\n{number} runs, {dict(killed)} killed, {resumed} times gone on with, the longest command {longest:.1f} s")
+    print(
+        f"\n{number} runs, {dict(killed)} killed, {resumed} times gone on with, the longest command {longest:.1f} s"
+    )
 
 
 @contextlib.contextmanager
@@ -80,7 +91,10 @@ def small_disk(folder: Path, kilobytes: int) -> Iterator[None]:
     """
     folder.mkdir(exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "none", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+    if (
+        os.geteuid() != 0
+        or subprocess.run(command, capture_output=True, check=False).returncode != 0
+    ):
         pytest.skip("nothing can be mounted here")
     try:
         yield
@@ -112,11 +126,14 @@ def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("turn", range(ROUNDS))
-def test_a_run_whose_folder_is_deleted_ends_with_a_sentence(whole: Whole, tmp_path: Path, turn: int) -> None:
+def test_a_run_whose_folder_is_deleted_ends_with_a_sentence(
+    whole: Whole, tmp_path: Path, turn: int
+) -> None:
     drawn = random.Random(SEED + turn)
     story = Story(KINDS[turn % len(KINDS)], tmp_path / "story")
     expected, seconds = whole.of(story.kind)
-    driver, until = story.begin(), time.monotonic() + drawn.uniform(0.1 * seconds, seconds)
+    driver = story.begin()
+    until = time.monotonic() + drawn.uniform(0.1 * seconds, seconds)
     while (time.monotonic() < until or story.run is None) and driver.poll() is None:
         time.sleep(0.005)
     shutil.rmtree(story.folder / ".bisect-trt", ignore_errors=True)

@@ -22,8 +22,12 @@ from support import marked, wait_for
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (bisect-trt[ray])"),
-    pytest.mark.skipif("BISECT_TRT_CHAOS_KILLS" not in os.environ, reason="it takes minutes: make chaos"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason="Ray is not installed (bisect-trt[ray])"
+    ),
+    pytest.mark.skipif(
+        "BISECT_TRT_CHAOS_KILLS" not in os.environ, reason="it takes minutes: make chaos"
+    ),
 ]
 MARK = "BISECT_TRT_TEST_RAY"
 PLACED = (b"bisect-trt-worker", b"ray::Slot")
@@ -41,7 +45,12 @@ class Cluster:
         self._mark = uuid.uuid4().hex
         # Ray keeps sockets below its folder, whose paths may be 107 bytes long.
         self._started = [
-            self._start("head", "--head", f"--port={self.address.rpartition(':')[2]}", "--include-dashboard=false")
+            self._start(
+                "head",
+                "--head",
+                f"--port={self.address.rpartition(':')[2]}",
+                "--include-dashboard=false",
+            )
         ]
         self._wait(1)
         self.add("second")
@@ -79,7 +88,9 @@ class Cluster:
 
     def assert_nothing_of_ours_is_left(self) -> None:
         """Neither actors nor what they have started."""
-        wait_for(lambda: not any(sign in words for words in self.processes().values() for sign in PLACED))
+        wait_for(
+            lambda: not any(sign in words for words in self.processes().values() for sign in PLACED)
+        )
 
     def close(self) -> None:
         """End it."""
@@ -105,11 +116,22 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Answer:
 def in_cluster(folder: Path, cluster: Cluster) -> tuple[Story, subprocess.Popen[bytes]]:
     """The same run, its probes in the cluster."""
     story = Story("reduce", folder)
-    words = ["reduce", "model.onnx", "--json", "result.json", "-o", "out.onnx", "--onnxrt", "--fp16"]
+    words = [
+        "reduce",
+        "model.onnx",
+        "--json",
+        "result.json",
+        "-o",
+        "out.onnx",
+        "--onnxrt",
+        "--fp16",
+    ]
     return story, story.popen(*words, "--on", f"ray={cluster.address},cpus", "--overwrite")
 
 
-def test_it_gives_the_answer_of_one_worker(cluster: Cluster, expected: Answer, tmp_path: Path) -> None:
+def test_it_gives_the_answer_of_one_worker(
+    cluster: Cluster, expected: Answer, tmp_path: Path
+) -> None:
     story, driver = in_cluster(tmp_path / "story", cluster)
     assert story.wait(driver) == 0, story.said()
     assert story.answer() == expected
@@ -118,9 +140,21 @@ def test_it_gives_the_answer_of_one_worker(cluster: Cluster, expected: Answer, t
 
 def test_a_cluster_without_gpus_is_said(cluster: Cluster, tmp_path: Path) -> None:
     story = Story("reduce", tmp_path / "story")
-    words = ["reduce", "model.onnx", "-o", "out.onnx", "--onnxrt", "--fp16", "--on", f"ray={cluster.address}"]
+    words = [
+        "reduce",
+        "model.onnx",
+        "-o",
+        "out.onnx",
+        "--onnxrt",
+        "--fp16",
+        "--on",
+        f"ray={cluster.address}",
+    ]
     assert story.wait(story.popen(*words)) == 4
-    assert f"the Ray cluster has no GPU; write ray={cluster.address},cpus to use its processor cores." in story.said()
+    assert (
+        f"the Ray cluster has no GPU; write ray={cluster.address},cpus to use its processor cores."
+        in story.said()
+    )
 
 
 def test_a_driver_that_is_killed_leaves_nothing_in_the_cluster(

@@ -20,7 +20,18 @@ VARIABLES = ("MODEL", "INPUTS", "GOLDEN", "DIR")
 WORDS = (
     *("$HOME", "*", ";", ">", "out put", "`id`", "&&"),
     *("-o", "x.onnx", "--onnxrt", "--json", "--unknown", "--check", "reduce", "-", "--", "--help"),
-    *("{other}", "{}", "{1}", "{a,b}", "${modle}", "{print $1}", "{ modle = 1 }", "{next}", "{exit}", "{print}"),
+    *(
+        "{other}",
+        "{}",
+        "{1}",
+        "{a,b}",
+        "${modle}",
+        "{print $1}",
+        "{ modle = 1 }",
+        "{next}",
+        "{exit}",
+        "{print}",
+    ),
 )
 """What a shell, bisect-trt's own parser, or a replacement of placeholders would change."""
 
@@ -32,7 +43,9 @@ def model(here: Path) -> Path:
 
 def test_placeholders_and_environment_are_the_same_files(cli: CommandLine, model: Path) -> None:
     names = " ".join(f'"$BISECT_TRT_{name}"' for name in VARIABLES)
-    check = script(Path("check"), f"printf '%s\\n' \"$@\" {names} -- >> seen; {has('<2>')} && exit 1; exit 0")
+    check = script(
+        Path("check"), f"printf '%s\\n' \"$@\" {names} -- >> seen; {has('<2>')} && exit 1; exit 0"
+    )
     options = ["-o", "out.onnx", "--workers", "1"]  # some shells write each line by itself
     words = ["{model}", "--in={inputs},{golden}", "{dir}"]
     assert cli("reduce", model, *options, "--check", f"./{check}", *words).status == 0
@@ -48,14 +61,25 @@ def test_inputs_and_golden_are_what_the_network_has_there(cli: CommandLine, mode
     keep = 'cp "$1" "$2" "$3" "$(mktemp -d kept/XXXXXX)"'
     check = script(Path("check"), f"{keep}; {has('<2>')} && exit 1; exit 0")
     Path("kept").mkdir()
-    options = ["-o", "out.onnx", "--no-shrink", "--workers", "1"]  # no copy is cut short because it is moot
-    cli("reduce", model, *options, "--check", f"./{check}", "{model}", "{inputs}", "{golden}").ended(0)
+    options = [
+        "-o",
+        "out.onnx",
+        "--no-shrink",
+        "--workers",
+        "1",
+    ]  # no copy is cut short because it is moot
+    cli(
+        "reduce", model, *options, "--check", f"./{check}", "{model}", "{inputs}", "{golden}"
+    ).ended(0)
     folders = list(Path("kept").iterdir())
     assert len(folders) > 2
-    given = next(values["x"] for values in map(arrays, Path("kept").rglob("inputs.npz")) if "x" in values)
+    given = next(
+        values["x"] for values in map(arrays, Path("kept").rglob("inputs.npz")) if "x" in values
+    )
     for folder in folders:
         graph = onnx.load(str(next(folder.glob("*.onnx")))).graph
-        inputs, golden = arrays(folder / "inputs.npz"), arrays(folder / "golden.npz")
+        inputs = arrays(folder / "inputs.npz")
+        golden = arrays(folder / "golden.npz")
         assert set(inputs) == {value.name for value in graph.input}
         assert set(golden) == {value.name for value in graph.output}
         # Each node of the chain adds 1, so every tensor is the graph's input and its place.
@@ -76,7 +100,12 @@ def test_all_words_after_check_reach_it_as_they_are(
     monkeypatch.setenv("PATH", f"{here / 'a bin'}{os.pathsep}{os.environ['PATH']}")
     words = ["in-path", "{model}", *WORDS]
     options = ["-o", "out.onnx", "--workers", "1"]
-    assert cli("reduce", model, *options, "--check", *([shlex.join(words)] if quoted else words)).status == 0
+    assert (
+        cli(
+            "reduce", model, *options, "--check", *([shlex.join(words)] if quoted else words)
+        ).status
+        == 0
+    )
     path, *seen = Path("seen").read_text().split("|")[: len(WORDS) + 1]
     assert path.endswith(".onnx")
     assert seen == [*WORDS]
@@ -84,9 +113,14 @@ def test_all_words_after_check_reach_it_as_they_are(
     assert node_names(Path("out.onnx")) == ["<2>"]
 
 
-@pytest.mark.parametrize("fixed", ["bisect_trt_debug.onnx", "sub/mine.onnx", "polygraphy_debug.onnx"])
+@pytest.mark.parametrize(
+    "fixed", ["bisect_trt_debug.onnx", "sub/mine.onnx", "polygraphy_debug.onnx"]
+)
 def test_fixed_path(cli: CommandLine, model: Path, fixed: str) -> None:
-    """The default, another one, which wins over a placeholder, and Polygraphy's. What an interrupted run left there is ours."""
+    """The default, another one, which wins over a placeholder, and Polygraphy's.
+
+    What an interrupted run left there is ours.
+    """
     path = Path(fixed)
     path.parent.mkdir(exist_ok=True)
     note = f'echo "$BISECT_TRT_MODEL" >> seen; cp -n {fixed} left 2>/dev/null || test -f {fixed} || exit 125'
@@ -94,7 +128,17 @@ def test_fixed_path(cli: CommandLine, model: Path, fixed: str) -> None:
     options = ["--candidate", fixed] if path.name == "mine.onnx" else []
     words = [f"./{check}", *([fixed] if "polygraphy" in fixed else ["{model}"] if options else [])]
     for again in (False, True):
-        cli("reduce", model, "-o", f"out{again}.onnx", "--json", "r.json", *options, "--check", *words).ended(0)
+        cli(
+            "reduce",
+            model,
+            "-o",
+            f"out{again}.onnx",
+            "--json",
+            "r.json",
+            *options,
+            "--check",
+            *words,
+        ).ended(0)
         assert read_json(Path("r.json"))["probes"]["unresolved"] == 0
         assert node_names(Path(f"out{again}.onnx")) == ["<2>"]
         assert set(Path("seen").read_text().split()) == {str(path.absolute())}
@@ -110,7 +154,14 @@ def test_never_over_a_foreign_file(cli: CommandLine, model: Path, content: str) 
     else:
         fixed.write_bytes(model.read_bytes() if content == "model" else content.encode())
     before = None if fixed.is_dir() else fixed.read_bytes()
-    ran = cli("reduce", model, "-o", "out.onnx", "--check", f"./{script(Path('check'), 'touch ran; exit 1')}")
+    ran = cli(
+        "reduce",
+        model,
+        "-o",
+        "out.onnx",
+        "--check",
+        f"./{script(Path('check'), 'touch ran; exit 1')}",
+    )
     ran.refused("BT1006", fixed.name, "--candidate")
     assert not Path("ran").exists()
     assert fixed.is_dir() if before is None else fixed.read_bytes() == before
@@ -122,13 +173,26 @@ def test_nothing_that_a_check_started_outlives_it(
 ) -> None:
     monkeypatch.setattr(process, "GRACE_SECONDS", 0.5)
     # A grandchild in the background, one that ignores SIGTERM among them.
-    grandchild = "sh -c \"trap '' TERM; echo \\$\\$ >> pids; exec sleep 300\" &\nsleep 300 & echo $! >> pids"
+    grandchild = (
+        "sh -c \"trap '' TERM; echo \\$\\$ >> pids; exec sleep 300\" &\nsleep 300 & echo $! >> pids"
+    )
     ends = {"stop": "trap '' TERM; sleep 300", "return": "exit 1"}
     wait = "while test ! -s pids; do sleep 0.01; done"
     part = f"if ! {{ {has(*(f'<{place}>' for place in range(4)))}; }}; then exit 0; fi"
     check = script(Path("check"), f"{part}\n{grandchild}\n{wait}\n{ends[end]}")
     began = time.monotonic()
-    cli("reduce", model, "-o", "out.onnx", "--no-shrink", "--timeout", "1", "--check", f"./{check}", "{model}").ended(0)
+    cli(
+        "reduce",
+        model,
+        "-o",
+        "out.onnx",
+        "--no-shrink",
+        "--timeout",
+        "1",
+        "--check",
+        f"./{check}",
+        "{model}",
+    ).ended(0)
     assert time.monotonic() - began < 200
     started = pids(Path())
     assert len(started) >= 2
@@ -154,13 +218,16 @@ def test_weights_beside_a_fixed_path_are_never_taken_for_ours(cli: CommandLine) 
     assert not Path("w.bin").exists()
 
 
-# From the options to the answer; ``tests/probe/test_command_check.py`` has each row of the table, ``tests/answers`` more.
+# From the options to the answer; ``tests/probe/test_command_check.py`` has each row of the table,
+# ``tests/answers`` more.
 
 
 def test_another_way_to_break_is_shown_once(cli: CommandLine) -> None:
     model = chain(Path("model.onnx"), 8)
     body = f"if {has('<1>', '<6>')}; then echo boom; else echo 'the other thing'; fi; exit 1"
     check = f"./{script(Path('check'), body)}"
-    ran = cli("reduce", model, "-o", "out.onnx", "--fail-regex", "boom", "--check", check, "{model}").ended(3)
+    ran = cli(
+        "reduce", model, "-o", "out.onnx", "--fail-regex", "boom", "--check", check, "{model}"
+    ).ended(3)
     assert ran.out.count("UNRESOLVED") > 1
     assert ran.out.count("the other thing") == 1

@@ -13,7 +13,17 @@ import onnxruntime
 import pytest
 from building import text_model
 from conftest import CommandLine
-from support import READ_NPZ, SHAPE, TARGET, arrays, chain, command_lines, node_names, overflowing, script
+from support import (
+    READ_NPZ,
+    SHAPE,
+    TARGET,
+    arrays,
+    chain,
+    command_lines,
+    node_names,
+    overflowing,
+    script,
+)
 
 from bisect_trt.onnxlib.load import external_files
 from bisect_trt.report import plots
@@ -35,7 +45,9 @@ def matches(cli: CommandLine, *words: str | Path, status: int = 0) -> dict[str, 
         ("op:M* a0_out", "big_out small_out a0_out"),
     ],
 )
-def test_outputs_by_name_pattern_and_operator(cli: CommandLine, here: Path, words: str, names: str) -> None:
+def test_outputs_by_name_pattern_and_operator(
+    cli: CommandLine, here: Path, words: str, names: str
+) -> None:
     model = overflowing(here / "model.onnx", before=2, after=1)
     assert [*matches(cli, model, "--onnxrt", "--onnx-outputs", *words.split())] == names.split()
 
@@ -60,7 +72,11 @@ def test_the_target_is_given_the_ir_version_of_the_file(cli: CommandLine, here: 
         onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     except Exception:
         refused = cli("run", model, "--onnxrt")
-        assert (refused.status, "IR version" in refused.err, "sanitize" in refused.err) == (4, True, True)
+        assert (refused.status, "IR version" in refused.err, "sanitize" in refused.err) == (
+            4,
+            True,
+            True,
+        )
         cli("sanitize", model, "-o", "lower.onnx").ended(0)
         model = here / "lower.onnx"
     matches(cli, model, "--onnxrt")
@@ -69,7 +85,9 @@ def test_the_target_is_given_the_ir_version_of_the_file(cli: CommandLine, here: 
 def test_weights_in_another_folder(cli: CommandLine, here: Path) -> None:
     values = np.arange(3000, dtype=np.float32).reshape(1000, 3)
     model = text_model(
-        "(float[2, 3] x) => (float[2, 3] y)", "s = ReduceSum<keepdims = 0>(w) y = Add(x, s)", {"w": values}
+        "(float[2, 3] x) => (float[2, 3] y)",
+        "s = ReduceSum<keepdims = 0>(w) y = Add(x, s)",
+        {"w": values},
     )
     onnx.save(model, "m.onnx", save_as_external_data=True, location="m.data")
     (here / "weights").mkdir()
@@ -102,7 +120,9 @@ def test_extract(cli: CommandLine, here: Path) -> None:
     value = np.arange(6, dtype=np.float32).reshape(SHAPE)
     np.savez("x.npz", x=value)
     ends = ("--inputs", "t1", "--outputs", "t2", "t4")
-    cli("extract", chain(here / "model.onnx", 8), *ends, "-o", "sub.onnx", "--load-inputs", "x.npz").ended(0)
+    cli(
+        "extract", chain(here / "model.onnx", 8), *ends, "-o", "sub.onnx", "--load-inputs", "x.npz"
+    ).ended(0)
     assert node_names(Path("sub.onnx")) == ["<2>", "<3>", "<4>"]
     onnx.checker.check_model("sub.onnx", full_check=True)
     values = arrays("sub.inputs.npz")
@@ -155,10 +175,16 @@ def test_several_samples_are_saved_and_loaded(cli: CommandLine, pair: Path, suff
     keep = ["--save-inputs", f"x{suffix}", "--save-outputs", f"y{suffix}"]
     assert cli("run", pair, "--onnxrt", *loading(1, 2, 3), *keep).status == 0
     values = ["--load-inputs", f"x{suffix}", "--load-outputs", f"y{suffix}"]
-    compared = cli("run", pair, "--onnxrt", *values, *ZERO, "--json", "r.json").ended(0).result["comparisons"]
+    compared = (
+        cli("run", pair, "--onnxrt", *values, *ZERO, "--json", "r.json")
+        .ended(0)
+        .result["comparisons"]
+    )
     assert [entry["sample"] for entry in compared] == [1, 2, 3]
     assert cli("run", "--load-outputs", f"y{suffix}", f"y{suffix}").status == 0
-    cli("run", pair, "--onnxrt", "--load-outputs", f"y{suffix}").refused("BT1007", f"y{suffix} holds 3 sample(s)")
+    cli("run", pair, "--onnxrt", "--load-outputs", f"y{suffix}").refused(
+        "BT1007", f"y{suffix} holds 3 sample(s)"
+    )
 
 
 def test_saved_results_alone(cli: CommandLine, here: Path) -> None:
@@ -194,23 +220,47 @@ def test_polygraphys_files_load_here_and_ours_there(
     cli: CommandLine, pair: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("polygraphy")
-    theirs = ["--save-inputs", "px.json", "--save-outputs", "py.json", "--iterations", "2", "--seed", "5"]
+    theirs = [
+        "--save-inputs",
+        "px.json",
+        "--save-outputs",
+        "py.json",
+        "--iterations",
+        "2",
+        "--seed",
+        "5",
+    ]
     polygraphy(capfd, "run", str(pair), "--onnxrt", *theirs)
     loaded = ["--load-inputs", "px.json", "--load-outputs", "py.json", *ZERO, "--json", "r"]
     assert len(cli("run", pair, "--onnxrt", *loaded).ended(0).result["comparisons"]) == 2
-    assert cli("run", pair, "--onnxrt", "--load-inputs", "px.json", "--save-outputs", "y.json").status == 0
+    assert (
+        cli("run", pair, "--onnxrt", "--load-inputs", "px.json", "--save-outputs", "y.json").status
+        == 0
+    )
     assert cli("run", "--load-outputs", "y.json", "py.json", *ZERO).status == 0
     ours = ["--save-inputs", "x.json", "--save-outputs", "z.json", "--seed", "9"]
     assert cli("run", pair, "--onnxrt", *ours).status == 0
-    polygraphy(capfd, "run", str(pair), "--onnxrt", "--load-inputs", "x.json", "--load-outputs", "z.json", *ZERO)
+    polygraphy(
+        capfd,
+        "run",
+        str(pair),
+        "--onnxrt",
+        "--load-inputs",
+        "x.json",
+        "--load-outputs",
+        "z.json",
+        *ZERO,
+    )
     polygraphy(capfd, "run", "--load-outputs", "z.json", "z.json")
 
 
-# Several input samples in the searches: a candidate fails if it fails on any, and the report names which.
+# Several input samples in the searches: a candidate fails if it fails on any, and the report names
+# which.
 
 
 OVERFLOWS_AT = 2.0
-"""The model of these tests makes (x + 3) * 3e4 somewhere, which is past fp16 from here on, and not at -2.9."""
+"""The model of these tests makes (x + 3) * 3e4 somewhere, which is past fp16 from here on, and not
+at -2.9."""
 
 
 @pytest.fixture
@@ -227,13 +277,22 @@ def data(here: Path) -> list[str]:  # noqa: ARG001 - where it is written
 def test_reduce_fails_on_any_sample(cli: CommandLine, model: Path, data: list[str]) -> None:
     # The first sample alone does not fail.
     assert cli("reduce", model, "-o", "none.onnx", *TARGET, *data, "--iterations", "1").status == 1
-    result = cli("reduce", model, "-o", "out.onnx", *TARGET, *data, "--json", "r.json").ended(0).result
+    result = (
+        cli("reduce", model, "-o", "out.onnx", *TARGET, *data, "--json", "r.json").ended(0).result
+    )
     assert {culprit["name"] for culprit in result["culprits"]} == {"big"}
     # What lies beside the answer is the sample on which it fails: it fails again with that.
     assert np.isclose(arrays("out.inputs.npz")["a2_out"], OVERFLOWS_AT + 3).all()
     assert cli("run", "out.onnx", *TARGET, "--load-inputs", "out.inputs.npz").status == 1
-    folder = next(path.parent for path in Path(".bisect-trt").glob("*reduce*/candidates/*/inputs-3.npz"))
-    assert {path.name for path in folder.iterdir()} >= {"inputs.npz", "inputs-2.npz", "golden-2.npz", "golden-3.npz"}
+    folder = next(
+        path.parent for path in Path(".bisect-trt").glob("*reduce*/candidates/*/inputs-3.npz")
+    )
+    assert {path.name for path in folder.iterdir()} >= {
+        "inputs.npz",
+        "inputs-2.npz",
+        "golden-2.npz",
+        "golden-3.npz",
+    }
 
 
 def test_a_command_runs_once_a_sample_until_one_fails(
@@ -255,10 +314,15 @@ def test_a_command_runs_once_a_sample_until_one_fails(
     seen = Path("seen.txt").read_text()
     assert seen.startswith("12")
     assert "123" in seen  # a candidate that passes is seen on all
-    # A piece of the answer has one sample; the rest of the model is fed what is too large on the first.
+    # A piece of the answer has one sample; the rest of the model is fed what is too large on the
+    # first.
     assert re.fullmatch(r"(?:123|12|\.)*1\.*", seen)
     # One sample sets no variable.
-    check = ["--check", script(here / "check.sh", 'test -z "$BISECT_TRT_SAMPLE" && exit 1'), "{model}"]
+    check = [
+        "--check",
+        script(here / "check.sh", 'test -z "$BISECT_TRT_SAMPLE" && exit 1'),
+        "{model}",
+    ]
     cli("reduce", model, "-o", "other.onnx", *check).ended(3)  # nothing passes
 
 
@@ -302,8 +366,12 @@ def test_names_of_files_differ() -> None:
     assert all("/" not in file and len(file) < 200 for file in files)
 
 
-def test_what_stands_in_the_way_is_said_first(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stands_in_the_way_is_said_first(
+    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     overflowing(here / "m.onnx")
     cli("run", "m.onnx", *TARGET, "--save-heatmaps", "m.onnx").refused("BT1012", "--save-heatmaps")
     monkeypatch.setattr(plots, "find_spec", lambda _: None)
-    cli("run", "m.onnx", *TARGET, "--save-heatmaps", "h").refused("BT2008", "pip install matplotlib")
+    cli("run", "m.onnx", *TARGET, "--save-heatmaps", "h").refused(
+        "BT2008", "pip install matplotlib"
+    )

@@ -40,7 +40,10 @@ def test_an_example_answers_as_its_readme_promises(name: str, tmp_path: Path) ->
         reader.follow_page(page, compare=sqrt_of_infinity_is_infinite())
     (run,) = reader.folder.glob(".bisect-trt/*-diagnose-model")
     result = read_json(run / "result.json")
-    assert (result["minimality"], result["first_mismatch"]["tensor"]) == ("1-minimal", PROMISES[name])
+    assert (result["minimality"], result["first_mismatch"]["tensor"]) == (
+        "1-minimal",
+        PROMISES[name],
+    )
     assert [culprit["outputs"] for culprit in result["culprits"]] == [[PROMISES[name]]]
     assert result["probes"]["run"] <= 60
     check_reproducer(PROMISES[name], reader.folder / result["artifacts"]["reproducer"], tmp_path)
@@ -48,7 +51,10 @@ def test_an_example_answers_as_its_readme_promises(name: str, tmp_path: Path) ->
 
 def sqrt_of_infinity_is_infinite() -> bool:
     """ONNX Runtime 1.18 makes NaN of it, which spreads further than the README's Inf does."""
-    root = ort_run(text_model("(float[64] x) => (float[64] y)", "y = Sqrt(x)"), {"x": np.full(64, np.inf, np.float32)})
+    root = ort_run(
+        text_model("(float[64] x) => (float[64] y)", "y = Sqrt(x)"),
+        {"x": np.full(64, np.inf, np.float32)},
+    )
     return bool(np.isposinf(root["y"]).all())
 
 
@@ -69,14 +75,23 @@ def check_reproducer(tensor: str, folder: Path, tmp_path: Path) -> None:
 
 def rounding_then_overflow(path: Path) -> Path:
     """``away`` and ``back`` round mildly in fp16, well before ``big`` makes 300000 of what is left."""
-    steps = [("Add", "much", "away"), ("Sub", "much", "back"), ("Mul", "big", "big"), ("Mul", "small", "small")]
+    steps = [
+        ("Add", "much", "away"),
+        ("Sub", "much", "back"),
+        ("Mul", "big", "big"),
+        ("Mul", "small", "small"),
+    ]
     return save(path, line(steps), {"much": 120.0, "big": 3e5, "small": 1e-5})
 
 
 def test_a_search_does_not_slide_from_an_overflow_to_rounding(cli: CommandLine) -> None:
     model = rounding_then_overflow(Path("model.onnx"))
     # Rounding alone is a mismatch: on its own it is what a search would find.
-    mild = cli("run", model, "--onnxrt", "--fp16", "--onnx-outputs", "back_out", "--json", "m.json").ended(1).result
+    mild = (
+        cli("run", model, "--onnxrt", "--fp16", "--onnx-outputs", "back_out", "--json", "m.json")
+        .ended(1)
+        .result
+    )
     assert mild["comparisons"][0]["kind"] == "mismatch"
     assert cli("reduce", model, "--onnxrt", "--fp16", "-o", "out.onnx").status == 0
     assert node_names(Path("out.onnx")) == ["big"]
@@ -95,7 +110,10 @@ def test_layers_that_only_round_are_not_the_first_mismatch(cli: CommandLine) -> 
 
 @pytest.mark.slow
 def test_of_many_samples_the_worst_few_are_looked_at(cli: CommandLine, here: Path) -> None:
-    """Every tensor of each of hundreds would take hours. A run that goes on looks at the same ones."""
+    """Every tensor of each of hundreds would take hours.
+
+    A run that goes on looks at the same ones.
+    """
     overflowing(here / "model.onnx")
     Path("data.py").write_text(
         "import numpy as np\n\n\ndef load_data():\n"
@@ -110,7 +128,8 @@ def test_of_many_samples_the_worst_few_are_looked_at(cli: CommandLine, here: Pat
     assert (again["culprits"], again["looked_at"]) == (first["culprits"], first["looked_at"])
 
 
-# The reproducer's folder as a bug report's attachment: its commands show the failure, other tools read it, nothing leaks.
+# The reproducer's folder as a bug report's attachment: its commands show the failure, other tools
+# read it, nothing leaks.
 
 
 SECRET = "Xyzzy"
@@ -127,7 +146,9 @@ def spoken(path: Path) -> Path:
     for value in (*model.graph.input, *model.graph.output, *model.graph.initializer):
         value.doc_string = SECRET
     body = [helper.make_node("Neg", ["a"], ["b"])]
-    unused = helper.make_function("local", SECRET, ["a"], ["b"], body, [helper.make_opsetid("", 13)])
+    unused = helper.make_function(
+        "local", SECRET, ["a"], ["b"], body, [helper.make_opsetid("", 13)]
+    )
     model.functions.append(unused)
     model.opset_import.append(helper.make_opsetid("local", 1))
     onnx.save(model, str(path))
@@ -147,13 +168,18 @@ def commands_of(page: Path) -> list[list[str]]:
 
 def test_the_command_shows_the_failure_and_nothing_of_the_original_leaves(cli: CommandLine) -> None:
     model = spoken(Path(f"{SECRET}.onnx"))
-    ran = cli("diagnose", model, "--onnxrt", "--fp16", "--zip", "-o", "out", "--json", "r.json").ended(0)
+    ran = cli(
+        "diagnose", model, "--onnxrt", "--fp16", "--zip", "-o", "out", "--json", "r.json"
+    ).ended(0)
     assert re.search(r"^Wrote +out/, out\.zip$", ran.out, re.MULTILINE)
     probes = ran.result["probes"]["run"]
     assert re.findall(r"probe (\d+) ", ran.out)[-1] == str(probes)
     issue, readme = (Path("out", page).read_text() for page in ("ISSUE.md", "README.md"))
     assert all(f"in {probes} probes" in page for page in (issue, readme))
-    assert all(word in issue for word in ("big_out", onnx.__version__, "inf", "ONNX Runtime (CPU", "1-minimal"))
+    assert all(
+        word in issue
+        for word in ("big_out", onnx.__version__, "inf", "ONNX Runtime (CPU", "1-minimal")
+    )
     command = commands_of(Path("out/ISSUE.md"))[0]
     assert command == ["python", "reproduce.py"]
     reproduced("out")
@@ -168,15 +194,19 @@ def test_the_command_shows_the_failure_and_nothing_of_the_original_leaves(cli: C
 
 @pytest.mark.parametrize("absolute", [False, True])
 def test_a_refusal_is_told_without_the_paths_of_this_machine(absolute: bool, here: Path) -> None:
-    path, folder = Path(f"{SECRET}.onnx"), Path(f".bisect-trt/1-diagnose-{SECRET}")
+    path = Path(f"{SECRET}.onnx")
+    folder = Path(f".bisect-trt/1-diagnose-{SECRET}")
     overflowing(path)
     with Subject(ModelSettings(path), Workspace(folder), Console(-1)) as subject:
         named = [folder / "candidates" / "1f0c" / "model.onnx", path]
         one, other = [here / each if absolute else each for each in named]
         said = without_paths(
-            f"the target refuses the model: Load model from {one} failed: no Foo in '{other}'", subject
+            f"the target refuses the model: Load model from {one} failed: no Foo in '{other}'",
+            subject,
         )
-    wanted = "the target refuses the model: Load model from model.onnx failed: no Foo in 'model.onnx'"
+    wanted = (
+        "the target refuses the model: Load model from model.onnx failed: no Foo in 'model.onnx'"
+    )
     assert said == wanted
 
 
@@ -196,12 +226,24 @@ def test_an_anonymous_reproducer_fails_with_other_names_and_weights(cli: Command
 
 def test_what_does_not_fail_with_other_weights_is_left_as_it_is(cli: CommandLine) -> None:
     # The overflow hangs on one weight that meets one large value.
-    values, fed = np.linspace(0, 100, 64, dtype=np.float32), np.ones(64, np.float32)
+    values = np.linspace(0, 100, 64, dtype=np.float32)
+    fed = np.ones(64, np.float32)
     values[5], fed[5] = 100, 660
     mul = helper.make_node("Mul", ["x", "weight"], ["product"], name="mul")
-    save(Path("model.onnx"), [mul], {"weight": values}, inputs={"x": [64]}, outputs={"product": [64]})
+    save(
+        Path("model.onnx"), [mul], {"weight": values}, inputs={"x": [64]}, outputs={"product": [64]}
+    )
     np.savez("x.npz", x=fed)
-    options = ["--onnxrt", "--fp16", "--load-inputs", "x.npz", "--no-shrink", "--anonymise", "-o", "out"]
+    options = [
+        "--onnxrt",
+        "--fp16",
+        "--load-inputs",
+        "x.npz",
+        "--no-shrink",
+        "--anonymise",
+        "-o",
+        "out",
+    ]
     ran = cli("diagnose", "model.onnx", *options).ended(0)
     assert "Not anonymised: it does not fail with other weights." in ran.out
     model = onnx.load(str(Path("out/model.onnx")))

@@ -24,7 +24,9 @@ def samples(here: Path) -> list[str]:
     for size in SIZES:
         names.append(f"{size}.npz")
         np.savez(
-            here / names[-1], x=values.standard_normal((1, size, 4)).astype(np.float32), keep=np.ones((1, size), bool)
+            here / names[-1],
+            x=values.standard_normal((1, size, 4)).astype(np.float32),
+            keep=np.ones((1, size), bool),
         )
     return names
 
@@ -33,10 +35,17 @@ def write_text_model(path: Path, *, middle: str = "big = Mul(h, k) back = Div(bi
     """A network over [1, n, 4] with a mask, in the middle of which fp16 overflows."""
     body = f"""h = Relu(x) {middle} rows = Shape(back) axis = Constant<value_ints=[-1]>()
         gone = Unsqueeze(keep, axis) zero = Constant<value_float=0.0>() masked = Where(gone, back, zero) y = Tanh(masked)"""
-    return save_text(path, "(float[1, n, 4] x, bool[1, n] keep) => (float[1, n, 4] y)", body, {"k": np.float32(1e5)})
+    return save_text(
+        path,
+        "(float[1, n, 4] x, bool[1, n] keep) => (float[1, n, 4] y)",
+        body,
+        {"k": np.float32(1e5)},
+    )
 
 
-def test_samples_of_several_lengths_go_through_every_command(cli: CommandLine, here: Path, samples: list[str]) -> None:
+def test_samples_of_several_lengths_go_through_every_command(
+    cli: CommandLine, here: Path, samples: list[str]
+) -> None:
     model = write_text_model(here / "m.onnx")
     data = ["--load-inputs", *samples, "--json", "r.json"]
     ran = cli("run", model, "--onnxrt", *data).ended(0).result
@@ -48,7 +57,9 @@ def test_samples_of_several_lengths_go_through_every_command(cli: CommandLine, h
     assert {entry["op"] for entry in reduced["culprits"]} <= {"Mul", "Div"}
     mixed = cli("precision", model, "-o", "mixed.onnx", "--onnxrt", "--fp16", *data).ended(0).result
     assert mixed["minimality"] == "1-minimal"
-    dims = [dim.dim_param for dim in onnx.load("mixed.onnx").graph.input[0].type.tensor_type.shape.dim]
+    dims = [
+        dim.dim_param for dim in onnx.load("mixed.onnx").graph.input[0].type.tensor_type.shape.dim
+    ]
     assert dims == ["", "n", ""]
 
 
@@ -108,11 +119,15 @@ CHANGES: dict[str, Callable[[onnx.ModelProto], object]] = {
     "unsorted nodes": unsorted,
     "nodes of one name": same_names,
     "sparse weights": sparse_weight,
-    "unused weights": lambda model: model.graph.initializer.append(numpy_helper.from_array(np.ones(3), "unused")),
+    "unused weights": lambda model: model.graph.initializer.append(
+        numpy_helper.from_array(np.ones(3), "unused")
+    ),
     "metadata": lambda model: model.metadata_props.add(key="author", value="me"),
     "documentation": lambda model: setattr(model.graph, "doc_string", "what it is"),
     "a producer": lambda model: setattr(model, "producer_name", "exporter"),
-    "inner types": lambda model: model.graph.value_info.append(helper.make_tensor_value_info("h", 1, [1, None, 4])),
+    "inner types": lambda model: model.graph.value_info.append(
+        helper.make_tensor_value_info("h", 1, [1, None, 4])
+    ),
 }
 """What a tool that rewrites models before it tests them would drop, by name."""
 
@@ -132,7 +147,9 @@ def test_the_first_probe_is_about_the_file(cli: CommandLine, here: Path, change:
     assert onnx.load("first.onnx") == proto
 
 
-def test_a_copy_with_fixed_shapes_that_is_invalid_is_not_tested(cli: CommandLine, here: Path) -> None:
+def test_a_copy_with_fixed_shapes_that_is_invalid_is_not_tested(
+    cli: CommandLine, here: Path
+) -> None:
     """Both branches are right for some length, so the file is right, and neither is with the length fixed to the other's."""
     body = """n = Shape<start=1, end=2>(x) six = Constant<value_ints=[6]>() is_six = Equal(n, six) cond = Squeeze(is_six)
         y = If(cond) <
@@ -152,7 +169,12 @@ def test_a_copy_with_fixed_shapes_that_is_invalid_is_not_tested(cli: CommandLine
 
 
 def test_two_sizes_of_one_name_are_named(cli: CommandLine, here: Path) -> None:
-    save_text(here / "m.onnx", "(float[n, 2] x, float[n, 2] z) => (float[p, 2] y)", "y = Concat<axis = 0>(x, z)", {})
+    save_text(
+        here / "m.onnx",
+        "(float[n, 2] x, float[n, 2] z) => (float[p, 2] y)",
+        "y = Concat<axis = 0>(x, z)",
+        {},
+    )
     np.savez("two.npz", x=np.ones((2, 2), np.float32), z=np.ones((3, 2), np.float32))
     ran = cli("run", "m.onnx", "--onnxrt", "--load-inputs", "two.npz").ended(0)
     assert "the dimension 'n' is 2 in 'x' and 3 in 'z' of sample 1" in ran.err
@@ -161,7 +183,12 @@ def test_two_sizes_of_one_name_are_named(cli: CommandLine, here: Path) -> None:
 def test_one_engine_has_a_profile_of_all_samples(cli: CommandLine, here: Path) -> None:
     """A builder for which one dimension has two sizes refuses the file, which a copy with fixed shapes would hide."""
     pytest.importorskip("tensorrt_rtx_bindings")
-    save_text(here / "m.onnx", "(float[n, 2] x, float[n, 2] z) => (float[p, 2] y)", "y = Concat<axis = 0>(x, z)", {})
+    save_text(
+        here / "m.onnx",
+        "(float[n, 2] x, float[n, 2] z) => (float[p, 2] y)",
+        "y = Concat<axis = 0>(x, z)",
+        {},
+    )
     for number, (one, two) in enumerate([(2, 2), (4, 4), (2, 3)]):
         np.savez(f"{number}.npz", x=np.ones((one, 2), np.float32), z=np.ones((two, 2), np.float32))
     words = ("run", "m.onnx", "--trt-rtx", "--build-only", "--load-inputs")

@@ -34,7 +34,9 @@ def test_inputs_with_a_default_may_be_given(cli: CommandLine, here: Path) -> Non
     np.savez("x.npz", x=x)
     np.savez("xw.npz", x=x, w=np.full(SHAPE, 5, np.float32))
     for name, value in (("x", 1), ("xw", 5)):
-        cli("run", "m.onnx", "--onnxrt", "--load-inputs", f"{name}.npz", "--save-outputs", "y.npz").ended(0)
+        cli(
+            "run", "m.onnx", "--onnxrt", "--load-inputs", f"{name}.npz", "--save-outputs", "y.npz"
+        ).ended(0)
         assert np.all(arrays("y.npz")["y"] == value), name
     np.savez("z.npz", x=x, z=x)
     cli("run", "m.onnx", "--onnxrt", "--load-inputs", "z.npz").refused("BT1007", "'z' unknown")
@@ -75,8 +77,13 @@ os.execv(sys.executable, [sys.executable, "-m", "bisect_trt", *sys.argv[1:]])
 """
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2048:
         pytest.skip("not so many files may be open")
-    for words in (("run", "m.onnx", "--onnxrt"), ("run", "m.onnx", "--onnxrt", "--on", f"python={sys.executable}")):
-        ran = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    for words in (
+        ("run", "m.onnx", "--onnxrt"),
+        ("run", "m.onnx", "--onnxrt", "--on", f"python={sys.executable}"),
+    ):
+        ran = subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
+        )
         assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
@@ -113,7 +120,9 @@ def test_plug_ins_that_fail_are_left_out(here: Path, group: str) -> None:
     path = os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path}
     for words in (("doctor",), ("run", "m.onnx", "--onnxrt"), ("reduce", "--help")):
-        ran = subprocess.run([*PROGRAM, *words], capture_output=True, text=True, check=False, env=environment)
+        ran = subprocess.run(
+            [*PROGRAM, *words], capture_output=True, text=True, check=False, env=environment
+        )
         said = ran.stdout + ran.stderr
         assert "Traceback" not in said, said
         assert "internal error" not in said, said
@@ -133,11 +142,21 @@ def test_a_message_with_braces_is_quoted() -> None:
 
 
 def test_outputs_that_are_marked_have_types(cli: CommandLine, here: Path) -> None:
-    integers = [helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Cast", ["s"], ["f"], to=1)]
-    save(here / "m.onnx", [*integers, helper.make_node("ReduceSum", ["f"], ["y"])], outputs={"y": [1]})
+    integers = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Cast", ["s"], ["f"], to=1),
+    ]
+    save(
+        here / "m.onnx",
+        [*integers, helper.make_node("ReduceSum", ["f"], ["y"])],
+        outputs={"y": [1]},
+    )
     for target in (("--onnxrt",), ("--onnxrt", "--fp16")):
         cli("run", "m.onnx", *target, "--onnx-outputs", "mark", "all", "--save-onnx", "all.onnx")
-        outputs = {value.name: value.type.tensor_type.elem_type for value in onnx.load("all.onnx").graph.output}
+        outputs = {
+            value.name: value.type.tensor_type.elem_type
+            for value in onnx.load("all.onnx").graph.output
+        }
         assert {*outputs} == {"s", "f", "y"}
         assert all(outputs.values()), outputs
     assert outputs["s"] == onnx.TensorProto.INT64
@@ -179,5 +198,7 @@ def test_options_that_a_runtime_drops_are_refused(cli: CommandLine, here: Path, 
 def test_options_that_a_runtime_keeps_are_taken(cli: CommandLine, here: Path) -> None:
     pytest.importorskip("tensorrt_rtx_bindings")
     chain(here / "m.onnx", 2)
-    kept = "--builder-set max_aux_streams=2 --builder-optimization-level 1 --pool-limit WORKSPACE:64M"
+    kept = (
+        "--builder-set max_aux_streams=2 --builder-optimization-level 1 --pool-limit WORKSPACE:64M"
+    )
     cli("run", "m.onnx", "--trt-rtx", "--build-only", *kept.split()).ended(0)

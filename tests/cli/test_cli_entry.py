@@ -92,19 +92,30 @@ def test_help_of_each_command_fits_two_screens(cli: CommandLine, command: str) -
 
 def test_the_installed_program_is_the_module(cli: CommandLine, here: Path) -> None:
     assert cli("--version").out == f"bisect-trt {package.__version__}\n"
-    for program in ([Path(sys.executable).with_name("bisect-trt")], [sys.executable, "-m", "bisect_trt"]):
-        done = subprocess.run([*program, "--version"], cwd=here, capture_output=True, text=True, check=True)
+    for program in (
+        [Path(sys.executable).with_name("bisect-trt")],
+        [sys.executable, "-m", "bisect_trt"],
+    ):
+        done = subprocess.run(
+            [*program, "--version"], cwd=here, capture_output=True, text=True, check=True
+        )
         assert (done.stdout, done.stderr) == (f"bisect-trt {package.__version__}\n", "")
 
 
 def test_shells_complete_options(here: Path) -> None:
     words = "extract model.onnx --inp"
-    # What bash's function of --show-completion asks, and as: all words, and the number of the one that is completed.
+    # What bash's function of --show-completion asks, and as: all words, and the number of the one
+    # that is completed.
     given = {"COMP_WORDS": f"bisect-trt {words}", "COMP_CWORD": str(len(shlex.split(words)))}
-    for asks, answers in (("complete_bash", ["--inputs", "--input-shapes"]), ("source_zsh", ["bisect-trt"])):
+    for asks, answers in (
+        ("complete_bash", ["--inputs", "--input-shapes"]),
+        ("source_zsh", ["bisect-trt"]),
+    ):
         environment = {**os.environ, "_BISECT_TRT_COMPLETE": asks, **given}
         command = [sys.executable, "-m", "bisect_trt"]
-        done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            command, cwd=here, env=environment, capture_output=True, text=True, check=True
+        )
         assert {*answers} <= {*done.stdout.split()}
 
 
@@ -124,13 +135,19 @@ PATHS = {
 @pytest.mark.parametrize("flag", [*PATHS, ""])
 def test_a_path_that_is_too_long(cli: CommandLine, flag: str) -> None:
     model = overflowing(Path("model.onnx"))
-    line = [*command_lines(model)[PATHS[flag]], flag, LONG] if flag else ["diagnose", LONG, *TARGET, "--json", "r.json"]
+    line = (
+        [*command_lines(model)[PATHS[flag]], flag, LONG]
+        if flag
+        else ["diagnose", LONG, *TARGET, "--json", "r.json"]
+    )
     ran = cli(*line).refused("BT1002", "too long")
     assert f"{flag} nnn" in ran.error or not flag
     assert flag or ran.result["status"] == "error"
 
 
-def test_a_check_with_a_word_that_is_longer_than_any_file_name(cli: CommandLine, here: Path) -> None:
+def test_a_check_with_a_word_that_is_longer_than_any_file_name(
+    cli: CommandLine, here: Path
+) -> None:
     chain(here / "model.onnx")
     check = f"{has('<2>', model='{model}')} && exit 1; exit 0 # {'n' * 300}"
     cli("reduce", "model.onnx", "-o", "out.onnx", "--check", "sh", "-c", check).ended(0)
@@ -159,9 +176,13 @@ def test_commands_to_copy_do_what_they_say_and_no_more(cli: CommandLine, here: P
     overflowing(here / "model.onnx").rename(name)
     ran = cli("diagnose", f"./{name}", "--onnxrt", "--fp16").ended(0)
     shown = next(line for line in ran.out.splitlines() if line.startswith("To reproduce it: "))
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # whose python is this one
+    path = os.pathsep.join(
+        [str(Path(sys.executable).parent), os.environ["PATH"]]
+    )  # whose python is this one
     command = ["sh", "-c", shown.partition(": ")[2]]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, "PATH": path})
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, env={**os.environ, "PATH": path}
+    )
     assert done.returncode == 1, done.stderr
     assert not (here / "owned").exists()
     (run,) = (here / ".bisect-trt").iterdir()
@@ -201,8 +222,12 @@ def test_everything_that_is_here_is_listed(tmp_path: Path) -> None:
     assert machine["numpy"] == np.__version__
     for name, value in machine.items():
         assert f"{name}: {value}\n" in done.out
-    assert set(result["targets"]) == {f"--{plugin.name}" for plugin in selectable()} | {"--onnxrt --providers cuda"}
-    usable = {"--onnxrt"} | ({"--openvino"} if importlib.util.find_spec("openvino") is not None else set())
+    assert set(result["targets"]) == {f"--{plugin.name}" for plugin in selectable()} | {
+        "--onnxrt --providers cuda"
+    }
+    usable = {"--onnxrt"} | (
+        {"--openvino"} if importlib.util.find_spec("openvino") is not None else set()
+    )
     assert {target for target in usable if result["targets"][target] is not None} == set()
     if importlib.util.find_spec("tensorrt") is None:
         assert "pip install tensorrt" in result["targets"]["--trt"]
@@ -211,18 +236,25 @@ def test_everything_that_is_here_is_listed(tmp_path: Path) -> None:
     assert not (tmp_path / ".bisect-trt").exists()
 
 
-def test_two_builds_of_onnx_runtime_in_one_folder_are_a_warning(shadow: Path, tmp_path: Path) -> None:
+def test_two_builds_of_onnx_runtime_in_one_folder_are_a_warning(
+    shadow: Path, tmp_path: Path
+) -> None:
     onnx.save(onnx.parser.parse_model(MODEL), tmp_path / "model.onnx")
     add_distribution(shadow, "onnxruntime_gpu")
     assert bisect_trt(*RUN, cwd=tmp_path).err == ""  # the other is in another folder
     add_distribution(shadow, "onnxruntime")
     for words in (["doctor"], RUN):
         done = bisect_trt(*words, cwd=tmp_path)
-        assert (done.status, "pip uninstall -y onnxruntime onnxruntime-gpu" in done.err) == (0, True)
+        assert (done.status, "pip uninstall -y onnxruntime onnxruntime-gpu" in done.err) == (
+            0,
+            True,
+        )
 
 
 def test_without_onnx_runtime_it_says_which_build_to_install(shadow: Path, tmp_path: Path) -> None:
-    (shadow / "onnxruntime.py").write_text("raise ModuleNotFoundError('No module named onnxruntime')")
+    (shadow / "onnxruntime.py").write_text(
+        "raise ModuleNotFoundError('No module named onnxruntime')"
+    )
     onnx.save(onnx.parser.parse_model(MODEL), tmp_path / "model.onnx")
     done = bisect_trt(*RUN, cwd=tmp_path)
     assert (done.status, "pip install onnxruntime, or onnxruntime-gpu" in done.err) == (4, True)
@@ -231,12 +263,18 @@ def test_without_onnx_runtime_it_says_which_build_to_install(shadow: Path, tmp_p
 def add_distribution(folder: Path, name: str) -> None:
     metadata = folder / f"{name}-{onnxruntime.__version__}.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {onnxruntime.__version__}\n")
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: {onnxruntime.__version__}\n"
+    )
 
 
 RUN = ("run", "model.onnx", "--onnxrt")
-MODEL = '<ir_version: 8, opset_import: ["" : 17]> chain (float[4] x) => (float[4] y) { y = Relu(x) }'
-CRASH = "import os, signal, sys\nprint('loading', flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)\n"
+MODEL = (
+    '<ir_version: 8, opset_import: ["" : 17]> chain (float[4] x) => (float[4] y) { y = Relu(x) }'
+)
+CRASH = (
+    "import os, signal, sys\nprint('loading', flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)\n"
+)
 
 
 def missing_of_trt(folder: Path) -> str | None:
@@ -254,14 +292,18 @@ def missing_of_trt(folder: Path) -> str | None:
         ("import libnothing", ["'libnothing'", "pip install tensorrt", "LD_LIBRARY_PATH"]),
     ],
 )
-def test_a_library_that_breaks_is_a_finding(shadow: Path, tmp_path: Path, source: str, says: list[str]) -> None:
+def test_a_library_that_breaks_is_a_finding(
+    shadow: Path, tmp_path: Path, source: str, says: list[str]
+) -> None:
     (shadow / "tensorrt.py").write_text(source)
     missing = missing_of_trt(tmp_path)
     assert missing is not None
     assert all(word in missing for word in says), missing
 
 
-def test_a_library_that_hangs_is_a_finding(shadow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_hangs_is_a_finding(
+    shadow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(places, "TIMEOUT_SECONDS", 2.0)
     (shadow / "tensorrt.py").write_text("import time\ntime.sleep(1000)\n")
     missing = missing_of_trt(tmp_path)

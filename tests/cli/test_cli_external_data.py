@@ -27,7 +27,8 @@ takes_a_folder = pytest.mark.skipif(
     Version(onnxruntime.__version__) < Version("1.21"),
     reason="ONNX Runtime is told from 1.21 on where a model's weights lie; before, they are copied",
 )
-_IN_ACCESS, _IN_OPEN = 0x1, 0x20  # linux/inotify.h
+_IN_ACCESS = 0x1  # linux/inotify.h
+_IN_OPEN = 0x20
 
 
 @contextmanager
@@ -53,7 +54,9 @@ def test_weights_behind_a_link_are_not_opened(cli: CommandLine, here: Path) -> N
     (here / "model").mkdir()
     (here / "model" / "linkdir").symlink_to(secret.parent)
     weight = numpy_helper.from_array(np.ones(3, np.float32), "w")
-    path = save(here / "model" / "model.onnx", [helper.make_node("Add", ["x", "w"], ["y"])], [weight])
+    path = save(
+        here / "model" / "model.onnx", [helper.make_node("Add", ["x", "w"], ["y"])], [weight]
+    )
     model = onnx.load(str(path))
     model.graph.initializer[0].ClearField("raw_data")
     refer_to(model.graph.initializer[0], "linkdir/canary.bin", 0, 12)
@@ -114,8 +117,12 @@ def test_weights_are_read_where_they_lie(cli: CommandLine, here: Path, apart: Pa
 
 
 @takes_a_folder
-def test_what_is_said_to_do_by_hand_finds_the_weights(cli: CommandLine, here: Path, apart: Path) -> None:
-    assert cli("reduce", apart, "-o", "reduced.onnx", "--no-shrink", "--onnxrt", "--fp16").status == 0
+def test_what_is_said_to_do_by_hand_finds_the_weights(
+    cli: CommandLine, here: Path, apart: Path
+) -> None:
+    assert (
+        cli("reduce", apart, "-o", "reduced.onnx", "--no-shrink", "--onnxrt", "--fp16").status == 0
+    )
     said = [shlex.split(path.read_text()) for path in here.rglob("command.txt")]
     named = [words for words in said if "--external-data-dir" in words]
     assert named
@@ -124,7 +131,9 @@ def test_what_is_said_to_do_by_hand_finds_the_weights(cli: CommandLine, here: Pa
         assert cli(*words[1:]).status in {0, 1}
 
 
-def test_a_check_command_finds_them_beside_the_model(cli: CommandLine, here: Path, apart: Path) -> None:
+def test_a_check_command_finds_them_beside_the_model(
+    cli: CommandLine, here: Path, apart: Path
+) -> None:
     loads = "import onnx, sys; sys.exit(any(n.name == 'big' for n in onnx.load(sys.argv[1]).graph.node))"
     check = ["--check", sys.executable, "-c", loads, "{model}"]
     cli("reduce", apart, "-o", "reduced.onnx", "--no-shrink", *check).ended(0)
@@ -141,23 +150,41 @@ def large(apart: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 @takes_a_folder
-def test_an_answer_is_read_back_from_where_it_was_written(cli: CommandLine, here: Path, large: Path) -> None:
+def test_an_answer_is_read_back_from_where_it_was_written(
+    cli: CommandLine, here: Path, large: Path
+) -> None:
     assert cli("precision", large, "-o", "mixed.onnx", "--onnxrt", "--fp16").status == 0
-    assert list(external_files(onnx.load("mixed.onnx", load_external_data=False))) == ["mixed.onnx.data"]
+    assert list(external_files(onnx.load("mixed.onnx", load_external_data=False))) == [
+        "mixed.onnx.data"
+    ]
     assert not list((here / ".bisect-trt").rglob("*.data"))
-    # Its weights are called as the answer's: that neither is taken for the other shows in the read-back check.
+    # Its weights are called as the answer's: that neither is taken for the other shows in the
+    # read-back check.
     (here / "again").mkdir()
-    ran = cli("reduce", "mixed.onnx", "-o", "again/mixed.onnx", "--no-shrink", *TARGET, "--atol", "0").ended(0)
+    ran = cli(
+        "reduce", "mixed.onnx", "-o", "again/mixed.onnx", "--no-shrink", *TARGET, "--atol", "0"
+    ).ended(0)
     assert "1-minimal" in ran.out
     onnx.load("again/mixed.onnx")
 
 
 @pytest.mark.slow
 @takes_a_folder
-def test_without_room_for_it_the_answer_is_told(cli: CommandLine, large: Path, small_disk: Path) -> None:
+def test_without_room_for_it_the_answer_is_told(
+    cli: CommandLine, large: Path, small_disk: Path
+) -> None:
     with (small_disk / "else").open("wb") as file:
         file.write(bytes((1 << 20) - 8192))
-    ran = cli("precision", large, "-o", small_disk / "mixed.onnx", "--onnxrt", "--fp16", "--json", "r.json").ended(2)
+    ran = cli(
+        "precision",
+        large,
+        "-o",
+        small_disk / "mixed.onnx",
+        "--onnxrt",
+        "--fp16",
+        "--json",
+        "r.json",
+    ).ended(2)
     assert "The best so far, 2 of 4 nodes in fp32, cannot be written." in ran.out
     assert "Wrote" not in ran.out
     assert "MatMul 'big'" in ran.out

@@ -41,15 +41,21 @@ def test_a_model_in_short(cli: CommandLine, here: Path) -> None:
     assert "nodes: 4" in alone.err
     ran = cli("inspect", "model", model)
     assert "\x1b" not in ran.out
-    assert all(line in ran.out for line in ("x: float32 [2, 3]", "weights: count 3, bytes 12", "nodes: 4", "Mul 2"))
+    assert all(
+        line in ran.out
+        for line in ("x: float32 [2, 3]", "weights: count 3, bytes 12", "nodes: 4", "Mul 2")
+    )
 
 
 def test_layers_attributes_and_weights(cli: CommandLine, here: Path) -> None:
     branches = ", ".join(
-        f"{way}_branch = {way} () => (float[2, 3] inner) {{ inner = Neg(x) }}" for way in ("then", "else")
+        f"{way}_branch = {way} () => (float[2, 3] inner) {{ inner = Neg(x) }}"
+        for way in ("then", "else")
     )
     body = f"a = If(yes) <{branches}> turn = Transpose<perm = [1, 0]>(a) y = Transpose<perm = [1, 0]>(turn)"
-    model = save_text(here / "m.onnx", "(float[2, 3] x) => (float[a, b] y)", body, {"yes": np.array(True)})
+    model = save_text(
+        here / "m.onnx", "(float[2, 3] x) => (float[a, b] y)", body, {"yes": np.array(True)}
+    )
     plain = inspected(cli, "model", model, "--show", "layers", "attrs", "weights")
     branch, turn, _ = plain["layers"]
     assert turn["attributes"] == {"perm": [1, 0]}
@@ -59,19 +65,33 @@ def test_layers_attributes_and_weights(cli: CommandLine, here: Path) -> None:
     (weight,) = plain["weights"]["tensors"]
     assert (weight["name"], weight["dtype"], weight["shape"]) == ("yes", "bool", [])
     ran = cli("inspect", "model", model, "--show", "layers", "attrs", "weights")
-    assert all(line in ran.out for line in ("Transpose turn", "perm [1, 0]", "Neg", "turn: float32 [3, 2]"))
+    assert all(
+        line in ran.out for line in ("Transpose turn", "perm [1, 0]", "Neg", "turn: float32 [3, 2]")
+    )
     assert "attributes" not in inspected(cli, "model", model, "--show", "layers")["layers"][1]
 
 
 def test_every_kind_of_attribute_can_be_told(cli: CommandLine, here: Path) -> None:
-    node = helper.make_node("Mine", ["x"], ["y"], domain="my.own", i=1, f=0.5, s="text", ints=[1, 2], floats=[0.5])
+    node = helper.make_node(
+        "Mine", ["x"], ["y"], domain="my.own", i=1, f=0.5, s="text", ints=[1, 2], floats=[0.5]
+    )
     node.attribute.append(helper.make_attribute("strings", ["a", "b"]))
     node.attribute.append(helper.make_attribute("raw", b"\xff\x00"))
-    node.attribute.append(helper.make_attribute("t", numpy_helper.from_array(np.zeros((2, 2), np.int8))))
+    node.attribute.append(
+        helper.make_attribute("t", numpy_helper.from_array(np.zeros((2, 2), np.int8)))
+    )
     plain = inspected(cli, "model", save(here / "m.onnx", [node]), "--show", "attrs")
     (layer,) = plain["layers"]
     assert layer["op"] == "my.own.Mine"
-    known = {"i": 1, "f": 0.5, "s": "text", "ints": [1, 2], "floats": [0.5], "strings": ["a", "b"], "t": "int8 [2, 2]"}
+    known = {
+        "i": 1,
+        "f": 0.5,
+        "s": "text",
+        "ints": [1, 2],
+        "floats": [0.5],
+        "strings": ["a", "b"],
+        "t": "int8 [2, 2]",
+    }
     assert layer["attributes"] | {"raw": ""} == {**known, "raw": ""}
 
 
@@ -92,7 +112,16 @@ def test_data(cli: CommandLine) -> None:
     assert sample["none"]["min"] is None
     assert "nan 1, inf 1, zeros 1" in cli("inspect", "data", "d.npz").out
     assert (
-        cli("run", chain(Path("model.onnx")), "--onnxrt", "--iterations", "2", "--save-outputs", "y.json").status == 0
+        cli(
+            "run",
+            chain(Path("model.onnx")),
+            "--onnxrt",
+            "--iterations",
+            "2",
+            "--save-outputs",
+            "y.json",
+        ).status
+        == 0
     )
     (run,) = inspected(cli, "data", "y.json")["runs"]
     assert [list(sample) for sample in run["samples"]] == [["t3"], ["t3"]]
@@ -115,22 +144,34 @@ X = {"x": np.full(SHAPE, 0.3, np.float32)}
 
 def test_what_stays_in_fp32(cli: CommandLine, here: Path) -> None:
     model = overflowing(here / "model.onnx")
-    assert cli("convert", model, "-o", "half.onnx", "--fp16", "--keep-fp32", "big_out", "small_out").status == 0
+    assert (
+        cli(
+            "convert", model, "-o", "half.onnx", "--fp16", "--keep-fp32", "big_out", "small_out"
+        ).status
+        == 0
+    )
     half, full = (evaluate(path, X)["b2_out"] for path in ("half.onnx", str(model)))
     assert np.allclose(half, full, rtol=1e-2)
-    cli("convert", model, "-o", "other.onnx", "--fp16", "--keep-fp32", "nope").refused("BT1005", "'nope'")
+    cli("convert", model, "-o", "other.onnx", "--fp16", "--keep-fp32", "nope").refused(
+        "BT1005", "'nope'"
+    )
 
 
 @pytest.mark.skipif(missing_gpu() is None, reason="TensorRT is here")
 def test_an_engine_needs_tensorrt(cli: CommandLine, here: Path) -> None:
     chain(here / "model.onnx")
     (here / "there.engine").write_bytes(b"no engine")
-    for line in ("convert model.onnx -o m.engine --fp16", "inspect engine there.engine", "inspect there.engine"):
+    for line in (
+        "convert model.onnx -o m.engine --fp16",
+        "inspect engine there.engine",
+        "inspect there.engine",
+    ):
         cli(*line.split()).refused("BT2003", "TensorRT")
         assert not Path("m.engine").exists()
 
 
-# ``sanitize``: what can be computed is stored, what nobody reads is gone, and the results stay the same.
+# ``sanitize``: what can be computed is stored, what nobody reads is gone, and the results stay the
+# same.
 
 
 ENDS = "(float[2, 3] x) => (float[2, 3] y)"
@@ -158,7 +199,9 @@ def messy() -> Path:
 
 
 def test_it_folds_cleans_up_and_sorts(cli: CommandLine) -> None:
-    changes = cli("sanitize", messy(), "-o", "out.onnx", "--json", "r.json").ended(0).result["changes"]
+    changes = (
+        cli("sanitize", messy(), "-o", "out.onnx", "--json", "r.json").ended(0).result["changes"]
+    )
     model = onnx.load("out.onnx")
     onnx.checker.check_model(model, full_check=True)
     assert operators("out.onnx") == ["Add", "Add"]
@@ -184,15 +227,20 @@ def reshaping(shape: str) -> Path:
 def test_shapes_fold_once_they_are_known(cli: CommandLine) -> None:
     model = reshaping("5, 1, 2")
     assert cli("sanitize", model, "-o", "out.onnx").status == 0
-    # The first Shape is known at once; only with its fold stored does inference know that of the Reshape.
+    # The first Shape is known at once; only with its fold stored does inference know that of the
+    # Reshape.
     assert operators("out.onnx") == ["Reshape", "Add"]
-    assert cli("sanitize", model, "-o", "out.onnx", "--overwrite", "--no-shape-inference").status == 0
+    assert (
+        cli("sanitize", model, "-o", "out.onnx", "--overwrite", "--no-shape-inference").status == 0
+    )
     assert len(operators("out.onnx")) == 8
 
 
 def test_override_input_shapes(cli: CommandLine) -> None:
     model = reshaping("batch, 1, 2")
-    assert cli("sanitize", model, "-o", "out.onnx", "--override-input-shapes", "x:[7,1,2]").status == 0
+    assert (
+        cli("sanitize", model, "-o", "out.onnx", "--override-input-shapes", "x:[7,1,2]").status == 0
+    )
     assert operators("out.onnx") == ["Reshape", "Add"]
     (fed,) = onnx.load("out.onnx").graph.input
     assert [dim.dim_value for dim in fed.type.tensor_type.shape.dim] == [7, 1, 2]
@@ -210,9 +258,13 @@ EXPANDS = "two = Add(n, n) v = Expand(one, two) sum = ReduceSum<keepdims = 0>(x)
     ],
     ids=["small", "40 MiB", "quantized"],
 )  # fmt: skip
-def test_large_and_quantized_values_stay_computed(cli: CommandLine, body: str, weights: int, left: str) -> None:
+def test_large_and_quantized_values_stay_computed(
+    cli: CommandLine, body: str, weights: int, left: str
+) -> None:
     stored = {"one": 1.0, "n": np.array([weights]), "q": np.ones(SHAPE, np.uint8), "scale": 0.5}
-    cli("sanitize", write(body, stored, "(float[2, 3] x) => (float[a, b] y)"), "-o", "out.onnx").ended(0)
+    cli(
+        "sanitize", write(body, stored, "(float[2, 3] x) => (float[a, b] y)"), "-o", "out.onnx"
+    ).ended(0)
     assert sorted(operators("out.onnx")) == left.split()
 
 
@@ -220,10 +272,16 @@ def test_shapes_that_inference_finds_are_declared(cli: CommandLine) -> None:
     write("t = Transpose<perm = [1, 0]>(x) y = Relu(t)", {}, "(float[n, 3] x) => (float[a, b] y)")
 
     def declared(*words: str) -> tuple[list[int | str], int]:
-        ran = cli("sanitize", "model.onnx", "-o", "out.onnx", "--overwrite", *words, "--json", "r.json").ended(0)
+        ran = cli(
+            "sanitize", "model.onnx", "-o", "out.onnx", "--overwrite", *words, "--json", "r.json"
+        ).ended(0)
         graph = onnx.load("out.onnx").graph
-        (shape,) = [each.type.tensor_type.shape.dim for each in graph.value_info if each.name == "t"] or [[]]
-        return [dim.dim_param or dim.dim_value for dim in shape], ran.result["changes"]["declared_shapes"]
+        (shape,) = [
+            each.type.tensor_type.shape.dim for each in graph.value_info if each.name == "t"
+        ] or [[]]
+        return [dim.dim_param or dim.dim_value for dim in shape], ran.result["changes"][
+            "declared_shapes"
+        ]
 
     assert declared("--no-shape-inference") == ([], 0)
     assert declared()[0] == [3, "n"]
@@ -232,8 +290,12 @@ def test_shapes_that_inference_finds_are_declared(cli: CommandLine) -> None:
 
 def test_what_differs_is_refused(cli: CommandLine) -> None:
     """The model declares a shape that depends on values, and declares it wrong; folded it gives another result."""
-    model = text_model(ENDS, "places = NonZero(x) n = Size(places) nf = Cast<to = 1>(n) y = Add(x, nf)")
-    model.graph.value_info.append(helper.make_tensor_value_info("places", TensorProto.INT64, [2, 5]))
+    model = text_model(
+        ENDS, "places = NonZero(x) n = Size(places) nf = Cast<to = 1>(n) y = Add(x, nf)"
+    )
+    model.graph.value_info.append(
+        helper.make_tensor_value_info("places", TensorProto.INT64, [2, 5])
+    )
     onnx.save(model, "m.onnx")
     ran = cli("sanitize", "m.onnx", "-o", "out.onnx", "--json", "r.json").refused("BT3004", "'y'")
     assert (ran.result["status"], Path("out.onnx").exists()) == ("inconclusive", False)
@@ -241,7 +303,9 @@ def test_what_differs_is_refused(cli: CommandLine) -> None:
 
 
 def test_what_onnx_runtime_cannot_run_is_not_compared(cli: CommandLine) -> None:
-    path = write("two = Add(one, one) w = own.Mine(one) y = own.Mine(x, two, w)", {"one": np.ones(SHAPE)})
+    path = write(
+        "two = Add(one, one) w = own.Mine(one) y = own.Mine(x, two, w)", {"one": np.ones(SHAPE)}
+    )
     result = cli("sanitize", path, "-o", "out.onnx", "--json", "r.json").ended(3).result
     assert (operators("out.onnx"), result["minimality"]) == (["Mine", "Mine"], "unproven")
 
@@ -250,7 +314,8 @@ def test_what_onnx_runtime_cannot_run_is_not_compared(cli: CommandLine) -> None:
 @given(st.data())
 def test_clean_up_keeps_what_outputs_need_and_nothing_else(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 12))
-    known, nodes = ["x", "a", "b"], []
+    known = ["x", "a", "b"]
+    nodes = []
     for number in range(count):
         reads = data.draw(st.lists(st.sampled_from(known), min_size=2, max_size=2))
         nodes.append(helper.make_node("Add", reads, [f"t{number}"]))
@@ -266,7 +331,11 @@ def test_clean_up_keeps_what_outputs_need_and_nothing_else(data: st.DataObject) 
     sort_nodes(model)
     assert not sort_nodes(model)
     left = Network(model)
-    assert all(left.consumers.get(name) or name == output for index in left.order for name in left.made(index))
+    assert all(
+        left.consumers.get(name) or name == output
+        for index in left.order
+        for name in left.made(index)
+    )
     assert all(left.consumers.get(name) for name in left.initializers)
     assert removed["nodes"] == count - len(left.nodes)
     one, two = (evaluate(each, want)[output] for each in (before, model))

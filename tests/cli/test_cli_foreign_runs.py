@@ -44,7 +44,12 @@ def replaced(way: str) -> Callable[[Path], object]:
     def fifo(path: Path) -> None:
         os.mkfifo(path)
 
-    links = {"a device": "/dev/zero", "a link": "../../outside", "a loop": "journal.jsonl", "a gone file": "nowhere"}
+    links = {
+        "a device": "/dev/zero",
+        "a link": "../../outside",
+        "a loop": "journal.jsonl",
+        "a gone file": "nowhere",
+    }
     if way == "a FIFO":
         return fifo
     if way == "a folder":
@@ -55,7 +60,9 @@ def replaced(way: str) -> Callable[[Path], object]:
 
 
 @pytest.mark.timeout(60)  # what is waited for never ends
-@pytest.mark.parametrize("way", ["a FIFO", "a device", "a link", "a loop", "a gone file", "a folder", "zeros"])
+@pytest.mark.parametrize(
+    "way", ["a FIFO", "a device", "a link", "a loop", "a gone file", "a folder", "zeros"]
+)
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_no_file_is_not_read(cli: CommandLine, run: Path, name: str, way: str) -> None:
     shutil.copy(run / name, "outside")
@@ -72,7 +79,9 @@ def test_what_is_no_file_is_not_read(cli: CommandLine, run: Path, name: str, way
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("way", ["a FIFO", "a device", "a link"])
 @pytest.mark.parametrize("name", ["output.log", "command.txt", ""])
-def test_files_of_a_probe_stay_in_the_folder(cli: CommandLine, run: Path, name: str, way: str) -> None:
+def test_files_of_a_probe_stay_in_the_folder(
+    cli: CommandLine, run: Path, name: str, way: str
+) -> None:
     Path("outside").mkdir()
     for each in ("output.log", "command.txt"):
         (Path("outside") / each).write_text(CANARY)
@@ -112,7 +121,8 @@ VALUES: list[Any] = [None, "x", "\x1b[31m\n<b>", [1], {}, {"x": [{}]}, -1, 10**4
 
 def test_values_of_other_types(cli: CommandLine, run: Path) -> None:
     """Each value of each line and of the result, one after the other, with checksums that are right."""
-    journal, entries = run / "journal.jsonl", lines_of(run)
+    journal = run / "journal.jsonl"
+    entries = lines_of(run)
     firsts = {entry["event"]: number for number, entry in reversed([*enumerate(entries)])}
     for number in firsts.values():
         holders = [[name] for name in entries[number]]
@@ -130,7 +140,9 @@ def test_values_of_other_types(cli: CommandLine, run: Path) -> None:
             ends_with_a_sentence(cli, "report", run)
 
 
-@pytest.mark.parametrize("content", [b"[1, 2]", b"55", b"[" * 100_000 + b"]" * 100_000, b'{"a": 1}', b'"text"'])
+@pytest.mark.parametrize(
+    "content", [b"[1, 2]", b"55", b"[" * 100_000 + b"]" * 100_000, b'{"a": 1}', b'"text"']
+)
 def test_lines_that_are_something_else(cli: CommandLine, run: Path, content: bytes) -> None:
     import zlib
 

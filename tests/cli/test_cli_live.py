@@ -35,7 +35,8 @@ from support import (
 SECONDS = 240
 
 
-# A session of its own whose terminal this is, so that Ctrl-C arrives; preexec_fn is not for programs with threads.
+# A session of its own whose terminal this is, so that Ctrl-C arrives; preexec_fn is not for
+# programs with threads.
 FOREGROUND = """
 import fcntl, os, sys, termios
 os.setsid()
@@ -52,13 +53,17 @@ class Program:
         process: The command line.
     """
 
-    def __init__(self, folder: Path, *argv: str, columns: int = 80, rows: int = 40, **variables: str) -> None:
+    def __init__(
+        self, folder: Path, *argv: str, columns: int = 80, rows: int = 40, **variables: str
+    ) -> None:
         self._master, child = pty.openpty()
         fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         command = [sys.executable, "-c", FOREGROUND, sys.executable, "-m", "bisect_trt", *argv]
         kept = {name: value for name, value in os.environ.items() if name not in _DECIDES}
         environment = {**kept, "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", **variables}
-        self.process = subprocess.Popen(command, cwd=folder, stdin=child, stdout=child, stderr=child, env=environment)
+        self.process = subprocess.Popen(
+            command, cwd=folder, stdin=child, stdout=child, stderr=child, env=environment
+        )
         os.close(child)
 
     def close(self) -> None:
@@ -72,7 +77,11 @@ class Program:
         while True:
             assert time.monotonic() < deadline
             try:
-                yield os.read(self._master, 1 << 16) if select.select([self._master], [], [], 0.1)[0] else b""
+                yield (
+                    os.read(self._master, 1 << 16)
+                    if select.select([self._master], [], [], 0.1)[0]
+                    else b""
+                )
             except OSError:  # what Linux makes of a terminal whose last user has gone
                 return
 
@@ -88,7 +97,9 @@ class Terminal(Program):
         screens: What could be seen after each piece of them, empty lines at the end left out.
     """
 
-    def __init__(self, folder: Path, *argv: str, columns: int = 80, rows: int = 40, **variables: str) -> None:
+    def __init__(
+        self, folder: Path, *argv: str, columns: int = 80, rows: int = 40, **variables: str
+    ) -> None:
         super().__init__(folder, *argv, columns=columns, rows=rows, **variables)
         self.raw = b""
         self.screens: list[list[str]] = []
@@ -99,7 +110,9 @@ class Terminal(Program):
         """Each screen as it comes, until the command ends."""
         for data in filter(None, self.pieces()):
             self.raw += data
-            for piece in re.split(rb"(?=\r\x1b\[2K)", data):  # what is shown until it is drawn anew, however much came
+            for piece in re.split(
+                rb"(?=\r\x1b\[2K)", data
+            ):  # what is shown until it is drawn anew, however much came
                 self._stream.feed(piece)
                 self.screens.append(self.visible())
                 yield self.screens[-1]
@@ -120,7 +133,10 @@ class Terminal(Program):
     def text(self) -> str:
         """All lines, those too that have scrolled out of sight; a line that was wrapped is several."""
         columns = range(self._screen.columns)
-        above = ["".join(line[place].data for place in columns).rstrip() for line in self._screen.history.top]
+        above = [
+            "".join(line[place].data for place in columns).rstrip()
+            for line in self._screen.history.top
+        ]
         return "\n".join([*above, *self.visible()])
 
 
@@ -141,7 +157,9 @@ def closing() -> Iterator[contextlib.ExitStack]:
 @pytest.fixture
 def terminal(here: Path, closing: contextlib.ExitStack) -> Callable[..., Terminal]:
     """Starts a command line on a terminal."""
-    return lambda *argv, **how: closing.enter_context(contextlib.closing(Terminal(here, *argv, **how)))
+    return lambda *argv, **how: closing.enter_context(
+        contextlib.closing(Terminal(here, *argv, **how))
+    )
 
 
 def search(here: Path, *options: str, wait: float = 0.1, first: str = ":") -> list[str]:
@@ -173,7 +191,9 @@ def test_what_is_seen_while_it_works_and_what_stays(
     term = terminal(*search(here), columns=columns)
     assert term.wait() == 0, term.text()
     views = ["\n".join(view(screen)) for screen in term.screens]
-    assert all(sum(map(bool, map(STEP.match, screen))) <= 1 for screen in term.screens), "the view is there twice"
+    assert all(sum(map(bool, map(STEP.match, screen))) <= 1 for screen in term.screens), (
+        "the view is there twice"
+    )
     assert any(re.match(r"\d+ s  Probe the original", seen) for seen in views)
     assert columns < 80 or any(re.search(r"\d+ probes?", seen) for seen in views)
     assert not term.cursor_hidden
@@ -189,7 +209,9 @@ def test_what_is_seen_while_it_works_and_what_stays(
 
 
 @pytest.mark.parametrize("level", rest_slow(["-vv", "-v", "-q"]))
-def test_no_control_codes_off_a_terminal(here: Path, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_control_codes_off_a_terminal(
+    here: Path, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     ran = bisect_trt(*search(here, level, wait=0), cwd=here, detailed=False).ended(0)
@@ -198,7 +220,9 @@ def test_no_control_codes_off_a_terminal(here: Path, level: str, monkeypatch: py
     assert ("probe 1 " in written) == ("of 40 units  exit status 0" in written) == (level != "-q")
 
 
-def test_forced_colours_off_a_terminal_move_no_cursor(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forced_colours_off_a_terminal_move_no_cursor(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -207,7 +231,9 @@ def test_forced_colours_off_a_terminal_move_no_cursor(here: Path, monkeypatch: p
     assert set(re.findall(r"\x1b\[[\d;?]*([A-Za-z])", ran.out)) == {"m"}
 
 
-def test_prompts_have_the_terminal_for_themselves(terminal: Callable[..., Terminal], here: Path) -> None:
+def test_prompts_have_the_terminal_for_themselves(
+    terminal: Callable[..., Terminal], here: Path
+) -> None:
     chain(here / "model.onnx", 6)
     term = terminal("reduce", "model.onnx", "-o", "out.onnx", "--no-shrink", columns=100)
     answered = 0
@@ -242,9 +268,13 @@ def test_ctrl_c_once_ends_cleanly(terminal: Callable[..., Terminal], here: Path)
             term.type("\x03")
             typed = True
     assert term.process.wait() == 130
-    assert any("stopping: the best so far is being saved (Ctrl-C again: at once)" in screen for screen in term.screens)
+    assert any(
+        "stopping: the best so far is being saved (Ctrl-C again: at once)" in screen
+        for screen in term.screens
+    )
     assert re.search(
-        r"Result +stopped by the user.*Next +bisect-trt resume \.bisect-trt/", term.text().replace("\n", "")
+        r"Result +stopped by the user.*Next +bisect-trt resume \.bisect-trt/",
+        term.text().replace("\n", ""),
     )
     assert not view(term.visible())
     assert not term.cursor_hidden
@@ -286,8 +316,12 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", rest_slow(["sweep", *(name for name in COMMANDS if name != "sweep")]))
-def test_every_command_keeps_to_its_terminal(terminal: Callable[..., Terminal], here: Path, command: str) -> None:
+@pytest.mark.parametrize(
+    "command", rest_slow(["sweep", *(name for name in COMMANDS if name != "sweep")])
+)
+def test_every_command_keeps_to_its_terminal(
+    terminal: Callable[..., Terminal], here: Path, command: str
+) -> None:
     """Each on another one: narrow, wide, dumb, without colours, without UTF-8."""
     options, columns, variables = COMMANDS[command]
     overflowing(here / "model.onnx")
@@ -358,7 +392,8 @@ def test_an_honest_user_whose_fingers_slip(start: Callable[..., Dialogue]) -> No
     def reply() -> str:
         if (slip := next(junk, None)) is not None:
             return slip
-        form, word = next(forms), says("<3>")
+        form = next(forms)
+        word = says("<3>")
         return form.format(word[0] if form == "{}" else word.upper())
 
     dialogue = start()
@@ -402,10 +437,12 @@ def test_undo_takes_answers_back_as_often_as_one_likes(start: Callable[..., Dial
 
 @pytest.mark.parametrize("way", ["quit", "end of input", "interrupt"])
 def test_leaving_saves_the_best_so_far(start: Callable[..., Dialogue], way: str) -> None:
-    asked, dialogue = 0, start()
+    asked = 0
+    dialogue = start()
     while dialogue.prompted():
         asked += 1
-        # Python's input() shows its prompt a moment before Ctrl-C can end it: what comes that early waits for the line.
+        # Python's input() shows its prompt a moment before Ctrl-C can end it: what comes that early
+        # waits for the line.
         ends = {"quit": "quit\n", "end of input": "\x04", "interrupt": "\x03\n"}[way]
         dialogue.type(says("<1>") + "\n" if asked < 4 else ends)
     assert dialogue.process.wait(SECONDS) == 130

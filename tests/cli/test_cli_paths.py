@@ -29,15 +29,25 @@ def files(here: Path) -> dict[Path, bytes]:
     overflowing(Path("m.onnx"))
     Path("sub").mkdir()
     weight = numpy_helper.from_array(np.ones(SHAPE, np.float32), "w")
-    onnx.save(model_of([helper.make_node("Add", ["x", "w"], ["y"])], {"w": weight}), "sub/outside.onnx")
+    onnx.save(
+        model_of([helper.make_node("Add", ["x", "w"], ["y"])], {"w": weight}), "sub/outside.onnx"
+    )
     model = onnx.load("sub/outside.onnx")
-    onnx.save(model, "sub/outside.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    onnx.save(
+        model,
+        "sub/outside.onnx",
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=0,
+    )
     np.savez("in.npz", x=np.ones(SHAPE, np.float32))
     np.savez("two-1.npz", x=np.ones(SHAPE, np.float32))
     np.savez("two-2.npz", x=np.zeros(SHAPE, np.float32))
     script(Path("check"), "grep -qa big_out $1 && exit 1; exit 0")
     Path("m-reproducer").mkdir()
-    Path("loader.py").write_text("import numpy as np\ndef load_data():\n    yield {'x': np.ones((2, 3), np.float32)}\n")
+    Path("loader.py").write_text(
+        "import numpy as np\ndef load_data():\n    yield {'x': np.ones((2, 3), np.float32)}\n"
+    )
     Path("link.onnx").symlink_to("m.onnx")
     os.link("in.npz", "hard.npz")
     return {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
@@ -81,14 +91,18 @@ CLASHES = [
 
 
 @pytest.mark.parametrize("words", CLASHES, ids=" ".join)
-def test_a_file_in_two_roles_is_refused(cli: CommandLine, files: dict[Path, bytes], words: tuple[str, ...]) -> None:
+def test_a_file_in_two_roles_is_refused(
+    cli: CommandLine, files: dict[Path, bytes], words: tuple[str, ...]
+) -> None:
     before = {*Path().rglob("*")}
     cli(*words).refused("BT1012", "name another file")
     assert {path: path.read_bytes() for path in files} == files
     assert {*Path().rglob("*")} - before - {Path(".bisect-trt")} == set()
 
 
-def test_the_refusal_is_in_the_result_if_that_is_a_file_of_its_own(cli: CommandLine, files: dict[Path, bytes]) -> None:
+def test_the_refusal_is_in_the_result_if_that_is_a_file_of_its_own(
+    cli: CommandLine, files: dict[Path, bytes]
+) -> None:
     ran = cli(*REDUCE, "m.onnx", "--json", "r.json", *CHECK).refused("BT1012")
     assert ran.result["error"]["code"] == "BT1012"
     assert {path: path.read_bytes() for path in files} == files
@@ -116,7 +130,9 @@ def test_python_calls_are_held_to_the_same(files: dict[Path, bytes]) -> None:
     with pytest.raises(SameFileError):
         bisect_trt.reduce("m.onnx", lambda _: True, output="m.onnx", overwrite=True)
     with pytest.raises(SameFileError):
-        bisect_trt.samples("m.onnx", lambda _: True, inputs="in.npz", output="in.npz", overwrite=True)
+        bisect_trt.samples(
+            "m.onnx", lambda _: True, inputs="in.npz", output="in.npz", overwrite=True
+        )
     assert {path: path.read_bytes() for path in files} == files
     assert not Path(".bisect-trt").exists()
 
@@ -135,12 +151,16 @@ def test_every_option_that_names_a_file_is_compared() -> None:
     groups = {group for command in COMMANDS.values() for group in command.groups}
     options = [entry for group in groups for entry in entries(group) if entry.names_file]
     words = ("save_", "output", "json", "report", "junit")
-    assert [entry.name for entry in options if entry.name.startswith(words) and not entry.writes] == []
+    assert [
+        entry.name for entry in options if entry.name.startswith(words) and not entry.writes
+    ] == []
     assert len([entry for entry in options if entry.writes]) >= 12
 
 
 @pytest.mark.parametrize("name", ["poetry.lock", "poetry.new"])
-def test_files_beside_the_candidate_stay(cli: CommandLine, files: dict[Path, bytes], name: str) -> None:
+def test_files_beside_the_candidate_stay(
+    cli: CommandLine, files: dict[Path, bytes], name: str
+) -> None:
     Path(name).write_text("mine")
     cli(*REDUCE, "new.onnx", "--candidate", "poetry", "--check", "./check", "poetry").ended(0)
     assert Path(name).read_text() == "mine"
@@ -161,7 +181,10 @@ def proven(cli: CommandLine, here: Path) -> Path:
 
 
 def kept(run: Path) -> dict[Path, bytes]:
-    paths = [*(run / name for name in ("result.json", "report.html")), *map(Path, ("r.json", "r.xml", "r.html"))]
+    paths = [
+        *(run / name for name in ("result.json", "report.html")),
+        *map(Path, ("r.json", "r.xml", "r.html")),
+    ]
     return {path: path.read_bytes() for path in paths}
 
 
@@ -224,16 +247,22 @@ def test_resume_replaces_only_its_reproducer(cli: CommandLine, here: Path) -> No
     assert Path("shown/model.onnx").read_bytes() == b"somebody's"
 
 
-def test_files_of_more_failures_are_looked_at_too(cli: CommandLine, files: dict[Path, bytes]) -> None:
+def test_files_of_more_failures_are_looked_at_too(
+    cli: CommandLine, files: dict[Path, bytes]
+) -> None:
     Path("new-2.onnx").write_bytes(b"mine")
-    cli("reduce", "m.onnx", "-o", "new.onnx", "--all", *CHECK).refused("BT1006", "new-2.onnx exists")
+    cli("reduce", "m.onnx", "-o", "new.onnx", "--all", *CHECK).refused(
+        "BT1006", "new-2.onnx exists"
+    )
     Path("shown-3").mkdir()
     Path("shown-3/notes").write_text("mine")
     cli("diagnose", "m.onnx", *TARGET, "-o", "shown", "--all").refused("BT1006", "shown-3 exists")
     assert {path: path.read_bytes() for path in files} == files
 
 
-def test_the_default_path_of_candidates_is_no_output(cli: CommandLine, files: dict[Path, bytes]) -> None:
+def test_the_default_path_of_candidates_is_no_output(
+    cli: CommandLine, files: dict[Path, bytes]
+) -> None:
     check = ("--check", "./check", "bisect_trt_debug.onnx")
     cli(*REDUCE, "bisect_trt_debug.onnx", *check).refused("BT1012", "--candidate")
     assert cli(*REDUCE, "new.onnx", *check).status == 0

@@ -23,7 +23,8 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.shared import Data
 from bisect_trt.options.spec import written
 
-FLOAT, FLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16
+FLOAT = TensorProto.FLOAT
+FLOAT16 = TensorProto.FLOAT16
 LINE = ("precision", "model.onnx", "-o", "mixed.onnx", "--json", "r.json")
 
 
@@ -43,15 +44,21 @@ def test_only_boundaries_get_casts(cli: CommandLine) -> None:
     types = Network(mixed).element_types
     made = {node.name: types[node.output[0]] for node in mixed.graph.node if node.op_type != "Cast"}
     assert made == {name: FLOAT if name in ("big", "small") else FLOAT16 for name in made}
-    assert sum(node.op_type == "Cast" for node in mixed.graph.node) == 4  # at both ends, and around the two nodes
+    assert (
+        sum(node.op_type == "Cast" for node in mixed.graph.node) == 4
+    )  # at both ends, and around the two nodes
     assert [(v.name, v.type) for v in (*mixed.graph.input, *mixed.graph.output)] == [
         (v.name, v.type) for v in (*source.graph.input, *source.graph.output)
     ]
     types = {tensor.name: tensor.data_type for tensor in mixed.graph.initializer}
     assert types == {"big": FLOAT, "small": FLOAT, "one_fp16": FLOAT16}
     x = np.ones(SHAPE, np.float32)
-    (got,) = onnxruntime.InferenceSession("mixed.onnx", providers=["CPUExecutionProvider"]).run(None, {"x": x})
-    (exact,) = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    (got,) = onnxruntime.InferenceSession("mixed.onnx", providers=["CPUExecutionProvider"]).run(
+        None, {"x": x}
+    )
+    (exact,) = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"]).run(
+        None, {"x": x}
+    )
     np.testing.assert_allclose(got, exact, rtol=1e-2)
 
 
@@ -60,7 +67,19 @@ def test_the_command_that_goes_on_asks_about_the_same(cli: CommandLine) -> None:
     for number in range(2):
         np.savez(f"{number}.npz", x=np.full(SHAPE, number, np.float32))
     given = ["--load-inputs", "0.npz", "1.npz", "--atol", "b2_out:0.25", "--rtol", "b2_out:0.125"]
-    line = ["diagnose", "model.onnx", *TARGET, "-o", "out", *given, "--workers", "1", "--overwrite", "--json", "r.json"]
+    line = [
+        "diagnose",
+        "model.onnx",
+        *TARGET,
+        "-o",
+        "out",
+        *given,
+        "--workers",
+        "1",
+        "--overwrite",
+        "--json",
+        "r.json",
+    ]
     ran = cli(*line, "--max-probes", str(cli(*line).ended(0).result["probes"]["run"] - 2))
     (said,) = (line for line in ran.out.splitlines() if "This goes on: " in line)
     command = shlex.split(said.partition("This goes on: ")[2])
@@ -83,7 +102,8 @@ def test_the_command_that_goes_on_asks_about_the_same(cli: CommandLine) -> None:
     assert cli("run", "model.onnx", "--onnxrt", *random).status == 0
 
 
-# The set that ``precision`` recommends holds on samples that the search has not seen; the minimal one is told beside it.
+# The set that ``precision`` recommends holds on samples that the search has not seen; the minimal
+# one is told beside it.
 
 
 SAFE = (*LINE, *TARGET)
@@ -99,7 +119,10 @@ def blocks(path: Path, gains: list[float]) -> None:
     def block(x: str, scope: str, gain: float) -> str:
         weight = (gain * rng.standard_normal((WIDTH, WIDTH)) / WIDTH**0.5).astype(np.float32)
         weights.append(numpy_helper.from_array(weight, f"{scope}/w"))
-        made = {kind: f"{scope}/{kind}_out" for kind in ("MatMul", "Mul", "ReduceMean", "Add", "Sqrt", "Div")}
+        made = {
+            kind: f"{scope}/{kind}_out"
+            for kind in ("MatMul", "Mul", "ReduceMean", "Add", "Sqrt", "Div")
+        }
         wide, square, mean, total, root, _ = made.values()
         read = [[x, f"{scope}/w"], [wide, wide], [square], [mean, "one"], [total], [wide, root]]
         for (kind, output), inputs in zip(made.items(), read, strict=True):
@@ -111,8 +134,16 @@ def blocks(path: Path, gains: list[float]) -> None:
     for number, gain in enumerate(gains):
         x = block(x, f"/blocks.{number}", gain)
     ends = [x, block("x", "/aside", 2.0)]
-    nodes += [helper.make_node("Identity", [x], [y], name=y) for x, y in zip(ends, "yz", strict=True)]
-    save(path, nodes, weights, inputs={"x": (1, 4, WIDTH)}, outputs=dict.fromkeys("yz", (1, 4, WIDTH)))
+    nodes += [
+        helper.make_node("Identity", [x], [y], name=y) for x, y in zip(ends, "yz", strict=True)
+    ]
+    save(
+        path,
+        nodes,
+        weights,
+        inputs={"x": (1, 4, WIDTH)},
+        outputs=dict.fromkeys("yz", (1, 4, WIDTH)),
+    )
 
 
 def names(nodes: list[dict[str, Any]]) -> set[str]:
@@ -123,15 +154,20 @@ def names(nodes: list[dict[str, Any]]) -> set[str]:
 def given_sample(here: Path) -> list[str]:
     """A sample on which the first block alone overflows."""
     blocks(here / "model.onnx", [400.0, 60.0, 2.0])
-    np.savez("inputs.npz", x=np.random.default_rng(2).standard_normal((1, 4, WIDTH)).astype(np.float32))
+    np.savez(
+        "inputs.npz", x=np.random.default_rng(2).standard_normal((1, 4, WIDTH)).astype(np.float32)
+    )
     return ["--load-inputs", "inputs.npz"]
 
 
 def test_the_safe_set_holds_on_fresh_samples(cli: CommandLine, given_sample: list[str]) -> None:
     ran = cli(*SAFE, *given_sample).ended(0)
     result = ran.result
-    minimal, safe = names(result["minimal"]), names(result["keep_fp32"])
-    assert minimal == {"/blocks.0/Mul", "/blocks.0/ReduceMean"} | (minimal & {"/blocks.0/Add", "/blocks.0/Sqrt"})
+    minimal = names(result["minimal"])
+    safe = names(result["keep_fp32"])
+    assert minimal == {"/blocks.0/Mul", "/blocks.0/ReduceMean"} | (
+        minimal & {"/blocks.0/Add", "/blocks.0/Sqrt"}
+    )
     assert minimal < safe  # the second block overflows on some
     assert "/blocks.2/Mul" not in safe  # 1000 times further from overflow: it is no suspect
     assert names(result["culprits"]) == minimal
@@ -144,10 +180,22 @@ def test_the_safe_set_holds_on_fresh_samples(cli: CommandLine, given_sample: lis
     # Another set of the curve is written without a search.
     small = result["curve"][0]["nodes"]
     assert small < len(safe)
-    line = ("precision", "model.onnx", "-o", "small.onnx", "--json", "s.json", *TARGET, *given_sample, "--keep-set")
+    line = (
+        "precision",
+        "model.onnx",
+        "-o",
+        "small.onnx",
+        "--json",
+        "s.json",
+        *TARGET,
+        *given_sample,
+        "--keep-set",
+    )
     again = cli(*line, str(small)).ended(0).result
     assert (len(again["keep_fp32"]), Path("small.onnx").exists()) == (small, True)
-    assert again["curve"] == [{**point, "recommended": point["nodes"] == small} for point in result["curve"]]
+    assert again["curve"] == [
+        {**point, "recommended": point["nodes"] == small} for point in result["curve"]
+    ]
     assert again["probes"]["run"] <= 4
     refused = cli(*line, "9999", "--overwrite")
     assert (refused.status, f"{small}" in refused.err) == (2, True)
@@ -156,12 +204,19 @@ def test_the_safe_set_holds_on_fresh_samples(cli: CommandLine, given_sample: lis
 def test_own_samples_are_what_it_is_held_against_and_what_they_blame_is_added(
     cli: CommandLine, given_sample: list[str]
 ) -> None:
-    """Beside the blocks nothing comes near overflow, but on these. One on which fp32 fails too says nothing of the nodes kept."""
+    """Beside the blocks nothing comes near overflow, but on these.
+
+    One on which fp32 fails too says nothing of the nodes kept.
+    """
     rng = np.random.default_rng(4)
     Path("own").mkdir()
     for number in range(3):
-        np.savez(f"own/{number}.npz", x=(500 * rng.standard_normal((1, 4, WIDTH))).astype(np.float32))
-    Path("more.py").write_text("import numpy\ndef some():\n    yield {'x': numpy.full((1, 4, 16), 1e36, 'float32')}\n")
+        np.savez(
+            f"own/{number}.npz", x=(500 * rng.standard_normal((1, 4, WIDTH))).astype(np.float32)
+        )
+    Path("more.py").write_text(
+        "import numpy\ndef some():\n    yield {'x': numpy.full((1, 4, 16), 1e36, 'float32')}\n"
+    )
     result = cli(*SAFE, *given_sample, "--validation-data", "own", "more.py:some").ended(0).result
     assert not any(name.startswith("/aside") for name in names(result["minimal"]))
     assert {"/aside/Mul", "/aside/ReduceMean"} <= names(result["keep_fp32"])
@@ -171,22 +226,30 @@ def test_own_samples_are_what_it_is_held_against_and_what_they_blame_is_added(
 
 
 @pytest.mark.parametrize("form", ["in bf16", "with layer-norm rewritten"])
-def test_other_forms_are_tried_where_most_has_to_stay(cli: CommandLine, here: Path, form: str) -> None:
+def test_other_forms_are_tried_where_most_has_to_stay(
+    cli: CommandLine, here: Path, form: str
+) -> None:
     """Values of 1e6 in a whole chain, which bf16 has; or norms of values whose squares fp16 does not have."""
     chained = (
-        "t0 = Mul (x, large) " + " ".join(f"t{at + 1} = Neg (t{at})" for at in range(12)) + " y = Mul (t12, small)"
+        "t0 = Mul (x, large) "
+        + " ".join(f"t{at + 1} = Neg (t{at})" for at in range(12))
+        + " y = Mul (t12, small)"
     )
     norm = (
         "m{0} = ReduceMean <axes = [-1], keepdims = 1> ({1}) d{0} = Sub ({1}, m{0}) s{0} = Pow (d{0}, two) "
         "v{0} = ReduceMean <axes = [-1], keepdims = 1> (s{0}) "
         "e{0} = Add (v{0}, small) r{0} = Sqrt (e{0}) n{0} = Div (d{0}, r{0}) "
     )
-    norms = norm.format(1, "x") + "t1 = Mul (n1, thousand) " + norm.format(2, "t1").replace("n2", "y")
+    norms = (
+        norm.format(1, "x") + "t1 = Mul (n1, thousand) " + norm.format(2, "t1").replace("n2", "y")
+    )
     nodes, scale = (chained, 1) if form == "in bf16" else (norms, 1000)
     model = f"""<ir_version: 8, opset_import: ["" : 17]> g (float[1, 64] x) => (float[1, 64] y)
     <float large = {{1000000}}, float small = {{0.000001}}, float two = {{2}}, float thousand = {{1000}}> {{ {nodes} }}"""
     onnx.save(onnx.parser.parse_model(model), str(here / "model.onnx"))
-    np.savez("inputs.npz", x=scale * np.random.default_rng(1).standard_normal((1, 64)).astype(np.float32))
+    np.savez(
+        "inputs.npz", x=scale * np.random.default_rng(1).standard_normal((1, 64)).astype(np.float32)
+    )
     result = cli(*SAFE, "--load-inputs", "inputs.npz", "--fresh-samples", "20").ended(0).result
     assert f"{form.capitalize()} the whole model passes" in result["rounding"]
 
@@ -197,7 +260,9 @@ def test_the_bound_is_where_so_few_failures_are_unlikely(samples: int, data: st.
     failures = data.draw(st.integers(0, samples))
     point = Point(frozenset(), (2.0,) * failures + (0.5,) * (samples - failures))
     rate = point.fails_under
-    few = sum(math.comb(samples, k) * rate**k * (1 - rate) ** (samples - k) for k in range(failures + 1))
+    few = sum(
+        math.comb(samples, k) * rate**k * (1 - rate) ** (samples - k) for k in range(failures + 1)
+    )
     assert few == pytest.approx(0.05, abs=1e-6) or rate == failures / samples == 1
     said = float(point.describe().split("under ")[1].split("%")[0])
     assert 100 * rate - 1e-9 <= said < 100 * rate + 0.1 + 1e-9
@@ -206,7 +271,9 @@ def test_the_bound_is_where_so_few_failures_are_unlikely(samples: int, data: st.
 def sum_of_roundings(path: Path) -> None:
     """An overflow that two nodes mend, and roundings that are just within an absolute tolerance on some samples."""
     body = "p = Mul(x, big) q = Mul(p, big) r = Mul(q, small) s = Sin(r) y = Tanh(s)"
-    save_text(path, "(float[4, 64] x) => (float[4, 64] y)", body, {"big": 900.0, "small": 1 / 810000})
+    save_text(
+        path, "(float[4, 64] x) => (float[4, 64] y)", body, {"big": 900.0, "small": 1 / 810000}
+    )
 
 
 def test_a_fix_that_does_not_hold_is_no_proven_answer(
@@ -231,10 +298,14 @@ def test_the_set_grows_until_it_holds_and_the_curve_has_each(cli: CommandLine, h
     assert best["nodes"] == len(result["keep_fp32"])
     said = " ".join(ran.out.split())
     others = [point for point in result["curve"] if not point["recommended"]]
-    assert all(f" {each['nodes']} ({each['passed']} of {each['samples']} samples pass" in said for each in others)
+    assert all(
+        f" {each['nodes']} ({each['passed']} of {each['samples']} samples pass" in said
+        for each in others
+    )
 
 
-# A metric over a whole set decides whether a model passes: in ``run``, ``precision``, ``reduce`` and ``diagnose``.
+# A metric over a whole set decides whether a model passes: in ``run``, ``precision``, ``reduce``
+# and ``diagnose``.
 
 
 SCORE = """
@@ -250,7 +321,8 @@ def metric(outputs, reference, labels):
 def wrong(outputs, reference, labels):
     return 1 - metric(outputs, reference, labels)
 """
-"""Every fourth sample overflows in fp16, and the two largest values of its first row are Inf then, of which one is right."""
+"""Every fourth sample overflows in fp16, and the two largest values of its first row are Inf then,
+of which one is right."""
 
 
 @pytest.fixture
@@ -278,7 +350,9 @@ def test_run_scores_the_whole_set(
     cli: CommandLine, model: Path, asked: list[str], bound: list[str], status: int
 ) -> None:
     found = (
-        cli("run", model, *TARGET, *DATA, "--metric", *asked, *bound, "--json", "r.json").ended(status).result["metric"]
+        cli("run", model, *TARGET, *DATA, "--metric", *asked, *bound, "--json", "r.json")
+        .ended(status)
+        .result["metric"]
     )
     assert (found["samples"], found["of"]) == (60, 60)
     assert found["passed"] is (None if not bound else status == 0)
@@ -287,8 +361,18 @@ def test_run_scores_the_whole_set(
     assert low < high == found["candidate" if found["lower_is_better"] else "reference"]
     if asked == ["whole.py"]:
         assert found["candidate"] == 0.75
-        beside = ["--data-loader-script", "data.py:labels_beside", "--metric", *asked, "--json", "l.json"]
-        assert cli("run", model, *TARGET, *DATA, *beside).ended(0).result["metric"]["candidate"] == found["candidate"]
+        beside = [
+            "--data-loader-script",
+            "data.py:labels_beside",
+            "--metric",
+            *asked,
+            "--json",
+            "l.json",
+        ]
+        assert (
+            cli("run", model, *TARGET, *DATA, *beside).ended(0).result["metric"]["candidate"]
+            == found["candidate"]
+        )
 
 
 def test_the_set_with_the_best_score_of_its_size_is_taken(cli: CommandLine, here: Path) -> None:
@@ -303,8 +387,19 @@ def test_the_set_with_the_best_score_of_its_size_is_taken(cli: CommandLine, here
     )
     np.savez("inputs.npz", x=np.ones((1, 8), np.float32))
     for first, second in ("yz", "zy"):
-        onnx.save(onnx.parser.parse_model(model.format(first=first, second=second)), str(here / "model.onnx"))
-        scored = ("--load-inputs", "inputs.npz", "--metric", "score.py", "--min", "0.3", "--overwrite")
+        onnx.save(
+            onnx.parser.parse_model(model.format(first=first, second=second)),
+            str(here / "model.onnx"),
+        )
+        scored = (
+            "--load-inputs",
+            "inputs.npz",
+            "--metric",
+            "score.py",
+            "--min",
+            "0.3",
+            "--overwrite",
+        )
         result = cli(*SAFE, *scored).ended(0).result
         assert result["metric"]["candidate"] == pytest.approx(2 / 3)
 
@@ -313,5 +408,8 @@ def test_a_metric_that_does_not_drop(cli: CommandLine, model: Path) -> None:
     for name, out in (("precision", "o.onnx"), ("diagnose", "o")):
         scored = ["--metric", "whole.py", "--max-drop", "40%", "--json", "r.json"]
         ran = cli(name, model, "-o", out, *TARGET, *DATA, *scored).ended(1)
-        assert (ran.result["status"], ran.result["metric"]["name"]) == ("not_reproduced", "whole.py:metric")
+        assert (ran.result["status"], ran.result["metric"]["name"]) == (
+            "not_reproduced",
+            "whole.py:metric",
+        )
     assert "or a smaller --max-drop" in " ".join(ran.out.split())  # diagnose's, the last

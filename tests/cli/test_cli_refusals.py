@@ -49,7 +49,9 @@ def write_files(folder: Path) -> None:
     chain(folder / "there.onnx", 1)
     onnx.save(lower_fp16(onnx.load(folder / "m.onnx")), folder / "half.onnx")
     quantize = "quantize = QuantizeLinear(x, scale) y = DequantizeLinear(quantize, scale)"
-    save_text(folder / "quantized.onnx", "(float[2, 3] x) => (float[2, 3] y)", quantize, {"scale": 0.5})
+    save_text(
+        folder / "quantized.onnx", "(float[2, 3] x) => (float[2, 3] y)", quantize, {"scale": 0.5}
+    )
     for name, kind in (("integers", "int64[2, 3]"), ("free", "float[n, m]")):
         save_text(folder / f"{name}.onnx", f"({kind} x) => ({kind} y)", "y = Add(x, x)")
     x = np.ones(SHAPE, np.float32)
@@ -71,14 +73,24 @@ def write_files(folder: Path) -> None:
         "text.npz": "no archive",
         "notes": "to do",
     }
-    texts |= {"taken.zip": "mine", "later.json": '{"schema": 99}', "part.json": '{"schema": 1, "status": "found"}'}
+    texts |= {
+        "taken.zip": "mine",
+        "later.json": '{"schema": 99}',
+        "part.json": '{"schema": 1, "status": "found"}',
+    }
     texts |= {
         "raises.py": "def load_data(): return 1 / 0",
         "void.py": "",
         "whole.py": "def metric(outputs): return 1.0",
     }
-    texts |= {"no_sample.py": "def load_data():\n    return []", "other.py": "def load_data():\n    yield {'y': 1.0}"}
-    texts |= {f"{number}.py": f"def metric(outputs): return float('{number}')" for number in ("nan", "inf")}
+    texts |= {
+        "no_sample.py": "def load_data():\n    return []",
+        "other.py": "def load_data():\n    yield {'y': 1.0}",
+    }
+    texts |= {
+        f"{number}.py": f"def metric(outputs): return float('{number}')"
+        for number in ("nan", "inf")
+    }
     texts["labels.py"] = (
         "import numpy as np\ndef load_data():\n    yield {'x': np.ones((2, 3), 'f4')}, np.full(2, -100)\n"
     )
@@ -319,7 +331,8 @@ REFUSALS = """
 2002 odd.json | diff odd.json
 2002 odd.json | diff odd.json bad.json
 """
-"""The code of an error, words that name the thing (``,_`` is a comma and a space), and the command line; ``T`` is a target."""
+"""The code of an error, words that name the thing (``,_`` is a comma and a space), and the command
+line; ``T`` is a target."""
 
 
 def rows() -> Iterator[Any]:
@@ -341,7 +354,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("code", "words", "line"), list(rows()))
-def test_it_is_refused(cli: CommandLine, files: Path, code: str, words: list[str], line: str) -> None:
+def test_it_is_refused(
+    cli: CommandLine, files: Path, code: str, words: list[str], line: str
+) -> None:
     shutil.copytree(files, ".", dirs_exist_ok=True)
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     argv = [each for word in shlex.split(line) for each in (TARGET if word == "T" else [word])]
@@ -368,7 +383,9 @@ def test_no_command_starts_without_a_folder_for_its_runs(cli: CommandLine, here:
         "diagnose m.onnx T -o there",
     ],
 )
-def test_what_exists_is_written_over_if_that_is_asked_for(cli: CommandLine, files: Path, line: str) -> None:
+def test_what_exists_is_written_over_if_that_is_asked_for(
+    cli: CommandLine, files: Path, line: str
+) -> None:
     shutil.copytree(files, ".", dirs_exist_ok=True)
     Path("values.inputs.npz").write_text("precious")
     argv = [each for word in line.split() for each in (TARGET if word == "T" else [word])]
@@ -391,24 +408,46 @@ def test_a_model_that_is_truncated(cli: CommandLine, command: str) -> None:
 
 
 def test_an_unknown_operator(cli: CommandLine) -> None:
-    save(Path("model.onnx"), line([("Relu", "", "t0"), ("NoSuchOperator", "", "make t1"), ("Relu", "", "t2")]))
+    save(
+        Path("model.onnx"),
+        line([("Relu", "", "t0"), ("NoSuchOperator", "", "make t1"), ("Relu", "", "t2")]),
+    )
     for command in ("diagnose", "run", "layerwise", "reduce"):
-        ran = cli(*command_lines("model.onnx")[command]).refused("BT2004", "NoSuchOperator", "make t1")
+        ran = cli(*command_lines("model.onnx")[command]).refused(
+            "BT2004", "NoSuchOperator", "make t1"
+        )
         assert ".onnx failed" not in ran.err  # which would be a file of ours
         assert not list(Path().glob("out*"))
 
 
 def test_nodes_that_share_a_name_are_told_apart_as_advised(cli: CommandLine) -> None:
-    nodes = [helper.make_node("Relu", ["x"], ["t0"], name="twin"), helper.make_node("Neg", ["t0"], ["t1"], name="twin")]
+    nodes = [
+        helper.make_node("Relu", ["x"], ["t0"], name="twin"),
+        helper.make_node("Neg", ["t0"], ["t1"], name="twin"),
+    ]
     refused = cli("diagnose", save(Path("model.onnx"), nodes), *TARGET).refused("BT2004")
     advised = refused.error.split("`")[1]
-    assert cli(*shlex.split(advised)[1:], "--json", "s.json").ended(0).result["changes"]["renamed_nodes"] == 1
+    assert (
+        cli(*shlex.split(advised)[1:], "--json", "s.json")
+        .ended(0)
+        .result["changes"]["renamed_nodes"]
+        == 1
+    )
     assert node_names(Path("model-named.onnx")) == ["twin", "twin_2"]
     assert cli("run", "model-named.onnx", "--onnxrt").status == 0
 
 
 def test_a_check_that_is_broken_itself(cli: CommandLine) -> None:
-    line = ["precision", chain(Path("m.onnx")), "-o", "mixed.onnx", "--json", "r.json", "--onnxrt", "--fp16"]
+    line = [
+        "precision",
+        chain(Path("m.onnx")),
+        "-o",
+        "mixed.onnx",
+        "--json",
+        "r.json",
+        "--onnxrt",
+        "--fp16",
+    ]
     ran = cli(*line, "--check", "python3", "nocheck.py", "{model}").ended(1)
     assert "--onnxrt has no effect" in ran.out
     why = read_json(Path("r.json"))["why"]
@@ -423,7 +462,8 @@ def test_verbose_shows_the_traceback(here: Path) -> None:
     assert all(word in ran.err for word in ("Traceback", "nobody.onnx: no such file"))
 
 
-# Each kind of error has its code; ``test_cli_refusals.py`` tests the codes of wrong options and files.
+# Each kind of error has its code; ``test_cli_refusals.py`` tests the codes of wrong options and
+# files.
 
 
 ENDINGS = {
@@ -483,7 +523,13 @@ def test_a_missing_package_and_a_bug_have_their_codes() -> None:
 
 
 def test_every_code_of_the_package_is_tested() -> None:
-    tested = {f"BT{row[:4]}" for row in REFUSALS.splitlines() if row[:4].isdigit()} | set(ENDINGS) | BASES
+    tested = (
+        {f"BT{row[:4]}" for row in REFUSALS.splitlines() if row[:4].isdigit()}
+        | set(ENDINGS)
+        | BASES
+    )
     tested |= {"BT1001", "BT2006", "BT2007", "BT2008", "BT3003", "BT3004", "BT9000"}
-    own: list[type[BisectError]] = [kind for kind in kinds() if kind.__module__.startswith("bisect_trt.")]
+    own: list[type[BisectError]] = [
+        kind for kind in kinds() if kind.__module__.startswith("bisect_trt.")
+    ]
     assert {kind.code for kind in own} - tested == set()

@@ -120,7 +120,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def seen(letters: str) -> dict[str, str]:
-    words = {"P": "PASS", "N": "FAIL", "F": "FAIL", "R": "FAIL", "O": "UNRESOLVED", "B": "UNRESOLVED"}
+    words = {
+        "P": "PASS",
+        "N": "FAIL",
+        "F": "FAIL",
+        "R": "FAIL",
+        "O": "UNRESOLVED",
+        "B": "UNRESOLVED",
+    }
     return {f"1.{number}": words[letter] for number, letter in enumerate(letters)}
 
 
@@ -132,7 +139,8 @@ def seen(letters: str) -> dict[str, str]:
             ("OPFFP", 0, ("1.2", "1.4"), "OPFFP", "Unsupported model IR version"),
             # A release that cannot be imported may hide where it appeared: said, and not proven.
             ("PBRR", 3, ("1.2", None), "PBRR", "built for another world"),
-            # An operator that the newest release lacks is the failure; where the newest passes, it is a matter of age.
+            # An operator that the newest release lacks is the failure; where the newest passes, it
+            # is a matter of age.
             ("PNN", 0, ("1.1", None), "PNN", "Fused"),
             ("NP", 1, (None, None), "OP", "Fused"),
             ("O", 4, (None, None), "O", "Unsupported model IR version"),
@@ -155,10 +163,18 @@ def test_boundaries(
     assert said in json.dumps(result["reasons"])
 
 
-def test_the_release_since_which_a_model_is_slow(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_release_since_which_a_model_is_slow(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     releases(here, "PS").tell(monkeypatch)
-    status, result, _ = ask(here, "model.onnx", "--onnxrt", "--slower-than", "1.3", "--baseline", "onnxruntime==1.0")
-    assert (status, result["first_failing"], result["releases"]) == (0, "1.1", {"1.0": "PASS", "1.1": "FAIL"})
+    status, result, _ = ask(
+        here, "model.onnx", "--onnxrt", "--slower-than", "1.3", "--baseline", "onnxruntime==1.0"
+    )
+    assert (status, result["first_failing"], result["releases"]) == (
+        0,
+        "1.1",
+        {"1.0": "PASS", "1.1": "FAIL"},
+    )
 
 
 SAYS = "Non-zero status code returned while running {} node. Name:'{}' Status Message: {}"
@@ -180,7 +196,9 @@ def test_a_failure_is_known_in_other_words_by_node_kind_and_operator(
 ) -> None:
     def refusal(kind: str, message: str) -> str:
         failure = (BuildError if kind == "build" else RunError)(message)
-        return refusal_of(Outcome(Ending.BROKEN, f"{kind}: {failure.sign()}", failure.message), model)
+        return refusal_of(
+            Outcome(Ending.BROKEN, f"{kind}: {failure.sign()}", failure.message), model
+        )
 
     model = Network(onnx.load(chain(tmp_path / "model.onnx")))
     original = refusal("run", SAYS.format("Add", "<1>", "output.SizeInBytes() == size was false"))
@@ -204,9 +222,18 @@ def test_a_check_command_in_each(here: Path, monkeypatch: pytest.MonkeyPatch) ->
     index.tell(monkeypatch)
     check = "import sys, brittle, helper; sys.exit(125 if brittle.version == 5 else int(brittle.version in helper.bad))"
     words = ["model.onnx", "--package", "brittle", "--with", "helper", "--all"]
-    status, result, out = ask(here, *words, "--workers", "2", "--check", "{python}", "-c", check, "{model}")
+    status, result, out = ask(
+        here, *words, "--workers", "2", "--check", "{python}", "-c", check, "{model}"
+    )
     assert (status, result["first_failing"], result["first_passing"]) == (0, "1.3", "1.4")
-    assert list(result["releases"].values()) == ["FAIL", "PASS", "PASS", "FAIL", "PASS", "UNRESOLVED"]
+    assert list(result["releases"].values()) == [
+        "FAIL",
+        "PASS",
+        "PASS",
+        "FAIL",
+        "PASS",
+        "UNRESOLVED",
+    ]
     assert result["failing"] == [["1.0", "1.0"], ["1.3", "1.3"]]
     table = [line.split()[:2] for line in out.splitlines() if line.startswith("  1.")]
     assert table == [[*each] for each in result["releases"].items()]
@@ -223,7 +250,11 @@ def test_a_reproducers_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> No
     chain(folder / "model.onnx")
     np.savez(folder / "inputs.npz", x=np.full((2, 3), 7, np.float32))
     result = api.releases(folder, target="onnxrt", find_all=True)
-    assert (result.status, result.extra["first_failing"], result.extra["releases"]) == ("found", "1.1", seen("PF"))
+    assert (result.status, result.extra["first_failing"], result.extra["releases"]) == (
+        "found",
+        "1.1",
+        seen("PF"),
+    )
     candidates = Path(str(result.artifacts["run"])) / "candidates"
     assert {float(arrays(path)["x"][0, 0]) for path in candidates.glob("*/inputs.npz")} == {7.0}
 
@@ -233,7 +264,17 @@ def test_the_last_step_of_a_diagnosis(here: Path, monkeypatch: pytest.MonkeyPatc
     """It says the command, or does it; both boundaries go into the bug report, and the script was run with both."""
     releases(here, "PFP").tell(monkeypatch)
     chain(here / "model.onnx", 1)
-    words = ["diagnose", "model.onnx", "--onnxrt", "--on", "env=onnxruntime==1.1", "--json", "result.json", "-o", "out"]
+    words = [
+        "diagnose",
+        "model.onnx",
+        "--onnxrt",
+        "--on",
+        "env=onnxruntime==1.1",
+        "--json",
+        "result.json",
+        "-o",
+        "out",
+    ]
     ran = bisect_trt(*words, cwd=here)
     assert "bisect-trt releases out --onnxrt" in ran.out
     assert "releases" not in json.loads((here / "result.json").read_text())
@@ -251,10 +292,23 @@ def test_the_newer_release_of_this_environment_is_the_fix(
 ) -> None:
     releases(here, "F").tell(monkeypatch)
     chain(here / "model.onnx", 1)
-    words = ["model.onnx", "--onnxrt", "--on", "env=onnxruntime==1.0", "--json", "result.json", "-o", "out"]
+    words = [
+        "model.onnx",
+        "--onnxrt",
+        "--on",
+        "env=onnxruntime==1.0",
+        "--json",
+        "result.json",
+        "-o",
+        "out",
+    ]
     result = cli("diagnose", *words).ended(3).result  # nothing passes in the release that fails
     assert result["upgrade"].startswith("upgrade to ONNX Runtime ")
-    assert (here / "out" / "ISSUE.md").read_text().startswith("> **Fixed in a newer release**: upgrade to ONNX Runtime")
+    assert (
+        (here / "out" / "ISSUE.md")
+        .read_text()
+        .startswith("> **Fixed in a newer release**: upgrade to ONNX Runtime")
+    )
 
 
 @pytest.fixture
@@ -262,19 +316,25 @@ def doubted(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A model and inputs of which ONNX's evaluator, with a vote here, and this ONNX Runtime compute different values."""
     monkeypatch.setattr(second_opinion, "objection", lambda _: "")
     releases(here, "PE").tell(monkeypatch)
-    path = save_text("lp.onnx", "(float[2, 3] x) => (float[2, 3] y)", "y = LpNormalization<p = 1, axis = 1>(x)")
+    path = save_text(
+        "lp.onnx", "(float[2, 3] x) => (float[2, 3] y)", "y = LpNormalization<p = 1, axis = 1>(x)"
+    )
     np.savez(here / "x.npz", x=np.array([[1, -2, 4], [3, -1, -1]], np.float32))
     return [str(path), "--onnxrt", "--load-inputs", "x.npz", "--json", "result.json"]
 
 
-def test_a_release_is_not_blamed_for_the_error_of_the_reference(cli: CommandLine, doubted: list[str]) -> None:
+def test_a_release_is_not_blamed_for_the_error_of_the_reference(
+    cli: CommandLine, doubted: list[str]
+) -> None:
     result = cli("releases", *doubted).ended(0).result
     assert "LpNormalization" in result["reference_doubt"]
     assert (result["releases"], result["first_passing"]) == ({"1.0": "FAIL", "1.1": "PASS"}, "1.1")
 
 
 @pytest.mark.parametrize("forbids", [False, True])
-def test_the_same_error_on_both_sides_is_seen(cli: CommandLine, doubted: list[str], *, forbids: bool) -> None:
+def test_the_same_error_on_both_sides_is_seen(
+    cli: CommandLine, doubted: list[str], *, forbids: bool
+) -> None:
     options = ["--no-other-release"] if forbids else []
     ran = cli("diagnose", *doubted, "-o", "out", *options)
     assert ran.status == 1
@@ -283,20 +343,38 @@ def test_the_same_error_on_both_sides_is_seen(cli: CommandLine, doubted: list[st
 
 
 @pytest.mark.slow
-def test_the_boundaries_are_those_of_the_minimal_case(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_boundaries_are_those_of_the_minimal_case(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A message about the whole model names another node than one about the minimal case."""
     releases(here, "PLLP").tell(monkeypatch)
     chain(here / "model.onnx", 4)
-    words = ["diagnose", "model.onnx", "--onnxrt", "--on", "env=onnxruntime==1.1", "--json", "result.json", "-o", "out"]
+    words = [
+        "diagnose",
+        "model.onnx",
+        "--onnxrt",
+        "--on",
+        "env=onnxruntime==1.1",
+        "--json",
+        "result.json",
+        "-o",
+        "out",
+    ]
     ran = bisect_trt(*words, "--releases", cwd=here)
     result = json.loads((here / "result.json").read_text())
-    assert {each["name"] for each in result["culprits"]} in ({"<0>", "<1>"}, {"<1>", "<2>"}), ran.out
+    assert {each["name"] for each in result["culprits"]} in ({"<0>", "<1>"}, {"<1>", "<2>"}), (
+        ran.out
+    )
     assert (result["first_failing"], result["first_passing"]) == ("1.1", "1.3")
 
 
-def test_an_index_without_such_releases(cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_without_such_releases(
+    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     releases(here, "PP").tell(monkeypatch)
-    cli("releases", chain(Path("model.onnx")), "--onnxrt", "--from", "9").refused("BT2005", "from 9")
+    cli("releases", chain(Path("model.onnx")), "--onnxrt", "--from", "9").refused(
+        "BT2005", "from 9"
+    )
 
 
 def test_a_function_cannot_be_a_check(here: Path) -> None:
@@ -306,6 +384,8 @@ def test_a_function_cannot_be_a_check(here: Path) -> None:
 
 def test_the_interpreter_at_hand_stands_for_it_elsewhere(cli: CommandLine, here: Path) -> None:
     check = ["--check", "{python}", "-c", "exit(1)", "{model}"]
-    assert cli("reduce", chain(here / "model.onnx"), "-o", "out.onnx", *check).status == 3  # nothing passes
+    assert (
+        cli("reduce", chain(here / "model.onnx"), "-o", "out.onnx", *check).status == 3
+    )  # nothing passes
     log = next((here / ".bisect-trt").glob("*/candidates/*/command.txt")).read_text()
     assert log.startswith(sys.executable)

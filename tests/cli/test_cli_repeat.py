@@ -20,7 +20,11 @@ def network(path: Path, *names: str) -> Path:
     """A chain of products with these names, each with a Tanh behind it."""
     rng = np.random.default_rng(5)
     weights = {f"w_{name}": rng.normal(0, 0.3, (8, 8)).astype(np.float32) for name in names}
-    nodes = line(step for name in names for step in (("MatMul", f"w_{name}", name), ("Tanh", "", f"tanh_{name}")))
+    nodes = line(
+        step
+        for name in names
+        for step in (("MatMul", f"w_{name}", name), ("Tanh", "", f"tanh_{name}"))
+    )
     return save(path, nodes, weights, inputs={"x": [4, 8]}, outputs={nodes[-1].output[0]: [4, 8]})
 
 
@@ -33,14 +37,19 @@ def test_a_wrong_kernel_is_named_and_turned(cli: CommandLine, here: Path) -> Non
     words = ("--unsteady", "--fault", "tactic:0.5", "--until", "both", "--json", "r.json")
     found = unsteady("repeat", model, *words).ended(0).result
     assert proven(found) == {("bad", "tactic wrong_kernel")}
-    choice = {"layer": "bad", "choice": "tactic wrong_kernel", "kind": "tactic", "value": "wrong_kernel"}
+    choice = {
+        "layer": "bad",
+        "choice": "tactic wrong_kernel",
+        "kind": "tactic",
+        "value": "wrong_kernel",
+    }
     assert found["reasons"] == [{"choices": [choice], "proven": True, "why": None}]
     first = found["choices"][0]
     assert (first["good"], first["bad"]) == (0, found["bad"])
     assert found["avoid"]["bad"] == 0
-    again = unsteady("repeat", model, *found["avoid"]["options"], "-n", "4", "--json", "again.json").ended(
-        1
-    )  # it is good
+    again = unsteady(
+        "repeat", model, *found["avoid"]["options"], "-n", "4", "--json", "again.json"
+    ).ended(1)  # it is good
     assert again.result["bad"] == 0
     # Each build was kept and lies where its verdict says.
     assert found["runs"] == found["good"] + found["bad"] == len(found["builds"])
@@ -86,9 +95,15 @@ def test_a_check_that_is_repeated(
     cli: CommandLine, here: Path, words: str, check: str, status: int, counts: tuple[int, int]
 ) -> None:
     model = network(here / "model.onnx", "a")
-    ran = cli("repeat", model, *words.split(), "--json", "r.json", "--check", script(here / "check", check)).ended(
-        status
-    )
+    ran = cli(
+        "repeat",
+        model,
+        *words.split(),
+        "--json",
+        "r.json",
+        "--check",
+        script(here / "check", check),
+    ).ended(status)
     assert (ran.result["good"], ran.result["bad"]) == counts
 
 
@@ -114,7 +129,13 @@ def replays(folder: Path) -> tuple[Path, Path]:
         "    data.save(f'{side}/replay_{number}.json')\n"
     )
     command = [sys.executable, "-c", source]
-    subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, check=True, capture_output=True)
+    subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        check=True,
+        capture_output=True,
+    )
     return folder / "good", folder / "bad"
 
 
@@ -122,7 +143,11 @@ def test_replays_of_polygraphy_are_compared(cli: CommandLine, here: Path) -> Non
     good, bad = replays(here)
     ran = cli("diff", good, bad, "--json", "d.json").ended(0)
     found = ran.result
-    only = {(each["layer"], each["choice"]) for each in found["choices"] if each["bad"] and not each["good"]}
+    only = {
+        (each["layer"], each["choice"])
+        for each in found["choices"]
+        if each["bad"] and not each["good"]
+    }
     assert only == {("conv0 + tanh0", "tactic 2147483657:-7"), ("shape_call", "tactic 0:0")}
     assert (found["good"], found["bad"]) == (2, 2)
     assert cli("diff", here).out == ran.out
@@ -139,10 +164,19 @@ def test_layers_that_trtexec_exports_are_compared(cli: CommandLine) -> None:
     layouts = ("Row major linear FP32", "Row major linear FP16 format")
     for side, tactic, layout in zip(("good", "bad"), ("0x1", "0x2"), layouts, strict=True):
         outputs = [{"Name": "t0", "Format/Datatype": layout}]
-        layer = {"Name": "conv0 + tanh0", "LayerType": "Cask", "TacticValue": tactic, "Outputs": outputs}
-        Path(f"{side}.json").write_text(json.dumps({"Layers": [layer], "Bindings": []}), encoding="utf-8")
+        layer = {
+            "Name": "conv0 + tanh0",
+            "LayerType": "Cask",
+            "TacticValue": tactic,
+            "Outputs": outputs,
+        }
+        Path(f"{side}.json").write_text(
+            json.dumps({"Layers": [layer], "Bindings": []}), encoding="utf-8"
+        )
     choices = cli("diff", "good.json", "bad.json", "--json", "d.json").result["choices"]
     only = {each["choice"] for each in choices if not each["good"]}
     assert only == {"tactic 0x2", "precision float16", "format Row major linear FP16 format"}
-    Path("other.json").write_text(Path("bad.json").read_text().replace("conv0", "fc").replace("tanh0", "relu"))
+    Path("other.json").write_text(
+        Path("bad.json").read_text().replace("conv0", "fc").replace("tanh0", "relu")
+    )
     assert "no layer in common" in cli("diff", "good.json", "other.json").err

@@ -44,8 +44,17 @@ def test_what_diagnose_found_is_in_its_report(cli: CommandLine) -> None:
     made = report["graph"]["tensors"]["big_out"]
     assert (made["target"]["inf"], made["target"]["nan"], made["target"]["max"]) == (6, 0, "nan")
     assert (made["dtype"], made["shape"], made["error"]["ratio"]) == ("float32", [2, 3], "inf")
-    assert 1.8e5 < made["reference"]["min"] < made["reference"]["max"] == made["reference"]["absmax"] < 2.2e5
-    assert next(point["name"] for point in report["curve"]["points"] if not point["passed"]) == "big_out"
+    assert (
+        1.8e5
+        < made["reference"]["min"]
+        < made["reference"]["max"]
+        == made["reference"]["absmax"]
+        < 2.2e5
+    )
+    assert (
+        next(point["name"] for point in report["curve"]["points"] if not point["passed"])
+        == "big_out"
+    )
     asked = {probe["title"]: (probe["verdict"], probe["step"][:22]) for probe in report["probes"]}
     assert asked["the original"] == ("FAIL", "Does the target differ")
     assert asked["the reproducer, read back"] == ("FAIL", "Write a reproducer to ")
@@ -86,7 +95,20 @@ def test_a_run_that_breaks_leaves_what_is_known(cli: CommandLine) -> None:
 def test_a_report_that_cannot_be_written_does_not_change_the_answer(cli: CommandLine) -> None:
     model = chain(Path("model.onnx"), 8)
     check = script(Path("check.sh"), f"if {has(node_tag(3), node_tag(5))}; then exit 1; fi")
-    assert cli("reduce", model, "-o", "out.onnx", "--json", "r.json", "--check", f"./{check}", "{model}").status == 0
+    assert (
+        cli(
+            "reduce",
+            model,
+            "-o",
+            "out.onnx",
+            "--json",
+            "r.json",
+            "--check",
+            f"./{check}",
+            "{model}",
+        ).status
+        == 0
+    )
     run = the_run()
     (run / "report.html").unlink()
     (run / "report.html").mkdir()
@@ -108,7 +130,9 @@ def test_what_a_status_means_in_ci() -> None:
     for command, status in product([*SEARCHES, "run", "precision", "extract"], statuses):
         wrong = "found" if command in SEARCHES else "not_reproduced"
         ((_, verdict, message),) = cases_of(Result(command, status, why="because").to_json())
-        assert verdict == ("error" if status[:2] in ("in", "er") else "failure" if status == wrong else "pass")
+        assert verdict == (
+            "error" if status[:2] in ("in", "er") else "failure" if status == wrong else "pass"
+        )
         assert (message == "because") == (verdict != "pass")
 
 
@@ -116,7 +140,9 @@ def test_each_output_of_a_comparison_is_a_case(cli: CommandLine, here: Path) -> 
     overflowing(here / "model.onnx")
     words = ["--onnx-outputs", "mark", "all", "--junit", "junit.xml", "--json", "result.json"]
     assert cli("run", "model.onnx", *TARGET, *words).status == 1
-    passed = {each["name"]: each["passed"] for each in read_json(here / "result.json")["comparisons"]}
+    passed = {
+        each["name"]: each["passed"] for each in read_json(here / "result.json")["comparisons"]
+    }
     suite = ET.parse(here / "junit.xml").getroot()[0]
     assert {each.attrib["name"]: each.find("failure") is None for each in suite} == passed
     wrong = sum(not each for each in passed.values())
@@ -127,14 +153,20 @@ def test_a_run_without_an_answer_is_an_error(cli: CommandLine, here: Path) -> No
     assert cli("run", "missing.onnx", "--onnxrt", "--junit", "junit.xml").status == 4
     suite = ET.parse(here / "junit.xml").getroot()[0]
     assert (suite.attrib["errors"], suite.attrib["failures"]) == ("1", "0")
-    assert cli("run", chain(here / "model.onnx"), "--onnxrt", "--junit", "missing/junit.xml").status == 2
+    assert (
+        cli("run", chain(here / "model.onnx"), "--onnxrt", "--junit", "missing/junit.xml").status
+        == 2
+    )
 
 
 @given(st.text(max_size=60))
 def test_any_text_is_valid_xml(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     culprits = [{"name": text, "op": text, "outputs": [text]}]
     path = tmp_path_factory.getbasetemp() / "junit.xml"
-    write_junit(Result("reduce", "found", why=text, culprits=culprits, minimality="1-minimal").to_json(), path)
+    write_junit(
+        Result("reduce", "found", why=text, culprits=culprits, minimality="1-minimal").to_json(),
+        path,
+    )
     assert len(ET.parse(path).getroot()[0]) == 1
 
 
@@ -143,8 +175,11 @@ class Action:
 
     def __init__(self, folder: Path, **given: str) -> None:
         plain: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
-        self.folder, self.plain = folder, plain
-        self.inputs = {name: str(each.get("default", "")) for name, each in plain["inputs"].items()} | given
+        self.folder = folder
+        self.plain = plain
+        self.inputs = {
+            name: str(each.get("default", "")) for name, each in plain["inputs"].items()
+        } | given
         self.outputs: dict[str, dict[str, str]] = {}
         self.said = ""
 
@@ -178,7 +213,12 @@ class Action:
             done = subprocess.run(
                 ["bash", "--noprofile", "--norc", "-eo", "pipefail", "step.sh"],
                 cwd=self.folder,
-                env={**os.environ, "PATH": path, "GITHUB_OUTPUT": str(self.folder / "output"), **known},
+                env={
+                    **os.environ,
+                    "PATH": path,
+                    "GITHUB_OUTPUT": str(self.folder / "output"),
+                    **known,
+                },
                 capture_output=True,
                 text=True,
                 check=False,
@@ -199,7 +239,9 @@ def test_the_action_leaves_a_reproducer_and_ends_as_the_comparison(here: Path) -
     assert action.outputs["compare"] == {"status": "1"}
     assert action.outputs["diagnose"] == {"reproducer": "bisect-trt-results/reproducer.zip"}
     left = {path.name for path in (here / action.inputs["folder"]).iterdir()}
-    files = {f"{command}.{kind}" for command in ("run", "diagnose") for kind in ("json", "xml", "html")}
+    files = {
+        f"{command}.{kind}" for command in ("run", "diagnose") for kind in ("json", "xml", "html")
+    }
     assert left >= files | {"reproducer.zip", "reproducer"}
 
 
@@ -213,7 +255,9 @@ def test_the_action_does_not_run_what_its_inputs_say(here: Path) -> None:
 def test_the_action_passes_where_everything_matches(here: Path) -> None:
     chain(here / "model.onnx")
     np.savez(here / "my inputs.npz", x=np.ones(SHAPE, np.float32))
-    action = Action(here, model="model.onnx", options="--onnxrt --load-inputs 'my inputs.npz'", install="none")
+    action = Action(
+        here, model="model.onnx", options="--onnxrt --load-inputs 'my inputs.npz'", install="none"
+    )
     assert action.run() == 0, action.said
     assert "diagnose" not in action.outputs
 
@@ -223,7 +267,15 @@ def test_pytest_has_the_fixture(here: Path) -> None:
     lines = ["def test_right(assert_matches):", "    assert_matches('model.onnx')"]
     lines += ["def test_wrong(assert_matches):", "    assert_matches('model.onnx', fp16=True)"]
     (here / "test_model.py").write_text("\n".join(lines))
-    command = [sys.executable, "-m", "pytest", "-p", "bisect_trt.pytest_plugin", "-q", "test_model.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "bisect_trt.pytest_plugin",
+        "-q",
+        "test_model.py",
+    ]
     alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False, env=alone)
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr

@@ -28,7 +28,9 @@ LOADER = "import numpy as np\ndef load_data():\n    yield {'x': np.ones((2, 3), 
 def begun(cli: CommandLine, here: Path, request: pytest.FixtureRequest) -> Path:
     """The folder of a run over a chain of 12 whose journal ends in the middle of its seventh line."""
     model = onnx.load(chain(here / "model.onnx", 12))
-    onnx.save(model, "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    onnx.save(
+        model, "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0
+    )
     np.savez(here / "values.npz", x=np.ones((2, 3), np.float32))
     Path("loader.py").write_text(LOADER)
     Path("tensors.txt").write_text("anything")
@@ -36,7 +38,17 @@ def begun(cli: CommandLine, here: Path, request: pytest.FixtureRequest) -> Path:
     check = "./" + script(Path("check"), body)
     fed = getattr(request, "param", ("--load-inputs", "values.npz"))
     options = [*fed, "--json", "r.json", "--workers", "1"]
-    cli("reduce", "model.onnx", "-o", "out.onnx", *options, "--check", check, "{model}", "tensors.txt").ended(0)
+    cli(
+        "reduce",
+        "model.onnx",
+        "-o",
+        "out.onnx",
+        *options,
+        "--check",
+        check,
+        "{model}",
+        "tensors.txt",
+    ).ended(0)
     (run,) = Path(".bisect-trt").iterdir()
     journal = run / "journal.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True)
@@ -57,7 +69,8 @@ def test_it_goes_on(cli: CommandLine, begun: Path) -> None:
     after = read_json(Path("r.json"))
     timeless = ("probes", "culprits", "minimality", "status", "model")
     assert [after[key] for key in timeless] == [before[key] for key in timeless]
-    # Six lines are two probes of one run each; all others were run, one that is asked again maybe more than once.
+    # Six lines are two probes of one run each; all others were run, one that is asked again maybe
+    # more than once.
     runs = [entry["outcome"].get("runs", 1) for entry in entries(begun, "outcome")]
     assert len(runs) == after["probes"]["run"]
     assert len(Path("seen").read_text().splitlines()) == sum(runs) - 2
@@ -94,11 +107,15 @@ def test_it_is_refused_when_a_file_changed(cli: CommandLine, begun: Path, name: 
 
 
 def test_it_is_refused_by_another_version(cli: CommandLine, begun: Path) -> None:
-    (begun / "run.json").write_text(json.dumps({**read_json(begun / "run.json"), "version": "0.0.1"}))
+    (begun / "run.json").write_text(
+        json.dumps({**read_json(begun / "run.json"), "version": "0.0.1"})
+    )
     cli("resume", begun).refused("BT1010", "0.0.1")
 
 
-@pytest.mark.parametrize("content", [b"", b"[1]", b'{"argv": ["reduce"]', b'{"argv": 1}', b"\x00\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"[1]", b'{"argv": ["reduce"]', b'{"argv": 1}', b"\x00\xff"]
+)
 def test_what_is_no_run(cli: CommandLine, content: bytes) -> None:
     Path("run").mkdir()
     Path("run", "run.json").write_bytes(content)
@@ -134,7 +151,9 @@ def test_a_probe_can_be_run_by_hand(cli: CommandLine, begun: Path) -> None:
         shown = dict(line.split(": ", 1) for line in ran.out.splitlines() if ": " in line)
         assert shown[f"probe {entry['number']}"].startswith(entry["verdict"])
         candidate = Path(shown["candidate"].rsplit(" (", 1)[0])
-        by_hand = subprocess.run(shown["again by hand"], shell=True, check=False, capture_output=True, text=True)
+        by_hand = subprocess.run(
+            shown["again by hand"], shell=True, check=False, capture_output=True, text=True
+        )
         assert by_hand.returncode == (1 if entry["verdict"] == "FAIL" else 0)
         assert by_hand.stdout.strip() == f"looked at {candidate.name}" == ran.out.splitlines()[-1]
         assert candidate.exists()
@@ -169,7 +188,9 @@ SECONDS = 120
 
 def start(folder: Path, *argv: str) -> subprocess.Popen[str]:
     """A reduction in a process group of its own, as a shell starts it."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, which children inherit
+    signal.signal(
+        signal.SIGHUP, signal.SIG_DFL
+    )  # under nohup it is ignored, which children inherit
     return subprocess.Popen(
         [sys.executable, "-m", "bisect_trt", "reduce", "model.onnx", "-o", "out.onnx", *argv],
         cwd=folder,
@@ -180,7 +201,9 @@ def start(folder: Path, *argv: str) -> subprocess.Popen[str]:
     )
 
 
-def interrupt(process: subprocess.Popen[str], folder: Path, running: int, number: int = signal.SIGINT) -> str:
+def interrupt(
+    process: subprocess.Popen[str], folder: Path, running: int, number: int = signal.SIGINT
+) -> str:
     """Once so many checks hang, do what a terminal does: a signal to the whole foreground group."""
     wait_for(lambda: len(pids(folder)) >= running)
     os.killpg(process.pid, number)
@@ -214,7 +237,9 @@ def test_the_best_so_far_is_saved(here: Path, number: signal.Signals) -> None:
 def test_every_parallel_probe_ends(here: Path) -> None:
     chain(here / "model.onnx", 64)
     whole = has(*(f"<{place}>" for place in range(64)))
-    check = script(here / "check", f"{whole} && exit 1; echo $$ >> pids; sleep 300 & echo $! >> pids; wait")
+    check = script(
+        here / "check", f"{whole} && exit 1; echo $$ >> pids; sleep 300 & echo $! >> pids; wait"
+    )
     process = start(here, "--workers", "3", "--check", check, "{model}")
     interrupt(process, here, running=6)
     assert not (here / "out.onnx").exists()

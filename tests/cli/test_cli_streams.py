@@ -23,21 +23,28 @@ PROGRAM = f"{sys.executable} -m bisect_trt"
 def shell(line: str, here: Path) -> subprocess.CompletedProcess[str]:
     """A line for bash with ``bisect-trt`` in it; its exit status is that of the first command of a pipe."""
     line = f"{line.replace('bisect-trt', PROGRAM)}; exit ${{PIPESTATUS[0]}}"
-    return subprocess.run(["bash", "-c", line], cwd=here, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        ["bash", "-c", line], cwd=here, capture_output=True, text=True, check=False
+    )
 
 
 # Output files
 
 
 def test_a_link_stays_a_link_and_a_file_keeps_its_mode(tmp_path: Path) -> None:
-    real, link = tmp_path / "real", tmp_path / "link"
+    real = tmp_path / "real"
+    link = tmp_path / "link"
     real.write_text("old")
     real.chmod(0o600)
     link.symlink_to("real")
     with replacing(link) as file:
         file.write(b"new")
         assert real.read_text() == "old"  # whole, or not at all
-    assert (link.is_symlink(), real.read_text(), stat.S_IMODE(real.stat().st_mode)) == (True, "new", 0o600)
+    assert (link.is_symlink(), real.read_text(), stat.S_IMODE(real.stat().st_mode)) == (
+        True,
+        "new",
+        0o600,
+    )
     (tmp_path / "dangling").symlink_to("made")
     with replacing(tmp_path / "dangling") as file:
         file.write(b"new")
@@ -74,7 +81,9 @@ def test_a_device_is_written_to(cli: CommandLine, here: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["reduce", "precision", "extract"])
-def test_a_model_that_is_read_back_goes_into_a_file(cli: CommandLine, here: Path, command: str) -> None:
+def test_a_model_that_is_read_back_goes_into_a_file(
+    cli: CommandLine, here: Path, command: str
+) -> None:
     overflowing(here / "model.onnx")
     os.mkfifo("fifo")
     words = ["--outputs", "big_out"] if command == "extract" else TARGET
@@ -86,7 +95,9 @@ def test_a_model_that_is_read_back_goes_into_a_file(cli: CommandLine, here: Path
 def test_standard_output_as_a_file(here: Path, redirected: str) -> None:
     chain(here / "model.onnx", 2)
     (here / "out").write_text("before\n" if ">>" in redirected else "")
-    done = shell(f"bisect-trt run model.onnx {' '.join(TARGET)} --junit /dev/stdout {redirected}", here)
+    done = shell(
+        f"bisect-trt run model.onnx {' '.join(TARGET)} --junit /dev/stdout {redirected}", here
+    )
     assert done.returncode == 0, done.stderr
     text = (here / "out").read_text()
     assert text.startswith("before") == (">>" in redirected)
@@ -114,7 +125,8 @@ def test_a_closed_stream_does_not_change_the_answer(here: Path, redirected: str,
 
 
 @pytest.mark.parametrize(
-    ("line", "status"), [("inspect model.onnx | true", 0), ("inspect model.onnx >&-", 0), ("--help > /dev/full", 3)]
+    ("line", "status"),
+    [("inspect model.onnx | true", 0), ("inspect model.onnx >&-", 0), ("--help > /dev/full", 3)],
 )
 def test_nor_does_it_where_there_is_only_text(here: Path, line: str, status: int) -> None:
     chain(here / "model.onnx", 2)
@@ -129,7 +141,8 @@ def test_a_working_directory_that_was_deleted(here: Path, more: str) -> None:
     overflowing(here / "model.onnx")
     more = more.replace("../", f"{here}/")
     ran = shell(
-        f"mkdir gone; cd gone; rmdir ../gone; bisect-trt diagnose {here}/model.onnx --onnxrt --fp16 {more}", here
+        f"mkdir gone; cd gone; rmdir ../gone; bisect-trt diagnose {here}/model.onnx --onnxrt --fp16 {more}",
+        here,
     )
     assert (ran.returncode, ran.stdout) == (4, "")
     assert "error[BT2007]: the working directory cannot be used" in ran.stderr

@@ -19,24 +19,38 @@ WEIGHT = np.random.default_rng(3).standard_normal((8, 8))
 
 
 def write(path: Path, *shape: int | str, also: bool = False) -> Path:
-    """A network over rows of 8; its Relu is the node that the unsteady target spoils. ``also`` adds a second input."""
-    dims, last = ", ".join(map(str, shape)), "Add(squash, other)" if also else "Neg(squash)"
+    """A network over rows of 8; its Relu is the node that the unsteady target spoils.
+
+    ``also`` adds a second input.
+    """
+    dims = ", ".join(map(str, shape))
+    last = "Add(squash, other)" if also else "Neg(squash)"
     ends = f"(float[{dims}] x{f', float[{dims}] other' if also else ''}) => (float[{dims}] y)"
     return save_text(
-        path, ends, f"project = MatMul(x, w) bad = Relu(project) squash = Tanh(bad) y = {last}", {"w": WEIGHT}
+        path,
+        ends,
+        f"project = MatMul(x, w) bad = Relu(project) squash = Tanh(bad) y = {last}",
+        {"w": WEIGHT},
     )
 
 
 def unsteady(*argv: str | Path) -> Ran:
     """Run a command line in a process that finds the unsteady target."""
-    return resident.unsteady(*argv, "--unsteady", "--json", "r.json", *(["--workers", "1"] if argv[0] != "run" else []))
+    return resident.unsteady(
+        *argv, "--unsteady", "--json", "r.json", *(["--workers", "1"] if argv[0] != "run" else [])
+    )
 
 
 @pytest.mark.parametrize(
     ("fault", "shapes", "failing"),
-    [("only:17", "x:[{1,2,7,16..20},8]", [17]), ("not_multiple:2", "x:[1..30:3,8]", [1, 7, 13, 19, 25])],
+    [
+        ("only:17", "x:[{1,2,7,16..20},8]", [17]),
+        ("not_multiple:2", "x:[1..30:3,8]", [1, 7, 13, 19, 25]),
+    ],
 )
-def test_the_sizes_that_fail_are_found(here: Path, fault: str, shapes: str, failing: list[int]) -> None:
+def test_the_sizes_that_fail_are_found(
+    here: Path, fault: str, shapes: str, failing: list[int]
+) -> None:
     """The values that are given are repeated, or cut off."""
     np.savez(here / "x.npz", x=np.linspace(0, 1, 24, dtype=np.float32).reshape(3, 8))
     argv = ["--fault", fault, "--shapes", shapes, "--load-inputs", "x.npz"]
@@ -61,7 +75,9 @@ def test_a_failure_that_comes_and_goes_is_of_no_size(here: Path) -> None:
     assert shlex.split(result["sweep"]["command"])[:2] == ["bisect-trt", "repeat"]
 
 
-def test_a_check_of_ones_own_is_swept_and_what_is_recommended_runs(cli: CommandLine, here: Path) -> None:
+def test_a_check_of_ones_own_is_swept_and_what_is_recommended_runs(
+    cli: CommandLine, here: Path
+) -> None:
     """It is told the shapes, and the model, whose file fixes the dimension; what is recommended names one that does not."""
     (here / "check.py").write_text(
         f"import os\n{READ_NPZ}"
@@ -71,8 +87,21 @@ def test_a_check_of_ones_own_is_swept_and_what_is_recommended_runs(cli: CommandL
         "print('too many' if max(rows) >= 3 and b'Relu' in open(sys.argv[1], 'rb').read() else 'few enough')\n"
     )
     model = write(here / "model.onnx", 1, 8)
-    check = ["--fail-regex", "too many", "--check", sys.executable, "check.py", "{model}", "{shapes}", "{inputs}"]
-    found = cli("sweep", model, "--shapes", "x:[{1,2,3,5},8]", "--json", "r.json", *check).ended(0).result["sweep"]
+    check = [
+        "--fail-regex",
+        "too many",
+        "--check",
+        sys.executable,
+        "check.py",
+        "{model}",
+        "{shapes}",
+        "{inputs}",
+    ]
+    found = (
+        cli("sweep", model, "--shapes", "x:[{1,2,3,5},8]", "--json", "r.json", *check)
+        .ended(0)
+        .result["sweep"]
+    )
     assert (found["dimensions"][0]["fail"], found["smallest_failing"]) == ([3, 5], {"x[0]": 3})
     assert [entry["shapes"] for entry in found["map"]] == [{"x": [n, 8]} for n in (1, 2, 3, 5)]
     words = shlex.split(found["command"])
@@ -81,15 +110,30 @@ def test_a_check_of_ones_own_is_swept_and_what_is_recommended_runs(cli: CommandL
     assert [node.name for node in onnx.load("reduced.onnx").graph.node] == ["bad"]
 
 
-@pytest.mark.parametrize("command", [["sweep", "--shapes", "x:[1..3,8]"], ["samples", "--iterations", "3"]])
-def test_a_check_decides_alone_of_what_no_reference_runs(cli: CommandLine, here: Path, command: list[str]) -> None:
+@pytest.mark.parametrize(
+    "command", [["sweep", "--shapes", "x:[1..3,8]"], ["samples", "--iterations", "3"]]
+)
+def test_a_check_decides_alone_of_what_no_reference_runs(
+    cli: CommandLine, here: Path, command: list[str]
+) -> None:
     model = onnx.load(write(here / "model.onnx", "n", 8))
     model.graph.node[1].domain = "nobody.knows"
     model.opset_import.append(helper.make_opsetid("nobody.knows", 1))
     onnx.save(model, "own.onnx")
     (here / "check.py").write_text(f"{READ_NPZ}sys.exit(len(read(sys.argv[1])['x'][1]) == 16)\n")
     name, *rest = command
-    ran = cli(name, "own.onnx", *rest, "--json", "r.json", "--check", sys.executable, "check.py", "{inputs}", "{model}")
+    ran = cli(
+        name,
+        "own.onnx",
+        *rest,
+        "--json",
+        "r.json",
+        "--check",
+        sys.executable,
+        "check.py",
+        "{inputs}",
+        "{model}",
+    )
     if name == "sweep":
         assert ran.status == 0, ran.err
         assert read_json(Path("r.json"))["sweep"]["smallest_failing"] == {"n": 2}
@@ -99,15 +143,25 @@ def test_a_check_decides_alone_of_what_no_reference_runs(cli: CommandLine, here:
 
 def test_a_check_says_nothing_of_what_the_reference_alone_refuses(cli: CommandLine) -> None:
     """Also where the smallest size is one that it refuses."""
-    save_text("m.onnx", "(float[n] x) => (float[m, 4] y)", "y = Reshape(x, s)", {"s": np.array([-1, 4])})
+    save_text(
+        "m.onnx", "(float[n] x) => (float[m, 4] y)", "y = Reshape(x, s)", {"s": np.array([-1, 4])}
+    )
     check = ["--check", "sh", "-c", "test -s {inputs} && test $BISECT_TRT_SHAPES != x:8"]
-    found = cli("sweep", "m.onnx", "--shapes", "x:[{3,4,8}]", "--json", "r.json", *check).ended(0).result["sweep"]
+    found = (
+        cli("sweep", "m.onnx", "--shapes", "x:[{3,4,8}]", "--json", "r.json", *check)
+        .ended(0)
+        .result["sweep"]
+    )
     assert [entry["verdict"] for entry in found["map"]] == ["UNRESOLVED", "PASS", "FAIL"]
 
 
 def test_dimensions_of_one_name_are_one_and_two_make_a_map(here: Path, cli: CommandLine) -> None:
     model = write(here / "model.onnx", "n", "m", 8, also=True)
-    found = unsteady("sweep", model, "--fault", "batch:3", "--shapes", "x:[1..6,1..4,8]").ended(0).result["sweep"]
+    found = (
+        unsteady("sweep", model, "--fault", "batch:3", "--shapes", "x:[1..6,1..4,8]")
+        .ended(0)
+        .result["sweep"]
+    )
     assert [each["inputs"] for each in found["dimensions"]] == [
         [{"name": "x", "axis": axis}, {"name": "other", "axis": axis}] for axis in (0, 1)
     ]
@@ -118,7 +172,8 @@ def test_dimensions_of_one_name_are_one_and_two_make_a_map(here: Path, cli: Comm
     assert "at none of the sizes" in ran.err + ran.out
 
 
-# Failures that need a dynamic model: pieces of it keep their dimensions free, and the answer those that it needs.
+# Failures that need a dynamic model: pieces of it keep their dimensions free, and the answer those
+# that it needs.
 
 
 def write_free(path: Path) -> Path:
@@ -131,7 +186,9 @@ def write_free(path: Path) -> Path:
 
 def free_dimensions(path: Path) -> dict[str, list[str]]:
     inputs = onnx.load(str(path)).graph.input
-    return {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in inputs}
+    return {
+        value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in inputs
+    }
 
 
 @pytest.fixture
@@ -151,15 +208,20 @@ def test_a_failure_that_needs_a_dynamic_model_survives_the_cut(here: Path, model
     assert 5 <= rows <= 12
     dynamic = result["dynamic"]
     assert dynamic["needed"]
-    assert [each["inputs"] for each in dynamic["dimensions"]] == [[{"name": "flat", "axis": 0, "size": rows}]]
+    assert [each["inputs"] for each in dynamic["dimensions"]] == [
+        [{"name": "flat", "axis": 0, "size": rows}]
+    ]
     argv = ["--fault", "free:5", "--load-inputs", "out.inputs.npz"]
     ran = unsteady("run", "out.onnx", *argv).ended(1).result
     assert [entry["passed"] for entry in ran["comparisons"]] == [False]
 
 
-def test_a_way_around_a_dynamic_failure_is_proven_with_its_dimensions_free(here: Path, model: Path) -> None:
+def test_a_way_around_a_dynamic_failure_is_proven_with_its_dimensions_free(
+    here: Path, model: Path
+) -> None:
     proto = onnx.load(str(model))
-    proto.graph.node[4].name, proto.graph.node[2].name = "bad", "relu"
+    proto.graph.node[4].name = "bad"
+    proto.graph.node[2].name = "relu"
     onnx.save(proto, str(model))
     argv = ["--fault", "fused:5", "--input-shapes", "x:[6,1,8]"]
     result = unsteady("diagnose", model, "-o", "out", *argv).ended(0).result
@@ -169,7 +231,9 @@ def test_a_way_around_a_dynamic_failure_is_proven_with_its_dimensions_free(here:
     reproduced("out", env=resident.surroundings())
 
 
-def test_what_passes_when_it_is_read_back_comes_and_goes_and_luck_is_no_way_around_it(here: Path, model: Path) -> None:
+def test_what_passes_when_it_is_read_back_comes_and_goes_and_luck_is_no_way_around_it(
+    here: Path, model: Path
+) -> None:
     argv = ["--fault", f"unless:{here / 'out/model.onnx'}", "--input-shapes", "x:[2,1,8]"]
     result = unsteady("diagnose", model, "-o", "out", *argv).ended(3).result
     assert result["workarounds"] == []
@@ -197,7 +261,12 @@ def tokens(here: Path) -> Path:
     table = rng.standard_normal((50, 8))
     table[GUILTY] = 300
     body = "e = Gather(table, ids) squares = Mul(e, e) sum = ReduceSum<keepdims = 0>(squares, axis) y = Sqrt(sum)"
-    save_text("model.onnx", "(int64[n, s] ids) => (float[n, s] y)", body, {"table": table, "axis": np.array([2])})
+    save_text(
+        "model.onnx",
+        "(int64[n, s] ids) => (float[n, s] y)",
+        body,
+        {"table": table, "axis": np.array([2])},
+    )
     for number in range(1, 13):
         values = rng.integers(1, 50, (2, int(rng.integers(3, 12))))
         values[values == GUILTY] = 18
@@ -214,7 +283,11 @@ def test_the_token_is_found_and_is_all_that_is_left(cli: CommandLine, tokens: Pa
     assert (samples["failing"], samples["total"], samples["unresolved"]) == ([3, 6, 8, 12], 12, [])
     np.testing.assert_array_equal(arrays("minimal-input.npz")["ids"], [[GUILTY]])
     least = samples["minimal_input"]
-    assert (least["kept"], least["minimality"], found["minimality"]) == (1, "1-minimal", "1-minimal")
+    assert (least["kept"], least["minimality"], found["minimality"]) == (
+        1,
+        "1-minimal",
+        "1-minimal",
+    )
     assert least["elements_kept"] == [{"input": "ids", "index": [0, 0], "value": GUILTY}]
     # What it says shows the failure does.
     assert f"To reproduce it: {least['command']}" in ran.out
@@ -222,10 +295,16 @@ def test_the_token_is_found_and_is_all_that_is_left(cli: CommandLine, tokens: Pa
 
 
 def test_a_check_command_and_a_budget(cli: CommandLine, here: Path, tokens: Path) -> None:
-    Path("seen.py").write_text(f"{READ_NPZ}sys.exit({GUILTY} in read(sys.argv[1])['ids'][1])\n", "utf-8")
+    Path("seen.py").write_text(
+        f"{READ_NPZ}sys.exit({GUILTY} in read(sys.argv[1])['ids'][1])\n", "utf-8"
+    )
     check = script(here / "check.sh", f'{sys.executable} -IS seen.py "$1"')
     options = ["--load-inputs", "x.npz", "--json", "r.json", "--max-probes", "15"]
-    result = cli("samples", tokens, "-o", "least.npz", *options, "--check", check, "{inputs}").ended(3).result
+    result = (
+        cli("samples", tokens, "-o", "least.npz", *options, "--check", check, "{inputs}")
+        .ended(3)
+        .result
+    )
     least = result["samples"]["minimal_input"]
     assert (result["status"], least["minimality"]) == ("inconclusive", "unproven")
     assert "the budget is spent (--max-probes 15)" in result["why"]

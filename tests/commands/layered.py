@@ -37,7 +37,9 @@ def shared_workers() -> WorkerPool:
 
 
 @contextmanager
-def looking(model: Path, target: Target | None = None, *, fp16: bool = False, **data: Any) -> Iterator[Marking]:
+def looking(
+    model: Path, target: Target | None = None, *, fp16: bool = False, **data: Any
+) -> Iterator[Marking]:
     """Look at a model."""
     settings = ModelSettings(model, data=Data(**data))
     with Subject(settings, Workspace(model.with_suffix(".run")), Console(-1)) as subject:
@@ -55,4 +57,6 @@ def looking(model: Path, target: Target | None = None, *, fp16: bool = False, **
 
 def outputs_of(request: Compare) -> set[str]:
     """The outputs of the model that a request is about."""
-    return {value.name for value in onnx.load(str(request.model), load_external_data=False).graph.output}
+    return {
+        value.name for value in onnx.load(str(request.model), load_external_data=False).graph.output
+    }

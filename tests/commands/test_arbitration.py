@@ -37,7 +37,9 @@ UNJUDGED: dict[str, Any] = {"right": "no such operator", "wide": False}
 
 def fault_of(cli: CommandLine, command: str, model: Path, *options: str) -> dict[str, Any]:
     out = "out.onnx" if command == "reduce" else "out"
-    ran = cli(command, model, "--onnxrt", *options, "-o", out, "--overwrite", "--json", "r.json").ended(0)
+    ran = cli(
+        command, model, "--onnxrt", *options, "-o", out, "--overwrite", "--json", "r.json"
+    ).ended(0)
     fault: dict[str, Any] = read_json(Path("r.json"))["fault"]
     assert fault["sentence"] in ran.out.replace("\n", " ")
     return fault
@@ -48,16 +50,22 @@ def test_what_fp16_cannot_hold_is_no_bug(cli: CommandLine, command: str) -> None
     fault = fault_of(cli, command, overflowing(Path("model.onnx")), "--fp16")
     assert (fault["whose"], fault["precision"]) == ("precision", "fp16")
     if command == "diagnose":
-        assert Path("out/ISSUE.md").read_text().startswith("> **Not a bug report.** fp16 cannot represent this value")
+        assert (
+            Path("out/ISSUE.md")
+            .read_text()
+            .startswith("> **Not a bug report.** fp16 cannot represent this value")
+        )
 
 
 def fused_past_the_largest(path: Path) -> Path:
     """A Conv that cancels, so that rounding alone is seen, and a Mul by as much as its weights are large.
 
-    ONNX Runtime folds the factor into the weights (ConvMulFusion, in all its releases), which then are Inf.
+    ONNX Runtime folds the factor into the weights (ConvMulFusion, in all its releases), which then
+    are Inf.
     """
     weights = {"far": 1e4, "little": 1e-6, "much": [[[[1e20]]]], "w": [[[[1e20]], [[-1e20]]]]}
-    ends, body = "(float[1, 2, 8, 8] x) => (float[1, 1, 8, 8] y)", "c = Conv(s, w) m = Mul(c, much) y = Relu(m)"
+    ends = "(float[1, 2, 8, 8] x) => (float[1, 1, 8, 8] y)"
+    body = "c = Conv(s, w) m = Mul(c, much) y = Relu(m)"
     return save_text(path, ends, f"h = Add(x, far) s = Mul(h, little) {body}", weights)
 
 
@@ -81,7 +89,11 @@ def test_a_choice_that_fp16_turns_is_the_fault_of_fp16(cli: CommandLine) -> None
     fault = fault_of(cli, "diagnose", tied(Path("model.onnx")), "--fp16")
     assert (fault["whose"], fault["op"], fault["node"]) == ("precision", "ArgMax", "choice")
     assert 0 < fault["decisions"] <= 16
-    assert Path("out/ISSUE.md").read_text().startswith("> **Not a bug report.** Rounding to fp16 turns")
+    assert (
+        Path("out/ISSUE.md")
+        .read_text()
+        .startswith("> **Not a bug report.** Rounding to fp16 turns")
+    )
     assert read_json(Path("r.json"))["keep_fp32"]
 
 
@@ -121,7 +133,12 @@ def test_a_case_stays_as_severe_as_it_was_found(cli: CommandLine) -> None:
     rng = np.random.default_rng(0)
     body = """q = QuantizeLinear(x, xs, zero) d = DequantizeLinear(q, xs, zero) sum = MatMul(d, w)
         out = QuantizeLinear(sum, ys, zero) y = DequantizeLinear(out, ys, zero)"""
-    weights = {"xs": 0.02, "ys": 0.3, "zero": np.zeros((), np.uint8), "w": rng.uniform(0.5, 1, (64, 32))}
+    weights = {
+        "xs": 0.02,
+        "ys": 0.3,
+        "zero": np.zeros((), np.uint8),
+        "w": rng.uniform(0.5, 1, (64, 32)),
+    }
     model = save_text(Path("model.onnx"), "(float[16, 64] x) => (float[16, 32] y)", body, weights)
     fault = fault_of_tool(cli, model, 11.4)
     assert fault["whose"] == "target"
@@ -148,7 +165,8 @@ def opinions(**seen: Any) -> Opinions:
     model = text_model("(float[3, 4] x) => (float[3, 4] y)", "y = Tanh(x)")
     known = {"reference": RIGHT, "target": RIGHT, "right": RIGHT.astype(np.float64), **seen}
     rows: dict[str, Any] = {
-        name: {"y": value} if isinstance(value, np.ndarray) else value for name, value in known.items()
+        name: {"y": value} if isinstance(value, np.ndarray) else value
+        for name, value in known.items()
     }
     return Opinions(model, ("y",), {"x": RIGHT}, **rows, **SIDES)
 
@@ -184,16 +202,31 @@ def test_the_side_that_stands_alone_is_wrong(size: float) -> None:
 
 @given(st.floats(0.1, 1e3), st.floats(1.5, 1e3))
 def test_a_target_is_measured_by_rounding(size: float, times: float) -> None:
-    alone, worse = RIGHT + np.float32(size), RIGHT + np.float32(size * times)
+    alone = RIGHT + np.float32(size)
+    worse = RIGHT + np.float32(size * times)
     case = opinions(target=worse, rounded=alone, low="fp16")
     assert verdict(case, Precision.FP16) == (
         "precision" if times < 3.9 else "target" if times > 4.1 else verdict(case, Precision.FP16)
     )
     assert verdict(opinions(target=alone, rounded=RIGHT, low="fp16"), Precision.FP16) == "target"
-    assert verdict(opinions(target=alone, rounded=alone, low="fp16", **UNJUDGED), Precision.FP16) == "precision"
-    assert verdict(opinions(target=alone, rounded=RIGHT, low="fp16", **UNJUDGED), Precision.FP16) == "unknown"
-    assert verdict(opinions(target=alone, rounded="an opset of long ago", low="fp16"), Precision.FP16) == "unknown"
-    assert verdict(opinions(target=alone, rounded="rounding to int8 is not emulated here"), Precision.FP16) == "unknown"
+    assert (
+        verdict(opinions(target=alone, rounded=alone, low="fp16", **UNJUDGED), Precision.FP16)
+        == "precision"
+    )
+    assert (
+        verdict(opinions(target=alone, rounded=RIGHT, low="fp16", **UNJUDGED), Precision.FP16)
+        == "unknown"
+    )
+    assert (
+        verdict(opinions(target=alone, rounded="an opset of long ago", low="fp16"), Precision.FP16)
+        == "unknown"
+    )
+    assert (
+        verdict(
+            opinions(target=alone, rounded="rounding to int8 is not emulated here"), Precision.FP16
+        )
+        == "unknown"
+    )
 
 
 def test_a_refusal_is_a_bug_where_all_others_run_the_model() -> None:
@@ -212,7 +245,9 @@ def deciding(op: str, reads: np.ndarray, decided: np.ndarray, other: np.ndarray)
     more: dict[str, Any] = {"to": TensorProto.INT64} if op == "Cast" else {}
     node = helper.make_node(op, list(inputs), [*values, "y"], name="n", **more)
     right, wrong = ({name: each[side] for name, each in made.items()} for side in (0, 1))
-    types = {name: helper.np_dtype_to_tensor_dtype(each.dtype) for name, each in (inputs | right).items()}
+    types = {
+        name: helper.np_dtype_to_tensor_dtype(each.dtype) for name, each in (inputs | right).items()
+    }
     fed, returned = ({name: each.shape for name, each in some.items()} for some in (inputs, right))
     model = model_of([node], inputs=fed, outputs=returned, types=types)
     return Opinions(model, ("y",), inputs, right, wrong, right, rounded=wrong, low="fp16", **SIDES)
@@ -241,14 +276,17 @@ def test_a_decision_is_the_precisions_fault_as_far_as_rounding_turns_it(
     one, two = (np.array(each, np.int64 if integers else np.float32) for each in (decided, other))
     case = deciding(op, values, one, two)
     assert verdict(replace(case, rounded={"y": one}), Precision.FP16) == whose
-    assert verdict(replace(case, low=None, rounded=""), Precision.FP32) != "tie"  # fp32 reads the very same
+    assert (
+        verdict(replace(case, low=None, rounded=""), Precision.FP32) != "tie"
+    )  # fp32 reads the very same
 
 
 def computed_decision(gap: float, target: list[int], off: float = 0.0) -> Opinions:
     """An ArgMax of computed values that are so far apart, and a Mul behind it; the target's last value is off."""
     body = "a = Add(x, one) i = ArgMax<axis = 0>(a) f = Cast<to = 1>(i) y = Mul(f, f)"
     ends = "(float[3] x) => (float[1] y, float[3] a, int64[1] i, float[1] f)"
-    model, x = text_model(ends, body, {"one": 1.0}), np.array([1, 1 + gap, 0], np.float32)
+    model = text_model(ends, body, {"one": 1.0})
+    x = np.array([1, 1 + gap, 0], np.float32)
     reference = evaluate(model, {"x": x})
     chosen = np.array(target)
     made: dict[str, Any] = {
@@ -260,7 +298,9 @@ def computed_decision(gap: float, target: list[int], off: float = 0.0) -> Opinio
     return Opinions(model, ("y",), {"x": x}, reference, made, reference, **SIDES)
 
 
-@pytest.mark.parametrize(("gap", "off", "whose"), [(1e-6, 0, "tie"), (0.1, 0, "target"), (1e-6, 3, "target")])
+@pytest.mark.parametrize(
+    ("gap", "off", "whose"), [(1e-6, 0, "tie"), (0.1, 0, "target"), (1e-6, 3, "target")]
+)
 def test_a_tie_has_to_explain_all_of_the_difference(gap: float, off: float, whose: str) -> None:
     assert verdict(computed_decision(gap, [0], off)) == whose
 
@@ -287,7 +327,8 @@ def test_a_widened_model_computes_in_float64() -> None:
     np.testing.assert_array_equal(y, np.trunc(product) + product)
 
 
-# Rounding that is measured: of a minimal case in float64, and of a whole model; and numbers that are drawn.
+# Rounding that is measured: of a minimal case in float64, and of a whole model; and numbers that
+# are drawn.
 
 
 ULP = 2.0**-23
@@ -300,7 +341,8 @@ def rows(body: str, **weights: Any) -> onnx.ModelProto:
 
 def movement(model: onnx.ModelProto, x: np.ndarray) -> float:
     """How far rounding is foreseen to move the output."""
-    golden, infos = evaluate(model, {"x": x}), Network(model).infos
+    golden = evaluate(model, {"x": x})
+    infos = Network(model).infos
     moved = perturb(model, infos, ULP, golden, lambda each: evaluate(each, {"x": x}), 6)
     assert not isinstance(moved, str)
     return float(np.abs(moved["y"] - golden["y"]).max())
@@ -328,16 +370,22 @@ def test_a_step_is_not_forgiven() -> None:
 def test_what_rounding_is_expected_to_make_is_no_bug(size: float, part: float) -> None:
     alone = RIGHT + np.float32(size)
     case = opinions(target=RIGHT + np.float32(part * size), rounded=alone, **UNJUDGED)
-    assert verdict(case) in ("rounding", "unknown")  # where the two are off alike, it is seen no more
+    assert verdict(case) in (
+        "rounding",
+        "unknown",
+    )  # where the two are off alike, it is seen no more
     assert verdict(replace(case, target={"y": RIGHT + np.float32(5 * size)})) == "unknown"
     assert verdict(opinions(target=alone, rounded=RIGHT)) == "target"
-    assert verdict(opinions(target=alone, rounded=alone)) == "target"  # the reference does not lose these digits
+    assert (
+        verdict(opinions(target=alone, rounded=alone)) == "target"
+    )  # the reference does not lose these digits
 
 
 @pytest.mark.parametrize("stored", [True, False])
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_dropout_draws_if_it_trains(stored: bool, trains: bool) -> None:
-    dropout, flag = "y = Dropout(x, , t)", np.array(trains)
+    dropout = "y = Dropout(x, , t)"
+    flag = np.array(trains)
     constant = f"t = Constant<value = bool {{{int(trains)}}}>() {dropout}"
     model = rows(dropout, t=flag) if stored else rows(constant)
     assert bool(drawing_nodes(model)) == trains
@@ -346,10 +394,14 @@ def test_a_dropout_draws_if_it_trains(stored: bool, trains: bool) -> None:
 
 
 def test_a_node_that_draws_is_no_bug(cli: CommandLine) -> None:
-    onnx.save(rows("r = Relu(x) drop = Dropout(r, , train) y = Tanh(drop)", train=True), "model.onnx")
+    onnx.save(
+        rows("r = Relu(x) drop = Dropout(r, , train) y = Tanh(drop)", train=True), "model.onnx"
+    )
     fault = fault_of(cli, "diagnose", Path("model.onnx"))
     result = read_json(Path("r.json"))
-    assert result["minimality"] == "1-minimal"  # of few numbers it may draw the same, so it is not shrunk
+    assert (
+        result["minimality"] == "1-minimal"
+    )  # of few numbers it may draw the same, so it is not shrunk
     assert "amplified" not in result  # its runs differ without any rounding
     assert (fault["whose"], fault["op"], fault["node"]) == ("random", "Dropout", "drop")
     assert "eval mode" in fault["sentence"]
@@ -360,17 +412,26 @@ def test_a_refused_node_that_draws_is_still_a_bug() -> None:
     noise = rows("y = RandomNormalLike(x)")
     case = replace(opinions(target=RIGHT + 1), model=noise)
     assert judged(case).whose == "random"
-    assert judged(replace(case, target="no such operator", reference={"y": RIGHT + 1})).whose == "target"
+    assert (
+        judged(replace(case, target="no such operator", reference={"y": RIGHT + 1})).whose
+        == "target"
+    )
 
 
 def amplifying(path: Path, gain: float, kind: int = TensorProto.FLOAT, length: int = 12) -> Path:
     """MatMul and Sin by turns, in a type; each layer amplifies what it reads by about the ``gain``."""
-    rng, half = np.random.default_rng(0), kind == TensorProto.FLOAT16
-    nodes, weights = [helper.make_node("Cast", ["x"], ["t0"], to=kind)], []
+    rng = np.random.default_rng(0)
+    half = kind == TensorProto.FLOAT16
+    nodes = [helper.make_node("Cast", ["x"], ["t0"], to=kind)]
+    weights = []
     for place in range(length):
         weight = rng.standard_normal((16, 16)) * gain / 4
-        weights.append(numpy_helper.from_array(weight.astype(np.float16 if half else np.float32), f"w{place}"))
-        nodes.append(helper.make_node("MatMul", [f"t{place}", f"w{place}"], [f"m{place}"], f"product{place}"))
+        weights.append(
+            numpy_helper.from_array(weight.astype(np.float16 if half else np.float32), f"w{place}")
+        )
+        nodes.append(
+            helper.make_node("MatMul", [f"t{place}", f"w{place}"], [f"m{place}"], f"product{place}")
+        )
         nodes.append(helper.make_node("Sin", [f"m{place}"], [f"t{place + 1}"], f"wave{place}"))
     nodes.append(helper.make_node("Cast", [f"t{length}"], ["y"], to=TensorProto.FLOAT))
     return save(path, nodes, weights, inputs={"x": [4, 16]}, outputs={"y": [4, 16]}, opset=17)
@@ -378,7 +439,9 @@ def amplifying(path: Path, gain: float, kind: int = TensorProto.FLOAT, length: i
 
 def said(model: Path, off: float, target: TargetSettings | None = None) -> dict[str, Any] | None:
     """Of a target that is off by so much everywhere."""
-    with Subject(ModelSettings(model), Workspace(model.parent / f"run{off}"), Console(-1)) as subject:
+    with Subject(
+        ModelSettings(model), Workspace(model.parent / f"run{off}"), Console(-1)
+    ) as subject:
         golden = dict(subject.values(subject.original, ["y"]))
         seen = compare_all(golden, {"y": golden["y"] + np.float32(off)}, ToleranceOptions())
         return rounding_alone(subject, CheckSettings(target=target or TargetSettings()), seen)
@@ -412,7 +475,9 @@ def test_where_rounding_explains_it_nothing_is_searched(cli: CommandLine) -> Non
     assert result["probes"]["run"] <= 20
 
 
-def test_the_reference_runs_here_whatever_the_places(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_runs_here_whatever_the_places(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A place may have the runtime that is wrong, or none of the reference's."""
     pytest.importorskip("openvino")
     asked: list[tuple[str, bool]] = []

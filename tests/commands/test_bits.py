@@ -41,10 +41,13 @@ def searched_in(folder: Path, **options: Any) -> bisect_trt.Result:
     return bisect_trt.precision(folder / "model.onnx", **{**given, **options})
 
 
-def planted(source: Float, path: Path, count: int, seed: int, **how: bool) -> tuple[set[str], list[Arrays]]:
+def planted(
+    source: Float, path: Path, count: int, seed: int, **how: bool
+) -> tuple[set[str], list[Arrays]]:
     """Write a spoiled model; the names of its bad scales, and samples."""
     quantize(source, path, samples=8, **how)
-    model, rng = onnx.load(path), np.random.default_rng(seed)
+    model = onnx.load(path)
+    rng = np.random.default_rng(seed)
     done = spoil(model, count, rng)
     onnx.save(model, path)
     return set(done), [source.draw(rng) for _ in range(3)]
@@ -60,7 +63,9 @@ def planted(source: Float, path: Path, count: int, seed: int, **how: bool) -> tu
         ]
     ),
 )
-def test_planted_scales_are_found_exactly(tmp_path: Path, source: Float, count: int, how: dict[str, bool]) -> None:
+def test_planted_scales_are_found_exactly(
+    tmp_path: Path, source: Float, count: int, how: dict[str, bool]
+) -> None:
     """And the model without them is like the float one, which the search has not seen."""
     path = tmp_path / "model.onnx"
     bad, samples = planted(source, path, count, seed=count, **how)
@@ -70,11 +75,18 @@ def test_planted_scales_are_found_exactly(tmp_path: Path, source: Float, count: 
     assert {entry["group"] for entry in result.extra["keep_fp32"]} == wanted
     assert {name for entry in result.extra["keep_fp32"] for name in entry["bad_scales"]} == bad
     assert result.minimality == "1-minimal"
-    left = {node.input[1] for node in onnx.load(tmp_path / "mixed.onnx").graph.node if node.op_type == "QuantizeLinear"}
+    left = {
+        node.input[1]
+        for node in onnx.load(tmp_path / "mixed.onnx").graph.node
+        if node.op_type == "QuantizeLinear"
+    }
     assert not bad & left
-    spoiled, mixed = onnx.load(path), onnx.load(tmp_path / "mixed.onnx")
+    spoiled = onnx.load(path)
+    mixed = onnx.load(tmp_path / "mixed.onnx")
     for sample in samples:
-        right, before, after = (next(iter(ort_run(each, sample).values())) for each in (source.model, spoiled, mixed))
+        right, before, after = (
+            next(iter(ort_run(each, sample).values())) for each in (source.model, spoiled, mixed)
+        )
         assert np.abs(after - right).mean() < np.abs(before - right).mean() / 2
 
 
@@ -115,7 +127,9 @@ def test_all_taken_out_is_the_float_model(tmp_path: Path) -> None:
     onnx.save(source.model, tmp_path / "float.onnx")
     model = onnx.load(path)
     stored = next(t for t in model.graph.initializer if t.name.endswith("conv2.w_scale"))
-    stored.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(stored) * np.float32(8), stored.name))
+    stored.CopyFrom(
+        numpy_helper.from_array(numpy_helper.to_array(stored) * np.float32(8), stored.name)
+    )
     onnx.save(model, path)
     result = searched_in(tmp_path, inputs=samples, reference=tmp_path / "float.onnx")
     groups = result.extra["groups"]
@@ -147,17 +161,32 @@ def layers(kind: str, bad: dict[int, float]) -> tuple[onnx.ModelProto, onnx.Mode
         if kind == "int4":  # weights alone, a scale for each block
             scale = np.abs(weight.reshape(2, 16, 32)).max(1) / 7
             steps = np.rint(weight / np.repeat(scale, 16, 0)).clip(-8, 7).astype(np.int8)
-            constant(f"q{layer}", helper.make_tensor("q", TensorProto.INT4, [32, 32], steps.flatten().tolist()))
+            constant(
+                f"q{layer}",
+                helper.make_tensor("q", TensorProto.INT4, [32, 32], steps.flatten().tolist()),
+            )
             constant(f"s{layer}", numpy_helper.from_array(scale * np.float32(worse)))
             read_as = [f"q{layer}", f"s{layer}"]
-            nodes.append(helper.make_node("DequantizeLinear", read_as, [f"d{layer}"], axis=0, block_size=16))
+            nodes.append(
+                helper.make_node("DequantizeLinear", read_as, [f"d{layer}"], axis=0, block_size=16)
+            )
         else:
             constant(f"z{layer}", helper.make_tensor("z", TensorProto.FLOAT8E4M3FN, [], [0]))
             constant(f"w{layer}", numpy_helper.from_array(weight))
-            for name, size, tensor in (("a", 3.5 * worse, read), ("b", np.abs(weight).max(), f"w{layer}")):
-                scale, zero, *named = (f"{name}{layer}s", f"z{layer}", f"{name}{layer}q", f"{name}{layer}d")
+            for name, size, tensor in (
+                ("a", 3.5 * worse, read),
+                ("b", np.abs(weight).max(), f"w{layer}"),
+            ):
+                scale, zero, *named = (
+                    f"{name}{layer}s",
+                    f"z{layer}",
+                    f"{name}{layer}q",
+                    f"{name}{layer}d",
+                )
                 constant(scale, numpy_helper.from_array(np.asarray(size / 448, np.float32)))
-                for op, source, to in zip(("Quantize", "Dequantize"), (tensor, named[0]), named, strict=True):
+                for op, source, to in zip(
+                    ("Quantize", "Dequantize"), (tensor, named[0]), named, strict=True
+                ):
                     nodes.append(helper.make_node(f"{op}Linear", [source, scale, zero], [to], to))
             read = f"a{layer}d"
         other = f"d{layer}" if kind == "int4" else f"b{layer}d"
@@ -169,7 +198,8 @@ def layers(kind: str, bad: dict[int, float]) -> tuple[onnx.ModelProto, onnx.Mode
                 some.append(helper.make_node("Tanh", [made], [f"t{layer}"], f"tanh{layer}"))
         read = plain = f"t{layer}"
     opset = 21 if kind == "int4" else 19
-    quantized, original = graph(nodes, {}, opset, (4, 32)), graph(floats, weights, opset, (4, 32))
+    quantized = graph(nodes, {}, opset, (4, 32))
+    original = graph(floats, weights, opset, (4, 32))
     quantized.ir_version = original.ir_version = 10
     return quantized, original
 
@@ -186,19 +216,27 @@ def test_other_ways_to_quantize(tmp_path: Path, kind: str, bad: dict[int, float]
     samples = [{"x": rng.standard_normal((4, 32)).astype(np.float32)} for _ in range(2)]
     reference = tmp_path / "float.onnx" if kind == "int4" else None
     result = searched_in(tmp_path, low=kind, inputs=samples, reference=reference, fresh_samples=10)
-    assert [entry["name"] for entry in result.extra["keep_fp32"]] == [f"matmul{layer}" for layer in sorted(bad)]
+    assert [entry["name"] for entry in result.extra["keep_fp32"]] == [
+        f"matmul{layer}" for layer in sorted(bad)
+    ]
     assert result.minimality == "1-minimal"
 
 
 ENDS = "(float[2, 8] x) => (float[m, n] y)"
 PAIR = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z)"
 CONSTANTS = "s = Constant <value = float {0.02}> () z = Constant <value = int8 {0}> ()"
-SCALE: Arrays = {"s": np.full((), 0.02, np.float32), "z": np.zeros((), np.int8), "w": np.ones((8, 8), np.int8)}
+SCALE: Arrays = {
+    "s": np.full((), 0.02, np.float32),
+    "z": np.zeros((), np.int8),
+    "w": np.ones((8, 8), np.int8),
+}
 FLOAT = text_model(ENDS, "y = Tanh(x)")
 OTHER = text_model(ENDS.replace("y", "other"), "other = Tanh(x)")
 PASSES = text_model(ENDS, f"{PAIR} y = Tanh(d)", SCALE)
 BACK = "y = DequantizeLinear(p, s, z)"
-INTEGER = text_model(ENDS, f"q = QuantizeLinear(x, s, z) p = QLinearMatMul(q, s, z, w, s, z, s, z) {BACK}", SCALE)
+INTEGER = text_model(
+    ENDS, f"q = QuantizeLinear(x, s, z) p = QLinearMatMul(q, s, z, w, s, z, s, z) {BACK}", SCALE
+)
 LOOKED_UP = text_model(ENDS, f"ids = Cast <to = 7> (x) p = Gather(w, ids) {BACK}", SCALE)
 JOINED = text_model(ENDS, f"q = QuantizeLinear(x, s, z) p = Concat <axis = 0> (q, w) {BACK}", SCALE)
 INSIDE = text_model(
@@ -214,14 +252,23 @@ CALLING = text_model(
     functions=f'<domain: "own", opset_import: ["" : 13, "own" : 1]> f0 (x) => (y) {{ {CONSTANTS} {PAIR} y = Tanh(d) }} '
     '<domain: "own", opset_import: ["" : 13, "own" : 1]> f1 (x) => (y) { y = own.f0(x) }',
 )
-"""Stored quantized values that are looked up by an input, or go on with others; Q/DQ in a branch, and in a function."""
+"""Stored quantized values that are looked up by an input, or go on with others; Q/DQ in a branch,
+and in a function."""
 
 
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        (FLOAT, {"low": "int8"}, "has no QuantizeLinear or DequantizeLinear node, so there is nothing to search"),
-        (INTEGER, {"low": "int8"}, "operators that compute with integers themselves (QLinearMatMul)"),
+        (
+            FLOAT,
+            {"low": "int8"},
+            "has no QuantizeLinear or DequantizeLinear node, so there is nothing to search",
+        ),
+        (
+            INTEGER,
+            {"low": "int8"},
+            "operators that compute with integers themselves (QLinearMatMul)",
+        ),
         (JOINED, {"low": "int8"}, "Concat 'p' moves it from a quantized weight"),
         (LOOKED_UP, {"low": "int8"}, "Gather 'p' moves it from a quantized weight"),
         (INSIDE, {"low": "int8"}, "If 'y' has Q/DQ nodes in its body"),
@@ -231,13 +278,23 @@ CALLING = text_model(
             "f1 'y' has Q/DQ nodes in its function, which is not searched; inline the functions",
         ),
         (PASSES, {"low": "fp8"}, "has nothing quantized for --fp8, but int8; give --int8."),
-        (PASSES, {"low": "int8", "fp16": True}, "--fp16 and --int8 are two searches for this target"),
-        (PASSES, {"low": "fp16", "reference": "float"}, "--reference is the model before quantization"),
+        (
+            PASSES,
+            {"low": "int8", "fp16": True},
+            "--fp16 and --int8 are two searches for this target",
+        ),
+        (
+            PASSES,
+            {"low": "fp16", "reference": "float"},
+            "--reference is the model before quantization",
+        ),
         (PASSES, {"low": "int8", "reference": "model"}, "model.onnx is quantized itself"),
         (PASSES, {"low": "int8", "reference": "other"}, "other.onnx has the outputs ['other']"),
     ],
 )
-def test_what_cannot_be_searched(tmp_path: Path, model: onnx.ModelProto, options: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_searched(
+    tmp_path: Path, model: onnx.ModelProto, options: dict[str, Any], message: str
+) -> None:
     for name, each in (("model", model), ("float", FLOAT), ("other", OTHER)):
         onnx.save(each, tmp_path / f"{name}.onnx")
     if "reference" in options:
@@ -256,7 +313,9 @@ def test_an_output_named_after_what_dequantizes_it(tmp_path: Path) -> None:
     result = searched_in(tmp_path, reference=tmp_path / "float.onnx", atol=1e-6)
     assert [entry["name"] for entry in result.extra["keep_fp32"]] == ["y"]
     x = np.linspace(-2, 2, 16, dtype=np.float32).reshape(2, 8)
-    assert np.allclose(ort_run(tmp_path / "mixed.onnx", {"x": x})["y_dequantized"], np.tanh(x), atol=1e-6)
+    assert np.allclose(
+        ort_run(tmp_path / "mixed.onnx", {"x": x})["y_dequantized"], np.tanh(x), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -273,10 +332,12 @@ def test_what_is_not_a_matter_of_quantization(tmp_path: Path, code: int, message
     assert message in str(result.why)
 
 
-# What a scale needs room for: what the readers of a tensor see of it, and not a mask; and where no scale has room for all.
+# What a scale needs room for: what the readers of a tensor see of it, and not a mask; and where no
+# scale has room for all.
 
 
-ROWS, WIDTH = 6, 16
+ROWS = 6
+WIDTH = 16
 
 
 def pair(tensor: str) -> str:
@@ -288,10 +349,17 @@ def searched(
     path: Path, body: str, scales: dict[str, float], last: float = 1.0, **weights: np.ndarray
 ) -> bisect_trt.Result:
     """What is found in a model of x; scales are how far values of 127 steps reach, and the last sample ``last`` times as far."""
-    given = {**weights, "z": np.zeros((), np.int8)} | {f"{name}s": room / 127 for name, room in scales.items()}
-    onnx.save(text_model(f"(float[{ROWS}, {WIDTH}] x) => (float[{ROWS}, {WIDTH}] y)", body, given), path)
+    given = {**weights, "z": np.zeros((), np.int8)} | {
+        f"{name}s": room / 127 for name, room in scales.items()
+    }
+    onnx.save(
+        text_model(f"(float[{ROWS}, {WIDTH}] x) => (float[{ROWS}, {WIDTH}] y)", body, given), path
+    )
     rng = np.random.default_rng(1)
-    samples = [{"x": (size * rng.standard_normal((ROWS, WIDTH))).astype(np.float32)} for size in (1.0, 1.0, last)]
+    samples = [
+        {"x": (size * rng.standard_normal((ROWS, WIDTH))).astype(np.float32)}
+        for size in (1.0, 1.0, last)
+    ]
     return searched_in(path.parent, inputs=samples, fresh_samples=20)
 
 
@@ -310,5 +378,8 @@ def test_what_a_reader_cuts_off_needs_no_room(tmp_path: Path, reader: str) -> No
     )  # fmt: skip
     assert [entry["bad_scales"] for entry in found.extra["keep_fp32"]] == [["xs"]]
     assert not [
-        each for group in found.extra["groups"] for each in group["tensors"] if each["bad"] and each["scale"] != "xs"
+        each
+        for group in found.extra["groups"]
+        for each in group["tensors"]
+        if each["bad"] and each["scale"] != "xs"
     ]

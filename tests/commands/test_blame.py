@@ -39,13 +39,18 @@ from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.process import Cancel
 
 GUARD = 3
-"""Probes that any proof of two nodes ends with, against checks that are flaky: a failure and both passes asked again."""
+"""Probes that any proof of two nodes ends with, against checks that are flaky: a failure and both
+passes asked again."""
 
 
 @contextmanager
-def investigating(model: Path, check: Callable[[Subject], Check], folder: Path | None = None) -> Iterator[Session]:
+def investigating(
+    model: Path, check: Callable[[Subject], Check], folder: Path | None = None
+) -> Iterator[Session]:
     console = Console(-1)
-    with Subject(ModelSettings(model), Workspace(folder or model.with_suffix(".run")), console) as subject:
+    with Subject(
+        ModelSettings(model), Workspace(folder or model.with_suffix(".run")), console
+    ) as subject:
         ledger = Ledger(subject.workspace.folder, [console])
         prober = Prober(check(subject), subject.workspace, subject.reference, ledger)
         try:
@@ -61,7 +66,8 @@ class Needs:
     Attributes:
         names: The nodes.
         held: Those that are enough held to the precision.
-        says: The message, where the model breaks; without all of them it breaks as ``otherwise`` says while it has the first.
+        says: The message, where the model breaks; without all of them it breaks as ``otherwise``
+            says while it has the first.
         otherwise: The signature of that.
     """
 
@@ -77,13 +83,23 @@ class Needs:
         has = {node.name for node in onnx.load(str(files.model)).graph.node}
         if not has.issuperset(needed):
             first = self.otherwise and needed[0] in has
-            return Outcome(Ending.BROKEN, self.otherwise, "") if first else Outcome(Ending.PASSED, "good", "")
+            return (
+                Outcome(Ending.BROKEN, self.otherwise, "")
+                if first
+                else Outcome(Ending.PASSED, "good", "")
+            )
         broken = "run: Conv node #: no kernel for tensor(int8)"
-        return Outcome(Ending.BROKEN, broken, self.says) if self.says else Outcome(Ending.FAILED, "bad", "")
+        return (
+            Outcome(Ending.BROKEN, broken, self.says)
+            if self.says
+            else Outcome(Ending.FAILED, "bad", "")
+        )
 
 
 def in_fp16(subject: Subject) -> BuiltinCheck:
-    return BuiltinCheck(subject.workers, TargetSettings(fp16=True), ToleranceOptions(precision=Precision.FP16))
+    return BuiltinCheck(
+        subject.workers, TargetSettings(fp16=True), ToleranceOptions(precision=Precision.FP16)
+    )
 
 
 def name_of(investigation: Session, node: int) -> str:
@@ -98,8 +114,12 @@ def test_what_is_wrong_by_itself_comes_first(tmp_path: Path) -> None:
         assert names[0] == "big"
         assert sorted(names) == sorted(node.name for node in subject.network.nodes)
         right = [name for name in names if name not in ("big", "small")]
-        assert right == [node.name for node in subject.network.nodes if node.name in right], "as in the graph"
-        assert set(names[:2]) <= {"big", "small", right[0]}, "what reads a number that fp16 has not is next"
+        assert right == [node.name for node in subject.network.nodes if node.name in right], (
+            "as in the graph"
+        )
+        assert set(names[:2]) <= {"big", "small", right[0]}, (
+            "what reads a number that fp16 has not is next"
+        )
 
 
 NAMED = model_of(
@@ -118,9 +138,15 @@ NAMED = model_of(
     [
         ("the ONNX parser refuses Reshape node 'resh': In node 7: UNSUPPORTED", [1]),
         ("In node 0 with name: /blocks.0/Relu and operator: Relu (parseNode): INVALID_NODE", [0]),
-        ("Non-zero status code returned while running Reshape node. Name:'resh' Status Message: no", [1]),
+        (
+            "Non-zero status code returned while running Reshape node. Name:'resh' Status Message: no",
+            [1],
+        ),
         ("Could not find an implementation for Relu(14) node with name '/blocks.0/Relu'", [0]),
-        ("Node (r_q) Op (QuantizeLinear) [TypeInferenceError] output_dtype INT8 does not match", [1]),
+        (
+            "Node (r_q) Op (QuantizeLinear) [TypeInferenceError] output_dtype INT8 does not match",
+            [1],
+        ),
         ('This is an invalid model. In Node, ("token_token_220", Cast), Error', [2]),
         ("Load model failed: type of tensor 'y' is wrong", [3]),
         ("cuInit failed with error 35", []),
@@ -140,7 +166,9 @@ def test_a_quoted_name_is_found_in_any_message(before: str, name: str, after: st
 
 
 @pytest.mark.parametrize(("needed", "probes"), [(("<5>",), 2), (("<4>", "<5>"), 4)])
-def test_the_node_that_a_refusal_names_is_tried_first(needed: tuple[str, ...], probes: int, tmp_path: Path) -> None:
+def test_the_node_that_a_refusal_names_is_tried_first(
+    needed: tuple[str, ...], probes: int, tmp_path: Path
+) -> None:
     check = Needs(needed, says="the parser refuses Add node '<5>': In node 5")
     with investigating(chain(tmp_path / "m.onnx", 12), lambda _: check) as investigation:
         investigation.prober.probe_original(investigation.subject.original)
@@ -154,11 +182,17 @@ def test_the_node_that_a_refusal_names_is_tried_first(needed: tuple[str, ...], p
         assert len(investigation.prober.ledger.records) <= probes + GUARD
 
 
-@pytest.mark.parametrize("otherwise", ["run: Relu node #: no kernel for tensor(float)", "run: the shapes do not fit"])
-def test_a_part_that_breaks_in_another_way_leaves_the_answer_unproven(tmp_path: Path, otherwise: str) -> None:
+@pytest.mark.parametrize(
+    "otherwise", ["run: Relu node #: no kernel for tensor(float)", "run: the shapes do not fit"]
+)
+def test_a_part_that_breaks_in_another_way_leaves_the_answer_unproven(
+    tmp_path: Path, otherwise: str
+) -> None:
     check = Needs(("<3>", "<7>"), says="no kernel", otherwise=otherwise)
     with investigating(chain(tmp_path / "m.onnx", 12), lambda _: check) as session:
-        reduce_model(session, Reduce(tmp_path / "model.onnx", tmp_path / "out.onnx"), Search(shrink=False))
+        reduce_model(
+            session, Reduce(tmp_path / "model.onnx", tmp_path / "out.onnx"), Search(shrink=False)
+        )
     assert sorted(culprit["name"] for culprit in session.result.culprits) == ["<3>", "<7>"]
     assert session.result.minimality == "unproven"
 
@@ -179,11 +213,15 @@ for weight in model.graph.initializer:
         weight.CopyFrom(numpy_helper.from_array(2 * numpy_helper.to_array(weight), "large"))
 onnx.save(model, sys.argv[2])
 """
-"""Divides where the model multiplies by the reciprocal, which is off by a rounding, and doubles a weight, which is wrong."""
+"""Divides where the model multiplies by the reciprocal, which is off by a rounding, and doubles a
+weight, which is wrong."""
 
 
 def tied_and_wrong(path: Path) -> Path:
-    """First a comparison of a product with its own value, which the tool's division turns: a tie. Then a wrong weight."""
+    """First a comparison of a product with its own value, which the tool's division turns: a tie.
+
+    Then a wrong weight.
+    """
     value = np.linspace(1, 2, 64, dtype=np.float32)
     third = np.float32(1 / 3)
     np.savez(path.with_suffix(".npz"), x=value)
@@ -197,7 +235,18 @@ def test_where_nobody_is_wrong_nothing_is_searched_further(cli: CommandLine) -> 
     model = tied_and_wrong(Path("model.onnx"))
     Path("tool.py").write_text(TOOL)
     through = f"{sys.executable} tool.py {{model}} {{out}}"
-    words = ("diagnose", model, "--through", through, "--load-inputs", "model.npz", "--json", "r.json", "-o", "out")
+    words = (
+        "diagnose",
+        model,
+        "--through",
+        through,
+        "--load-inputs",
+        "model.npz",
+        "--json",
+        "r.json",
+        "-o",
+        "out",
+    )
     result = cli(*words).ended(0).result
     assert (result["fault"]["whose"], result["more_failures"]) == ("tie", True)
     assert (result["cause"], result["workarounds"]) == ([], [])
@@ -207,7 +256,8 @@ def test_where_nobody_is_wrong_nothing_is_searched_further(cli: CommandLine) -> 
     assert "target" in [each["fault"]["whose"] for each in result["failures"][1:]]
 
 
-# A failure that rebuilding the model takes away is said to be that, and never searched for to the end.
+# A failure that rebuilding the model takes away is said to be that, and never searched for to the
+# end.
 
 
 LENGTH = 40
@@ -226,7 +276,9 @@ def test_a_failure_that_is_lost_at_once_is_not_searched_for(
     whole = f'[ "$(grep -oaE "<[0-9]+>" "$1" | wc -l)" -ge {LENGTH} ]'
     script(here / "check", f'grep -qa poison "$1" && exit 1\n{whole} && exit 0\nexit {otherwise}')
     line = ["reduce", "model.onnx", "-o", "out.onnx", "--workers", workers, "--json", "r.json"]
-    result = cli(*line, "--check", "./check", "{model}").refused("BT3003", "so it cannot be cut").result
+    result = (
+        cli(*line, "--check", "./check", "{model}").refused("BT3003", "so it cannot be cut").result
+    )
     assert result["status"] == "inconclusive"
     assert result["probes"]["run"] <= 2 + LENGTH.bit_length() + 1
     assert not Path("out.onnx").exists()

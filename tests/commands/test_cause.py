@@ -32,7 +32,8 @@ from bisect_trt.tensors.tolerance import Tolerance
 
 _BY_NAME = {pattern.name: pattern for pattern in PLANTED}
 BOTH = {"Identity, Div, Mul": "EliminateIdentity", "Dropout, Div, Mul": "EliminateDropout"}
-"""Patterns that every release of ONNX Runtime here is wrong about, with the one of two passes that is theirs alone."""
+"""Patterns that every release of ONNX Runtime here is wrong about, with the one of two passes that
+is theirs alone."""
 
 
 def planted(pattern: Pattern, folder: Path) -> Path:
@@ -42,7 +43,9 @@ def planted(pattern: Pattern, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", rest_slow(BOTH))
-def test_either_of_two_passes_is_named_among_dozens_in_twelve_probes(name: str, tmp_path: Path) -> None:
+def test_either_of_two_passes_is_named_among_dozens_in_twelve_probes(
+    name: str, tmp_path: Path
+) -> None:
     model = planted(_BY_NAME[name], tmp_path)
     result = bisect_trt.cause(model, run=tmp_path / "run", workers=1)
     assert sorted(result.cause) == sorted([[f"optimizer:{BOTH[name]}"], ["optimizer:DivMulFusion"]])
@@ -50,7 +53,14 @@ def test_either_of_two_passes_is_named_among_dozens_in_twelve_probes(name: str, 
     assert result.probes["run"] <= 12
     detail = result.extra["cause_detail"]
     assert detail["complete"]
-    words = [sys.executable, "-m", "bisect_trt", "run", str(model), *detail["alternatives"][0]["options"]]
+    words = [
+        sys.executable,
+        "-m",
+        "bisect_trt",
+        "run",
+        str(model),
+        *detail["alternatives"][0]["options"],
+    ]
     assert subprocess.run(words, cwd=tmp_path, capture_output=True, check=False).returncode == 0
 
 
@@ -67,11 +77,15 @@ def test_a_diagnosis_names_it_in_its_report_and_in_the_bug_report(tmp_path: Path
 
 def two_bugs(path: Path) -> Path:
     """A pattern behind another one; a pass that each has alone, and one that they share, make what is wrong."""
-    sketch, tensor, shape = Sketch(""), "x", (2, 8)
+    sketch = Sketch("")
+    tensor = "x"
+    shape = (2, 8)
     for name in ("Identity, Div, Mul", "Dropout, Div, Mul"):
         tensor, _ = _BY_NAME[name].plant(sketch, sketch.add("Tanh", tensor), shape)
     tensor = sketch.add("Tanh", tensor)
-    return save(path, sketch.nodes, sketch.weights, inputs={"x": shape}, outputs={tensor: shape}, opset=17)
+    return save(
+        path, sketch.nodes, sketch.weights, inputs={"x": shape}, outputs={tensor: shape}, opset=17
+    )
 
 
 def test_what_one_failure_needs_and_the_whole_model_needs_more_of_is_found(
@@ -81,20 +95,30 @@ def test_what_one_failure_needs_and_the_whole_model_needs_more_of_is_found(
     switches = OnnxRuntimeTarget.switches
 
     def without_the_shared_one(*args: Any) -> Any:
-        return [each for each in switches(*args) if each.name != "optimizer:DivMulFusion" and each.kind == "optimizer"]
+        return [
+            each
+            for each in switches(*args)
+            if each.name != "optimizer:DivMulFusion" and each.kind == "optimizer"
+        ]
 
     monkeypatch.setattr(OnnxRuntimeTarget, "switches", without_the_shared_one)
     model = two_bugs(tmp_path / "model.onnx")
     alone = bisect_trt.cause(model, run=tmp_path / "cause").cause
-    assert [set(each) for each in alone] == [{"optimizer:EliminateDropout", "optimizer:EliminateIdentity"}]
+    assert [set(each) for each in alone] == [
+        {"optimizer:EliminateDropout", "optimizer:EliminateIdentity"}
+    ]
     result = bisect_trt.diagnose(model, output=tmp_path / "out", run=tmp_path / "run")
     assert len(result.culprits) < len(onnx.load(model).graph.node)
     assert result.cause == alone
     assert [entry["whole"] for entry in result.extra["cause_detail"]["alternatives"]] == [True]
 
 
-def test_a_target_without_switches_is_said_to_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OnnxRuntimeTarget, "switches", Target.switches)  # as of a target that says nothing of its own
+def test_a_target_without_switches_is_said_to_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        OnnxRuntimeTarget, "switches", Target.switches
+    )  # as of a target that says nothing of its own
     model = planted(_BY_NAME["Identity, Div, Mul"], tmp_path)
     with pytest.raises(UsageError, match="ONNX Runtime has no switches with these settings"):
         bisect_trt.cause(model, run=tmp_path / "run")
@@ -118,7 +142,9 @@ def ways_of(cli: CommandLine, *argv: str | Path) -> tuple[dict[str, Any], str]:
     return result, ran.out
 
 
-@pytest.mark.parametrize("name", rest_slow(["Cast, Div, Mul", "Identity, Div, Mul", "Dropout, Div, Mul"]))
+@pytest.mark.parametrize(
+    "name", rest_slow(["Cast, Div, Mul", "Identity, Div, Mul", "Dropout, Div, Mul"])
+)
 def test_a_refused_network_runs_when_it_is_patched(cli: CommandLine, name: str) -> None:
     """ONNX Runtime drops a node that another one still reads, in all its releases."""
     pattern = next(each for each in PLANTED if each.name == name)
@@ -148,7 +174,10 @@ SQUARES = """h = Mul(x, big) square = Mul(h, h) v = ReduceMean<axes = [-1], keep
 
 def test_squares_past_fp16_are_scaled_everywhere(cli: CommandLine) -> None:
     """The first is the culprit; the second would fail next. No node stays in fp32."""
-    onnx.save(text_model("(float[2, 3] x) => (float[2, 3] y)", SQUARES, {"big": 900.0, "two": 2.0}), "model.onnx")
+    onnx.save(
+        text_model("(float[2, 3] x) => (float[2, 3] y)", SQUARES, {"big": 900.0, "two": 2.0}),
+        "model.onnx",
+    )
     result, said = ways_of(cli, "diagnose", "model.onnx", "--onnxrt", "--fp16", "-o", "out")
     by_kind = {way["kind"]: way for way in result["workarounds"]}
     assert by_kind["barrier"]["passes"] is None
@@ -205,13 +234,20 @@ def test_a_script_that_does_not_show_the_failure_proves_nothing(
     shadow = Path("shadow")
     shadow.mkdir()
     python = shadow / "python"
-    script(python, f'case "$1" in *reproduce.py) echo other; exit 0;; *) exec {sys.executable} "$@";; esac')
+    script(
+        python,
+        f'case "$1" in *reproduce.py) echo other; exit 0;; *) exec {sys.executable} "$@";; esac',
+    )
     monkeypatch.setattr(sys, "executable", str(python.absolute()))
-    ran = cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out").ended(3)
+    ran = cli("diagnose", overflowing(Path("model.onnx")), "--onnxrt", "--fp16", "-o", "out").ended(
+        3
+    )
     assert "reproduce.py ends with status 0: other" in ran.out
     assert "Run here, it does not show the failure" in Path("out/ISSUE.md").read_text()
 
 
-@pytest.mark.parametrize(("tried", "words"), [(82, "82 switches"), (18, "18 switches that were tried (of 82)")])
+@pytest.mark.parametrize(
+    ("tried", "words"), [(82, "82 switches"), (18, "18 switches that were tried (of 82)")]
+)
 def test_only_what_was_tried_is_said_to_fail(tried: int, words: str) -> None:
     assert tried_of({"switches": 82, "tried": tried}) == words

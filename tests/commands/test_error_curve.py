@@ -21,7 +21,9 @@ SERIES = st.lists(st.floats(0) | st.just(math.nan), max_size=300)
 
 @given(SERIES, st.integers(4, 60), st.data())
 def test_few_points_keep_the_extremes(values: list[float], most: int, data: st.DataObject) -> None:
-    keep = data.draw(st.lists(st.integers(0, max(len(values) - 1, 0)), max_size=1)) if values else []
+    keep = (
+        data.draw(st.lists(st.integers(0, max(len(values) - 1, 0)), max_size=1)) if values else []
+    )
     places = downsample(values, most, keep)
     assert len(places) <= max(most, 1)
     assert places == sorted(set(places))
@@ -33,10 +35,14 @@ def test_few_points_keep_the_extremes(values: list[float], most: int, data: st.D
     assert max(heights[place] for place in places) == max(heights)
     assert min(heights[place] for place in places) == min(heights)
     widest = max(after - before for before, after in pairwise(places))
-    assert widest <= 2 * math.ceil(2 * len(values) / (most - len(keep) - 1))  # none of the series is passed over
+    assert widest <= 2 * math.ceil(
+        2 * len(values) / (most - len(keep) - 1)
+    )  # none of the series is passed over
 
 
-FLOATS = st.floats(-(2.0**100), 2.0**100, width=32) | st.sampled_from([0.0, math.inf, -math.inf, math.nan])
+FLOATS = st.floats(-(2.0**100), 2.0**100, width=32) | st.sampled_from(
+    [0.0, math.inf, -math.inf, math.nan]
+)
 
 
 @given(
@@ -59,14 +65,19 @@ def test_a_ratio_over_1_is_what_does_not_pass(
 def test_other_mismatches_are_beyond_any_tolerance() -> None:
     one = np.ones(3, np.float32)
     for target in (None, np.ones(4, np.float32), np.array([1, np.nan, 1], np.float32)):
-        assert tolerance_ratio(compared("t", one, target, Tolerance(1.0, 1.0)).to_json()) == math.inf
+        assert (
+            tolerance_ratio(compared("t", one, target, Tolerance(1.0, 1.0)).to_json()) == math.inf
+        )
 
 
 def test_the_first_wrong_tensor_is_always_drawn() -> None:
-    one, off = np.ones(1, np.float32), np.full(1, 1.1, np.float32)
+    one = np.ones(1, np.float32)
+    off = np.full(1, 1.1, np.float32)
     tolerance = Tolerance(1e-3, 1e-3)
     right, wrong = (compared("t", one, value, tolerance).to_json() for value in (one, off))
-    tensors = [{**(wrong if place in range(777, 900) else right), "op": "Add"} for place in range(5000)]
+    tensors = [
+        {**(wrong if place in range(777, 900) else right), "op": "Add"} for place in range(5000)
+    ]
     curve = error_curve(tensors, 100)
     assert (curve["total"], len(curve["points"]) <= 100) == (5000, True)
     drawn = {point["place"]: point for point in curve["points"]}

@@ -14,7 +14,9 @@ from building import text_model
 from conftest import CommandLine
 
 pytestmark = pytest.mark.any_version
-WRONG_SHAPE = "node.op_type = 'Transpose'; node.attribute.append(onnx.helper.make_attribute('perm', [1, 0]))"
+WRONG_SHAPE = (
+    "node.op_type = 'Transpose'; node.attribute.append(onnx.helper.make_attribute('perm', [1, 0]))"
+)
 WRONG_INDEX = "node.op_type = 'Mul'"
 
 
@@ -51,11 +53,24 @@ def test_wrong_values_are_named_and_not_the_refusal_that_comes_of_them(
 ) -> None:
     model = make()
     onnx.save(model, here / "m.onnx")
-    np.savez("in.npz", x=np.ones((4, 3) if make is indices else (2, 3), np.float32), i=np.array([1, 2]))
+    np.savez(
+        "in.npz", x=np.ones((4, 3) if make is indices else (2, 3), np.float32), i=np.array([1, 2])
+    )
     if make is shapes:
         np.savez("in.npz", x=np.arange(6, dtype=np.float32).reshape(2, 3))
     output = {"reduce": "r.onnx", "diagnose": "d"}[command]
-    words = [command, "m.onnx", "--load-inputs", "in.npz", "--through", tool(change), "-o", output, "--json", "r.json"]
+    words = [
+        command,
+        "m.onnx",
+        "--load-inputs",
+        "in.npz",
+        "--through",
+        tool(change),
+        "-o",
+        output,
+        "--json",
+        "r.json",
+    ]
     result = cli(*words).ended(0).result
     assert [each["outputs"] for each in result["culprits"]] == [["bad"]]
     assert result["minimality"] == "1-minimal"

@@ -38,7 +38,9 @@ def make_net() -> Any:
     class Block(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norm, self.fc, self.drop = Norm(), torch.nn.Linear(8, 8), torch.nn.Dropout(0.5)
+            self.norm = Norm()
+            self.fc = torch.nn.Linear(8, 8)
+            self.drop = torch.nn.Dropout(0.5)
 
         def forward(self, x: Any) -> Any:
             return self.drop(self.fc(self.norm(x)))
@@ -58,16 +60,21 @@ def make_net() -> Any:
 
 
 def line_of(words: str) -> int:
-    return next(n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if words in line)
+    return next(
+        n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if words in line
+    )
 
 
 @needs_torch
 def test_the_module_of_the_culprit_is_named(here: Path) -> None:
     import torch
 
-    net, image = make_net(), torch.full((2, 8), 600.0)
+    net = make_net()
+    image = torch.full((2, 8), 600.0)
     modes = [module.training for module in net.modules()]
-    result = bisect_trt.diagnose(net, (image, torch.ones(1)), target="onnxrt", fp16=True, shrink=False)
+    result = bisect_trt.diagnose(
+        net, (image, torch.ones(1)), target="onnxrt", fp16=True, shrink=False
+    )
     assert result.status == "found"
     (culprit,) = result.culprits
     module = culprit["module"]
@@ -77,19 +84,31 @@ def test_the_module_of_the_culprit_is_named(here: Path) -> None:
     export_said = result.extra["export"]
     assert export_said["by"] == "dynamo"
     assert export_said["torch"] == torch.__version__
-    assert [module.training for module in net.modules()] == modes  # and no dropout was exported, or it would be random
+    assert [
+        module.training for module in net.modules()
+    ] == modes  # and no dropout was exported, or it would be random
 
 
 @needs_torch
 def test_inputs_of_a_module(here: Path) -> None:
     import torch
 
-    net, image = make_net(), np.full((2, 8), 3, np.float32)
-    for inputs in (image, (image,), {"image": torch.from_numpy(image)}, [(image,), {"image": image}]):
+    net = make_net()
+    image = np.full((2, 8), 3, np.float32)
+    for inputs in (
+        image,
+        (image,),
+        {"image": torch.from_numpy(image)},
+        [(image,), {"image": image}],
+    ):
         assert bisect_trt.compare(net, inputs).status == "found"
     np.savez(here / "values.npz", image=image)
     assert bisect_trt.compare(net, inputs=here / "values.npz").status == "found"
-    for wrong, words in ((None, "at least one sample"), ({"y": image}, "forward; give"), ([], "at least one sample")):
+    for wrong, words in (
+        (None, "at least one sample"),
+        ({"y": image}, "forward; give"),
+        ([], "at least one sample"),
+    ):
         with pytest.raises(bisect_trt.UsageError, match=words):
             bisect_trt.compare(net, inputs=wrong)
 

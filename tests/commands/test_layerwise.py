@@ -63,7 +63,9 @@ def mixed(tmp_path: Path) -> Path:
     model = onnx.load(str(path))
     more = "larger = Greater(a2_out, one) whole = Cast<to = 6>(larger) second = Cast<to = 1>(whole)"
     model.graph.node.extend(text_model("() => ()", more).graph.node)
-    model.graph.output.append(helper.make_tensor_value_info("second", onnx.TensorProto.FLOAT, [2, 3]))
+    model.graph.output.append(
+        helper.make_tensor_value_info("second", onnx.TensorProto.FLOAT, [2, 3])
+    )
     onnx.save(model, str(path))
     return path
 
@@ -100,7 +102,9 @@ def test_groups_that_hide_it_say_nothing_of_it(tmp_path: Path) -> None:
         if outputs.isdisjoint(inner):
             return reply
         assert isinstance(reply, Compared)
-        right = (replace(each, passed=True, kind=ComparisonKind.MATCH) for each in reply.comparisons)
+        right = (
+            replace(each, passed=True, kind=ComparisonKind.MATCH) for each in reply.comparisons
+        )
         return replace(reply, comparisons=tuple(right))
 
     with looking(model, target, fp16=True) as look:
@@ -120,7 +124,10 @@ def test_an_origin_has_no_wrong_ancestor(wrong: list[bool]) -> None:
     body = " ".join(f"{name} = Relu({read[place]})" for place, name in enumerate(names))
     network = Network(text_model(f"(float[2] x) => (float[2] {names[-1]})", body))
     kinds = {True: ComparisonKind.MISMATCH, False: ComparisonKind.MATCH}
-    seen = {name: TensorComparison(name, not bad, kinds[bad]) for name, bad in zip(names, wrong, strict=True)}
+    seen = {
+        name: TensorComparison(name, not bad, kinds[bad])
+        for name, bad in zip(names, wrong, strict=True)
+    }
     assert find_origins(network, seen) == ([wrong.index(True)] if any(wrong) else [])
 
 
@@ -139,7 +146,9 @@ def off_by(name: str, error: float) -> Target:
         (maker,) = (node for node in model.graph.node if name in node.output)
         place = list(model.graph.node).index(maker)
         maker.output[0] = f"{name}/right"
-        model.graph.node.insert(place + 1, helper.make_node("Add", [f"{name}/right", f"{name}/error"], [name]))
+        model.graph.node.insert(
+            place + 1, helper.make_node("Add", [f"{name}/right", f"{name}/error"], [name])
+        )
         errors = np.zeros((1, 2, 4, 4), np.float32)
         errors.flat[0] = error
         model.graph.initializer.append(numpy_helper.from_array(errors, f"{name}/error"))
@@ -151,10 +160,13 @@ def off_by(name: str, error: float) -> Target:
 
 
 @pytest.mark.parametrize(
-    ("constant", "fp16"), [(-1e4, False), (-1e4, True), (-65504.0, False), (float(np.finfo(np.float32).min), False)]
+    ("constant", "fp16"),
+    [(-1e4, False), (-1e4, True), (-65504.0, False), (float(np.finfo(np.float32).min), False)],
 )
 @pytest.mark.parametrize("masking", MASKED)
-def test_a_mask_hides_no_wrong_tensor(masking: str, constant: float, fp16: bool, tmp_path: Path) -> None:
+def test_a_mask_hides_no_wrong_tensor(
+    masking: str, constant: float, fp16: bool, tmp_path: Path
+) -> None:
     padding = np.triu(np.ones((4, 4), bool), 1)
     mask = np.where(padding, np.float32(constant), np.float32(0))
     weights = {"one": np.float32(1), "constant": np.float32(constant), "ones": (~padding).astype(np.float32),
@@ -168,7 +180,9 @@ def test_a_mask_hides_no_wrong_tensor(masking: str, constant: float, fp16: bool,
 
 
 def test_the_first_line_says_whether_the_outputs_match(cli: CommandLine, here: Path) -> None:
-    ran = cli("layerwise", overflowing(here / "model.onnx"), "--onnxrt", "--fp16", "--json", "r.json")
+    ran = cli(
+        "layerwise", overflowing(here / "model.onnx"), "--onnxrt", "--fp16", "--json", "r.json"
+    )
     assert ran.result["own_outputs"]["match"] is False
     first, text = summary(ran.result)[0]
     assert (first, text.startswith("the model's own outputs: ")) == ("Fails", True)
@@ -265,7 +279,9 @@ def test_with_builds_enough_only_what_breaks_them_is_not_seen(breaking: frozense
 
 
 @given(some.filter(bool), some)
-def test_what_targets_like_least_is_left_out_first(fragile: frozenset[str], breaking: frozenset[str]) -> None:
+def test_what_targets_like_least_is_left_out_first(
+    fragile: frozenset[str], breaking: frozenset[str]
+) -> None:
     target = Refusing(fragile)
     found = gather(NAMES, fragile | breaking, target)
     assert found.builds == 2

@@ -29,7 +29,9 @@ def test_a_check_that_fails_whatever_it_gets_proves_nothing(
     model = chain(here / "m.onnx", 5)
     check = script(Path("check"), UNABLE[how])
     output = {"reduce": "r.onnx", "samples": "s.npz"}[command]
-    ran = cli(command, model, "-o", output, "--json", "r.json", "--check", f"./{check}", "{model}").ended(3)
+    ran = cli(
+        command, model, "-o", output, "--json", "r.json", "--check", f"./{check}", "{model}"
+    ).ended(3)
     assert ran.result["minimality"] == "unproven"
     assert "Identity" in ran.result["why"]
 
@@ -50,7 +52,17 @@ def test_a_program_that_cannot_be_run_ends_the_search(
 def test_a_program_that_cannot_be_run_may_be_the_failure(cli: CommandLine, here: Path) -> None:
     model = chain(here / "m.onnx", 5)
     check = script(Path("check"), f"{has('<2>')} && exit 127; exit 0")
-    words = ["reduce", model, "-o", "r.onnx", "--fail-code", "127", "--check", f"./{check}", "{model}"]
+    words = [
+        "reduce",
+        model,
+        "-o",
+        "r.onnx",
+        "--fail-code",
+        "127",
+        "--check",
+        f"./{check}",
+        "{model}",
+    ]
     assert "1-minimal" in cli(*words).ended(0).out
 
 
@@ -65,12 +77,18 @@ def test_identity_nodes_pass_where_every_part_of_the_model_fails(here: Path, len
 
 def test_a_check_that_fails_now_and_then_whatever_it_gets_is_not_believed(here: Path) -> None:
     """At the rate that deceives most, one in forty is: r^3 (1 - r)^3, of the answer, read back, and of what must pass."""
-    model, proven = chain(here / "m.onnx", 12), 0
+    model = chain(here / "m.onnx", 12)
+    proven = 0
     for seed in range(60):
         luck = random.Random(seed)
         try:
             run = here / f"run{seed}"
-            result = bisect_trt.reduce(model, lambda _: luck.random() < 0.5, output=here / f"{seed}.onnx", run=run)  # noqa: B023
+            result = bisect_trt.reduce(
+                model,
+                lambda _, luck=luck: luck.random() < 0.5,
+                output=here / f"{seed}.onnx",
+                run=run,
+            )
         except bisect_trt.BisectError:
             continue
         proven += result.minimality == "1-minimal"
@@ -78,7 +96,9 @@ def test_a_check_that_fails_now_and_then_whatever_it_gets_is_not_believed(here: 
 
 
 @pytest.mark.parametrize("command", ["diagnose", "reduce", "workaround"])
-def test_a_runtime_that_refuses_every_such_model_blames_no_node(cli: CommandLine, here: Path, command: str) -> None:
+def test_a_runtime_that_refuses_every_such_model_blames_no_node(
+    cli: CommandLine, here: Path, command: str
+) -> None:
     model = model_of(overflowing_line(), OVERFLOWS)
     model.ir_version = 99
     onnx.save(model, here / "m.onnx")

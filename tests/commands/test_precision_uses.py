@@ -1,4 +1,7 @@
-"""Only what was seen to pass is recommended. TensorRT is stood in for by what it does with types; tests/gpu has the real one."""
+"""Only what was seen to pass is recommended.
+
+TensorRT is stood in for by what it does with types; tests/gpu has the real one.
+"""
 
 from __future__ import annotations
 
@@ -75,11 +78,15 @@ class TensorRt:
         else:
             model = onnx.load(str(request.model))
             typed = any(node.op_type == "Cast" for node in model.graph.node)
-            right = (typed and self.heeds_casts) or not settings.fp16 or set(settings.keep) >= NEEDED
+            right = (
+                (typed and self.heeds_casts) or not settings.fp16 or set(settings.keep) >= NEEDED
+            )
             if own.save_engine:
                 Path(own.save_engine).write_text(json.dumps(right))
         golden = load_npz(request.samples[0].golden)
-        made = {name: value if right else np.full_like(value, np.inf) for name, value in golden.items()}
+        made = {
+            name: value if right else np.full_like(value, np.inf) for name, value in golden.items()
+        }
         latency = 1.0 + len(settings.keep)
         return Compared(tuple(compare_all(golden, made, request.tolerance)), latency_ms=latency)
 
@@ -95,7 +102,14 @@ def searching(target: TensorRt, folder: Path, most: int | None = None) -> Iterat
         check = built_in_check(CheckSettings(target=FP16, by_layer=True), subject, "fp16")
         prober = make_prober(check, Search(workers=1, max_probes=most), subject, console)
         try:
-            yield Task(subject, console, Result("precision"), prober, make_nodes(subject, settings), settings)
+            yield Task(
+                subject,
+                console,
+                Result("precision"),
+                prober,
+                make_nodes(subject, settings),
+                settings,
+            )
         finally:
             prober.ledger.close()
 
@@ -110,7 +124,8 @@ def test_the_model_is_recommended_only_as_it_passes(
         result = task.result
         assert {node["name"] for node in result.extra["keep_fp32"]} == {"big", "small"}
     said = " ".join(capsys.readouterr().out.split())
-    mixed, engine = tmp_path / "mixed.onnx", tmp_path / "mixed.engine"
+    mixed = tmp_path / "mixed.onnx"
+    engine = tmp_path / "mixed.engine"
     seen = [(Path(use["what"]).name, use["passed"]) for use in result.extra["uses"]]
     models = [("mixed.onnx", heeds_casts), *([("mixed.onnx", True)] if strong else [])]
     assert seen == [*models, ("mixed.engine", True)]
@@ -131,7 +146,8 @@ def test_a_diagnosis_recommends_only_what_passes_too(
         find_fix(found, check, Search(workers=1), task.subject.original, tmp_path)
         engine = tmp_path / "mixed.engine"
         assert recommended(task.result) == (str(engine) if loads else None)
-        # Engines that do not load fail on all fresh samples too, for which the set then grows in vain.
+        # Engines that do not load fail on all fresh samples too, for which the set then grows in
+        # vain.
         assert len(task.result.extra["keep_fp32"]) == (2 if loads else 3)
     said = " ".join(capsys.readouterr().out.split())
     assert ("nodes in fp32 nothing that was written passes." in said) is not loads
@@ -151,5 +167,7 @@ def test_the_search_for_a_fix_leaves_the_answer_of_the_diagnosis(tmp_path: Path,
     with searching(TensorRt(), tmp_path, most) as task:
         task.prober.probe_original(task.subject.original)
         found = Session(task.subject, task.console, Result("diagnose", **answer), task.prober)
-        find_fix(found, CheckSettings(target=FP16), Search(workers=1), task.subject.original, tmp_path)
+        find_fix(
+            found, CheckSettings(target=FP16), Search(workers=1), task.subject.original, tmp_path
+        )
         assert {name: getattr(found.result, name) for name in answer} == answer

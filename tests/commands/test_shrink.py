@@ -18,7 +18,15 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from support import arrays, examples, model_of, node_names
 
 import bisect_trt
-from bisect_trt.commands.shapes import Piece, axes_by_size, cut_axes, free, free_symbols, is_sound, keep_outputs
+from bisect_trt.commands.shapes import (
+    Piece,
+    axes_by_size,
+    cut_axes,
+    free,
+    free_symbols,
+    is_sound,
+    keep_outputs,
+)
 from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.workspace import Workspace
@@ -31,7 +39,9 @@ CHANNELS = 32
 
 
 def on_channels(nodes: list[NodeProto], weights: dict[str, NDArray[Any]]) -> ModelProto:
-    made = model_of(nodes, weights, inputs={"x": [1, CHANNELS, 6, 6]}, outputs={"y": None}, opset=17)
+    made = model_of(
+        nodes, weights, inputs={"x": [1, CHANNELS, 6, 6]}, outputs={"y": None}, opset=17
+    )
     inferred = onnx.shape_inference.infer_shapes(made)
     del inferred.graph.value_info[:]
     return inferred
@@ -59,7 +69,8 @@ def quantized_conv(element: type = np.int8) -> ModelProto:
 def plain_conv(op: str = "Conv", group: int = 1) -> ModelProto:
     shape = (CHANNELS, CHANNELS // group, 3, 3)
     return on_channels(
-        [node(op, ["x", "w", "b"], ["y"], name="conv", group=group)], {"w": floats(*shape), "b": floats(CHANNELS)}
+        [node(op, ["x", "w", "b"], ["y"], name="conv", group=group)],
+        {"w": floats(*shape), "b": floats(CHANNELS)},
     )
 
 
@@ -80,7 +91,12 @@ def integer_conv() -> ModelProto:
     }
     nodes = [
         node("QuantizeLinear", ["x", "one", "none"], ["xq"], name="quantize"),
-        node("QLinearConv", ["xq", "one", "none", "w", "ws", "wz", "one", "none", "b"], ["yq"], name="conv"),
+        node(
+            "QLinearConv",
+            ["xq", "one", "none", "w", "ws", "wz", "one", "none", "b"],
+            ["yq"],
+            name="conv",
+        ),
         node("DequantizeLinear", ["yq", "one", "none"], ["y"], name="dequantize"),
     ]
     return on_channels(nodes, weights)
@@ -99,12 +115,16 @@ MODELS: dict[str, Callable[[], ModelProto]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["int8 weights", "grouped convolution", "batch norm", "integer convolution"])
+@pytest.mark.parametrize(
+    "name", ["int8 weights", "grouped convolution", "batch norm", "integer convolution"]
+)
 def test_what_is_left_is_sound(name: str, here: Path) -> None:
     model = here / "model.onnx"
     onnx.save(MODELS[name](), str(model))
     last = node_names(model)[-1]
-    result = bisect_trt.reduce(model, lambda path: last in node_names(path), output="out.onnx", run="run")
+    result = bisect_trt.reduce(
+        model, lambda path: last in node_names(path), output="out.onnx", run="run"
+    )
     assert result.status == "found"
     left = onnx.load("out.onnx")
     assert is_sound(left)
@@ -119,7 +139,9 @@ def test_a_parameter_of_another_length_is_seen(name: str, data: st.DataObject) -
     """Each parameter of one axis, made shorter: the checker takes most of them."""
     model = MODELS[name]()
     assert is_sound(model)
-    tensor = data.draw(st.sampled_from([t for t in model.graph.initializer if list(t.dims) == [CHANNELS]]))
+    tensor = data.draw(
+        st.sampled_from([t for t in model.graph.initializer if list(t.dims) == [CHANNELS]])
+    )
     length = data.draw(st.integers(2, CHANNELS - 1))
     tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor)[:length], tensor.name))
     assert not is_sound(model)
@@ -136,7 +158,11 @@ def test_the_axes_of_quantized_weights_are_cut_with_the_others(element: type) ->
 
 
 def test_fewer_outputs_need_fewer_inputs_and_weights() -> None:
-    nodes = [node("Mul", ["x", "a"], ["left"]), node("Add", ["z", "b"], ["y"]), node("Neg", ["left"], ["right"])]
+    nodes = [
+        node("Mul", ["x", "a"], ["left"]),
+        node("Add", ["z", "b"], ["y"]),
+        node("Neg", ["left"], ["right"]),
+    ]
     model = on_channels(nodes, {"a": floats(1), "b": floats(1)})
     model.graph.input.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [1]))
     model.graph.output.append(helper.make_tensor_value_info("left", TensorProto.FLOAT, None))
@@ -151,7 +177,12 @@ SIZE = 16
 
 def square(path: Path, op: str, weight: np.ndarray) -> Path:
     """One node on a square input and a square weight."""
-    return save_text(path, f"(float[{SIZE}, {SIZE}] x) => (float[{SIZE}, {SIZE}] y)", f"y = {op}(x, w)", {"w": weight})
+    return save_text(
+        path,
+        f"(float[{SIZE}, {SIZE}] x) => (float[{SIZE}, {SIZE}] y)",
+        f"y = {op}(x, w)",
+        {"w": weight},
+    )
 
 
 def lonely() -> np.ndarray:
@@ -164,7 +195,8 @@ def lonely() -> np.ndarray:
 @pytest.mark.parametrize(
     ("op", "weight", "shapes", "probes"),
     [
-        # Only the whole sum is too large; the outer axes are of the same size as the one that is summed over.
+        # Only the whole sum is too large; the outer axes are of the same size as the one that is
+        # summed over.
         ("MatMul", np.full((SIZE, SIZE), 4100.0), [(1, SIZE), (SIZE, 1)], 12),
         ("Mul", lonely(), [(1, 1), (1, 1)], 6),
     ],
@@ -180,12 +212,17 @@ def test_axes_of_one_size_that_are_not_cut_together(
     assert ran.out.count("  probe ") <= probes
 
 
-# Which dimensions depend on those of the inputs, and the ranges that they have over a target's profile.
+# Which dimensions depend on those of the inputs, and the ranges that they have over a target's
+# profile.
 
 
 PROFILE = TargetSettings(
     "trt",
-    own=TrtSettings(min_shapes=(("x", (1, 3, 4)),), opt_shapes=(("x", (2, 3, 4)),), max_shapes=(("x", (8, 3, 4)),)),
+    own=TrtSettings(
+        min_shapes=(("x", (1, 3, 4)),),
+        opt_shapes=(("x", (2, 3, 4)),),
+        max_shapes=(("x", (8, 3, 4)),),
+    ),
 )
 
 
@@ -193,10 +230,8 @@ PROFILE = TargetSettings(
 def model(tmp_path: Path) -> Path:
     """x [n, 3, k] to rows [3n, k], to the sum over n, to a slice whose end does not depend on either."""
     body = "rows = Reshape(x, pair) total = ReduceSum<keepdims = 0>(rows, zero) twice = Concat<axis = 0>(x, x) relu = Relu(twice)"
-    ends, weights = (
-        "(float[n, 3, 4] x) => (float[] relu, float[] total)",
-        {"pair": np.array([-1, 4]), "zero": np.array([0])},
-    )
+    ends = "(float[n, 3, 4] x) => (float[] relu, float[] total)"
+    weights = {"pair": np.array([-1, 4]), "zero": np.array([0])}
     return save_text(tmp_path / "model.onnx", ends, body, weights)
 
 
@@ -217,7 +252,9 @@ def test_shapes_and_ranges_are_those_of_reference_runs(model: Path, tmp_path: Pa
         assert with_profile.ranges["rows"] == ((3, 4), (6, 4), (24, 4))
         subject.free(with_profile)
         relu = next(
-            unit for unit in subject.units.searched if subject.network.nodes[subject.network.order[unit]].name == "relu"
+            unit
+            for unit in subject.units.searched
+            if subject.network.nodes[subject.network.order[unit]].name == "relu"
         )
         piece = subject.cut(frozenset({relu}))
         assert piece.inputs == ("twice",)

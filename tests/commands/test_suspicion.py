@@ -29,7 +29,8 @@ from bisect_trt.tensors.files import save_npz
 from bisect_trt.tensors.info import finite_range
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-ROWS, COLUMNS = 4, 8
+ROWS = 4
+COLUMNS = 8
 WEIGHTS: dict[str, Any] = {
     "one": 1.0,
     "c3": 3.0,
@@ -85,7 +86,9 @@ def odd_nodes() -> onnx.ModelProto:
 @contextmanager
 def subject_of(model: Path, inputs: Path | None, folder: Path) -> Iterator[Subject]:
     data = Data() if inputs is None else Data(load_inputs=[inputs])
-    with Subject(ModelSettings(model, data=data), Workspace(folder / "run"), Console(-1)) as subject:
+    with Subject(
+        ModelSettings(model, data=data), Workspace(folder / "run"), Console(-1)
+    ) as subject:
         yield subject
 
 
@@ -94,7 +97,9 @@ def by_name(subject: Subject, precision: str = "fp16") -> dict[str, Suspect]:
     options = PrecisionOptions(subject.settings.path, Path("mixed.onnx"))
     low: Low = "fp16" if precision == "fp16" else "bf16"
     suspects = make_nodes(subject, PrecisionSettings(options, low)).suspects
-    assert [entry.score for entry in suspects] == sorted((entry.score for entry in suspects), reverse=True)
+    assert [entry.score for entry in suspects] == sorted(
+        (entry.score for entry in suspects), reverse=True
+    )
     found = {network.nodes[network.order[entry.unit]].name: entry for entry in suspects}
     assert len(found) == len(suspects)
     return found
@@ -105,7 +110,9 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     folder = tmp_path_factory.mktemp("odd")
     onnx.save(odd_nodes(), str(folder / "model.onnx"))
     values = {"x": np.linspace(1, 2, ROWS * COLUMNS), "m": np.arange(ROWS * COLUMNS) % 2}
-    shaped = {name: value.reshape(ROWS, COLUMNS).astype(np.float32) for name, value in values.items()}
+    shaped = {
+        name: value.reshape(ROWS, COLUMNS).astype(np.float32) for name, value in values.items()
+    }
     save_npz(folder / "inputs.npz", shaped)
     with subject_of(folder / "model.onnx", folder / "inputs.npz", folder) as subject:
         yield subject
@@ -131,7 +138,9 @@ def found(odd: Subject) -> dict[str, Suspect]:
         ("times_mask", BREAKS, "overflow"),
     ],
 )
-def test_each_rule_finds_its_node(found: dict[str, Suspect], node: str, band: float, rule: str) -> None:
+def test_each_rule_finds_its_node(
+    found: dict[str, Suspect], node: str, band: float, rule: str
+) -> None:
     assert found[node].rule == rule
     assert band <= found[node].score < band + 1
 
@@ -151,7 +160,9 @@ def test_in_bf16_only_digits_are_short(odd: Subject) -> None:
 
 
 def test_what_the_reference_cannot_run_is_not_suspected_and_the_rest_is(tmp_path: Path) -> None:
-    body = "big = Mul(x, c1e6) plugin = own.Plugin(big) behind = Add(plugin, x) beside = Sub(big, x)"
+    body = (
+        "big = Mul(x, c1e6) plugin = own.Plugin(big) behind = Add(plugin, x) beside = Sub(big, x)"
+    )
     onnx.save(sketch(body), str(tmp_path / "model.onnx"))
     with subject_of(tmp_path / "model.onnx", None, tmp_path) as subject:
         assert set(by_name(subject)) == {"big", "beside"}
@@ -163,7 +174,10 @@ def test_the_masks_whole_way_to_the_softmax_is_named(tmp_path: Path) -> None:
     with subject_of(tmp_path / "model.onnx", tmp_path / "inputs.npz", tmp_path) as subject:
         found = {name: entry for name, entry in by_name(subject).items() if entry.score >= BREAKS}
     layers = [f"/layers.{layer}/attn" for layer in (0, 1)]
-    assert set(found) == {"/Where", *(f"{layer}/{op}" for layer in layers for op in ("Add", "Softmax"))}
+    assert set(found) == {
+        "/Where",
+        *(f"{layer}/{op}" for layer in layers for op in ("Add", "Softmax")),
+    }
     assert {entry.rule for entry in found.values()} == {"overflow"}
 
 
@@ -176,7 +190,9 @@ def test_a_range_is_that_of_the_finite_values(array: np.ndarray) -> None:
     assert finite_range(array, 0.0) == ((finite.min(), finite.max()) if finite.size else (0, 0))
 
 
-def test_the_error_of_each_node_alone_is_that_of_the_model_with_this_node_lowered(here: Path) -> None:
+def test_the_error_of_each_node_alone_is_that_of_the_model_with_this_node_lowered(
+    here: Path,
+) -> None:
     body = """wide = Mul(x, c300) over = Mul(wide, wide) back = Mul(over, small) thousand = Add(back, c1000)
         cancels = Sub(thousand, c1000) same = Relu(cancels)"""
     onnx.save(sketch(body), str(here / "model.onnx"))
@@ -185,14 +201,21 @@ def test_the_error_of_each_node_alone_is_that_of_the_model_with_this_node_lowere
     with subject_of(here / "model.onnx", here / "x.npz", here) as subject:
         network = subject.network
         named = [network.nodes[index].name for index in network.order]
-        (measured,) = Sensitivity(subject, network.order, "fp16", {"same": (0.01, 0.0)}).errors([{"x": x}])
+        (measured,) = Sensitivity(subject, network.order, "fp16", {"same": (0.01, 0.0)}).errors(
+            [{"x": x}]
+        )
         golden = subject.reference.select(["same"])["same"]
         for unit, error in enumerate(measured):
-            lowered = lower_roundtrip(network.proto, {name for name in named if name != named[unit]})
+            lowered = lower_roundtrip(
+                network.proto, {name for name in named if name != named[unit]}
+            )
             made = subject.models.run("alone", lowered, {"x": x})
             assert isinstance(made, dict)
             off = float(np.max(np.abs(made["same"] - golden)) / 0.01)
             assert error == pytest.approx(off, rel=1e-4) if np.isfinite(off) else np.isinf(error)
         assert np.isinf(measured[named.index("over")])
         assert measured[named.index("thousand")] > 10
-        assert Sensitivity(subject, range(10**9), "fp16", {"same": (0.01, 0.0)}).errors([{"x": x}]) == []
+        assert (
+            Sensitivity(subject, range(10**9), "fp16", {"same": (0.01, 0.0)}).errors([{"x": x}])
+            == []
+        )

@@ -48,9 +48,13 @@ BANNED = {
 BANNED_STARTS = {
     r"(What|Which|How|Where|Who|Whose|As above|Likewise|The same|Of|So many|So much)\b": "begin with a noun or a verb"
 }
-"""The same at the start of a docstring's first line or of an ``Attributes``/``Args`` entry's docstring."""
+"""The same at the start of a docstring's first line or of an ``Attributes``/``Args`` entry's
+docstring."""
 
-_BANNED = re.compile("|".join(rf"(?P<r{place}>\b(?:{each}))(?!\w)" for place, each in enumerate(BANNED)), re.IGNORECASE)
+_BANNED = re.compile(
+    "|".join(rf"(?P<r{place}>\b(?:{each}))(?!\w)" for place, each in enumerate(BANNED)),
+    re.IGNORECASE,
+)
 _STARTS = re.compile("|".join(BANNED_STARTS))
 
 
@@ -59,7 +63,10 @@ def texts(path: Path) -> Iterator[tuple[int, str, bool]]:
     source = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         prose = re.sub(
-            r"^```.*?^```$|`[^`\n]*`", lambda found: "\n" * found[0].count("\n"), source, flags=re.DOTALL | re.MULTILINE
+            r"^```.*?^```$|`[^`\n]*`",
+            lambda found: "\n" * found[0].count("\n"),
+            source,
+            flags=re.DOTALL | re.MULTILINE,
         )
         yield from ((place, line, False) for place, line in enumerate(prose.splitlines(), 1))
         return
@@ -86,14 +93,26 @@ def found(path: Path) -> Iterator[str]:
 def files() -> Iterator[Path]:
     """Yield the package's modules, and the pages."""
     yield from sorted((ROOT / "bisect_trt").rglob("*.py"))
-    yield from sorted(each for kind in ("html", "md", "js") for each in (ROOT / "bisect_trt").rglob(f"*.{kind}"))
-    for pattern in ("*.md", "docs/*.md", "docs/tutorials/*.md", "examples/*/README.md", "skills/*/*.md"):
+    yield from sorted(
+        each for kind in ("html", "md", "js") for each in (ROOT / "bisect_trt").rglob(f"*.{kind}")
+    )
+    for pattern in (
+        "*.md",
+        "docs/*.md",
+        "docs/tutorials/*.md",
+        "examples/*/README.md",
+        "skills/*/*.md",
+    ):
         yield from (page for page in sorted(ROOT.glob(pattern)) if page.name != "CHANGELOG.md")
 
 
 if __name__ == "__main__":
     named = [
-        path for word in sys.argv[1:] for path in ([Path(word)] if Path(word).is_file() else Path(word).rglob("*.py"))
+        path
+        for word in sys.argv[1:]
+        for path in ([Path(word)] if Path(word).is_file() else Path(word).rglob("*.py"))
     ]
-    hits = [line for path in (map(Path.absolute, named) if named else files()) for line in found(path)]
+    hits = [
+        line for path in (map(Path.absolute, named) if named else files()) for line in found(path)
+    ]
     print(*hits, f"{len(hits)} left", sep="\n")

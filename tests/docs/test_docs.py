@@ -31,13 +31,19 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("page", [name for name in NAMES if name not in chain(*OF_EXAMPLES.values())])
-def test_every_command_of_a_page_runs_and_prints_what_the_page_shows(page: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "page", [name for name in NAMES if name not in chain(*OF_EXAMPLES.values())]
+)
+def test_every_command_of_a_page_runs_and_prints_what_the_page_shows(
+    page: str, tmp_path: Path
+) -> None:
     Reader(tmp_path / "checkout").follow_page(page)
 
 
 def test_what_no_tag_says_is_a_step_past_the_newest_release() -> None:
-    changes, project = ((ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "pyproject.toml"))
+    changes, project = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "pyproject.toml")
+    )
     newest = re.search(r"^## \[(\d.*?)\]", changes, re.MULTILINE)
     (past,) = re.findall(r'^fallback-version = "(.*)"', project, re.MULTILINE)
     if newest is None:
@@ -51,7 +57,9 @@ def commands() -> Iterator[tuple[str, str]]:
     """All commands, with the page they stand on."""
     for page in PAGES:
         shown = (fence for fence in read_fences(page) if fence.info and fence.info[0] in SHELLS)
-        yield from ((page.name, command.text) for fence in shown for command in read_commands(fence))
+        yield from (
+            (page.name, command.text) for fence in shown for command in read_commands(fence)
+        )
 
 
 def test_every_reason_not_to_run_a_command_is_needed() -> None:
@@ -64,7 +72,9 @@ def read_values(text: str) -> dict[str, Any]:
     return parse(shlex.split(text)[1:])[1]
 
 
-def test_the_command_line_takes_every_command_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_takes_every_command_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The quick half of following the pages; of one that needs a GPU the target becomes settings, files taken for there."""
     monkeypatch.chdir(tmp_path)
     for page, text in commands():
@@ -76,16 +86,24 @@ def test_the_command_line_takes_every_command_of_ours(tmp_path: Path, monkeypatc
             continue
         assert values["trt"] or values["trt_rtx"] or values["check"], page
         if values["trt"]:
-            for path in (values["load_timing_cache"], values["load_engine"], *(values["plugins"] or ())):
+            for path in (
+                values["load_timing_cache"],
+                values["load_engine"],
+                *(values["plugins"] or ()),
+            ):
                 if path is not None:
                     path.touch()
             engines = text.startswith("bisect-trt run ")
-            assert Params([Target], values, words=True)[Target].settings(engines=engines) is not None, page
+            assert (
+                Params([Target], values, words=True)[Target].settings(engines=engines) is not None
+            ), page
 
 
 def test_the_skill_names_commands_and_keys_that_exist() -> None:
     page = (ROOT / "skills" / "bisect-trt" / "SKILL.md").read_text(encoding="utf-8")
-    commands = re.findall(r"\| `(\w+ \w+\.onnx[^`]*)`", page) + re.findall(r"^bisect-trt (.*)$", page, re.MULTILINE)
+    commands = re.findall(r"\| `(\w+ \w+\.onnx[^`]*)`", page) + re.findall(
+        r"^bisect-trt (.*)$", page, re.MULTILINE
+    )
     assert len(commands) > 8
     for text in commands:
         assert read_values(f"bisect-trt {text}"), text
@@ -103,7 +121,9 @@ def test_the_skill_names_commands_and_keys_that_exist() -> None:
 
 def prose(page: Path) -> str:
     """A page without its fenced blocks."""
-    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(
+        r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
 
 
 def anchors(page: Path) -> set[str]:
@@ -124,18 +144,30 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:
-    there = set(re.findall(r"- (?:[^:\n]+: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE))
+    there = set(
+        re.findall(
+            r"- (?:[^:\n]+: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE
+        )
+    )
     assert set(NAMES) - there == set()
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md"], ids=lambda page: page.stem
+    "page",
+    [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md"],
+    ids=lambda page: page.stem,
 )
 def test_every_file_that_is_named_is_there(page: Path) -> None:
     spans = set(re.findall(r"`([^`\s]+)`", prose(page)))
-    paths = {span for span in spans if span.endswith((".py", ".txt")) or re.fullmatch(r"[\w./]+/", span)}
+    paths = {
+        span for span in spans if span.endswith((".py", ".txt")) or re.fullmatch(r"[\w./]+/", span)
+    }
     paths -= {"reproduce.py"}  # it is written
-    places = [PACKAGE, ROOT, *(folder for folder in PACKAGE.glob("targets/*/"))]  # a recipe names what each target has
+    places = [
+        PACKAGE,
+        ROOT,
+        *(folder for folder in PACKAGE.glob("targets/*/")),
+    ]  # a recipe names what each target has
     assert {path for path in paths if not any((place / path).exists() for place in places)} == set()
 
 
@@ -151,20 +183,33 @@ def read_messages() -> Iterator[tuple[str, list[str], int]]:
     """Every message that ends a run: where it stands, its text between what is filled in, and its exit status."""
     for path in sorted(PACKAGE.rglob("*.py")):
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in ENDINGS:
+            if (
+                isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Name)
+                and call.func.id in ENDINGS
+            ):
                 message = call.args[0]
                 parts = message.values if isinstance(message, ast.JoinedStr) else [message]
                 text = [str(part.value) for part in parts if isinstance(part, ast.Constant)]
                 if len("".join(text)) > 2:  # else all of it is another message
-                    yield f"{path.relative_to(PACKAGE)}:{call.lineno}", text, int(ENDINGS[call.func.id].status)
+                    yield (
+                        f"{path.relative_to(PACKAGE)}:{call.lineno}",
+                        text,
+                        int(ENDINGS[call.func.id].status),
+                    )
 
 
 def test_every_message_on_the_page_of_messages_is_one_that_ends_a_run() -> None:
     page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
-    known = [(re.compile(".+".join(re.escape(part) for part in text)), status) for _, text, status in read_messages()]
+    known = [
+        (re.compile(".+".join(re.escape(part) for part in text)), status)
+        for _, text, status in read_messages()
+    ]
     stale = [
-        row[0] for row in rows if not any(row[1] == str(status) and found.search(row[0]) for found, status in known)
+        row[0]
+        for row in rows
+        if not any(row[1] == str(status) and found.search(row[0]) for found, status in known)
     ]
     assert rows
     assert not stale, "docs/errors.md has messages that no longer exist:\n" + "\n".join(stale)

@@ -111,8 +111,12 @@ def files(here: Path) -> None:
     for side in ("good", "bad"):
         Path("builds", side).mkdir(parents=True)
         layer = {"layer": "conv", "kind": "tactic", "value": side}
-        Path("builds", side, "0001_choices.json").write_text(json.dumps({"bisect_trt_build": 1, "choices": [layer]}))
-    Path("data.py").write_text("import numpy\ndef mine():\n    yield {'x': numpy.ones((2, 3), numpy.float32)}\n")
+        Path("builds", side, "0001_choices.json").write_text(
+            json.dumps({"bisect_trt_build": 1, "choices": [layer]})
+        )
+    Path("data.py").write_text(
+        "import numpy\ndef mine():\n    yield {'x': numpy.ones((2, 3), numpy.float32)}\n"
+    )
     Path("compare.py").write_text(
         "def compare_outputs(a, b):\n    return {name: a[name].shape == b[name].shape for name in a}\n"
     )
@@ -142,16 +146,23 @@ def test_what_needs_tensorrt_is_read(cli: CommandLine) -> None:
 
 def test_every_option_that_the_page_promises_is_in_a_command() -> None:
     for title, text in sections().items():
-        used = options_of(READ) if title == TENSORRT else options_of((*COMMANDS, *SEARCHES, *PICTURES)) | NEED_A_GPU
+        used = (
+            options_of(READ)
+            if title == TENSORRT
+            else options_of((*COMMANDS, *SEARCHES, *PICTURES)) | NEED_A_GPU
+        )
         assert promised(text) - used == set(), title
 
 
 def test_every_command_that_the_page_promises_is_run() -> None:
-    cells = [line.split("|")[2] for line in sections()["Commands"].splitlines() if line.startswith("| `")]
+    cells = [
+        line.split("|")[2] for line in sections()["Commands"].splitlines() if line.startswith("| `")
+    ]
     named = {name for cell in cells for name in re.findall(r"`(inspect \w+|[a-z]+)[ `]", cell)}
     assert len(named) >= 10
     run = {
-        " ".join(words.split()[: 2 if words.startswith("inspect") else 1]) for words in (*COMMANDS, *SEARCHES, *READ)
+        " ".join(words.split()[: 2 if words.startswith("inspect") else 1])
+        for words in (*COMMANDS, *SEARCHES, *READ)
     }
     run |= {"inspect FILE"} if "inspect a.npz" in COMMANDS else set()
     assert named - run == set()

@@ -18,5 +18,7 @@ def test_the_reference_is_up_to_date_and_has_every_command_and_option() -> None:
     assert (DOCS / "reference.md").read_text(encoding="utf-8") == page, "run `make docs`"
     for name, known in COMMANDS.items():
         assert f"\n## {name}\n" in page
-        for entry in (entry for group in known.groups for entry in entries(group) if not entry.positional):
+        for entry in (
+            entry for group in known.groups for entry in entries(group) if not entry.positional
+        ):
             assert all(flag.removeprefix(" /") in page for flag in entry.flags), (name, entry.name)

@@ -11,21 +11,45 @@ from support import node_names, overflowing
 
 def test_a_command_in_one_file(tmp_path: Path) -> None:
     overflowing(tmp_path / "model.onnx")
-    result = bisect_trt(tmp_path, "prefix", "model.onnx", "--onnxrt", "--fp16", "--json", "r.json").ended(0).result
-    assert (result["command"], result["status"], result["minimality"]) == ("prefix", "found", "1-minimal")
+    result = (
+        bisect_trt(tmp_path, "prefix", "model.onnx", "--onnxrt", "--fp16", "--json", "r.json")
+        .ended(0)
+        .result
+    )
+    assert (result["command"], result["status"], result["minimality"]) == (
+        "prefix",
+        "found",
+        "1-minimal",
+    )
     assert node_names(tmp_path / "prefix.onnx")[-1] == result["culprits"][0]["name"]
     call = "bisect_trt.prefix('model.onnx', onnxrt=True, fp16=True).culprits[0]['name']"
-    assert python(tmp_path, "-c", f"import bisect_trt; print({call})").out.strip() == result["culprits"][0]["name"]
+    assert (
+        python(tmp_path, "-c", f"import bisect_trt; print({call})").out.strip()
+        == result["culprits"][0]["name"]
+    )
 
 
 def test_an_oracle_in_one_file(tmp_path: Path) -> None:
     overflowing(tmp_path / "model.onnx")
-    words = ["reduce", "model.onnx", "--onnxrt", "--workers", "1", "-o", "slow.onnx", "--max-latency"]
+    words = [
+        "reduce",
+        "model.onnx",
+        "--onnxrt",
+        "--workers",
+        "1",
+        "-o",
+        "slow.onnx",
+        "--max-latency",
+    ]
     bisect_trt(tmp_path, *words, "1e6").ended(1)
-    bisect_trt(tmp_path, *words, "0").ended(3)  # no model takes no time, so nothing passes and nothing is proven
+    bisect_trt(tmp_path, *words, "0").ended(
+        3
+    )  # no model takes no time, so nothing passes and nothing is proven
     assert len(node_names(tmp_path / "slow.onnx")) == 1
     call = "bisect_trt.reduce('model.onnx', target='onnxrt', max_latency=1e6).status"
-    assert python(tmp_path, "-c", f"import bisect_trt; print({call})").out.strip() == "not_reproduced"
+    assert (
+        python(tmp_path, "-c", f"import bisect_trt; print({call})").out.strip() == "not_reproduced"
+    )
 
 
 def test_both_are_in_the_reference(tmp_path: Path) -> None:

@@ -39,7 +39,9 @@ def test_diagnose_its_report_and_its_reproducer(work: Path) -> None:
 def test_its_options_are_settings(work: Path) -> None:
     bisect_trt(work, "run", "model.onnx", "--numpy", "--leak", "0").ended(0)
     bisect_trt(work, "run", "model.onnx", "--numpy").ended(1)
-    bisect_trt(work, "run", "model.onnx", "--onnxrt", "--leak", "0.5").refused("BT1003", "--leak", "--numpy")
+    bisect_trt(work, "run", "model.onnx", "--onnxrt", "--leak", "0.5").refused(
+        "BT1003", "--leak", "--numpy"
+    )
     bisect_trt(work, "run", "model.onnx", "--trt", "--numpy").refused("BT1003", "--trt", "--numpy")
 
 

@@ -1,7 +1,8 @@
 """Four hundred searches with checks that fail now and then, of all kinds: none is wrong and called proven.
 
-A kind is how the failure rate depends on the candidate: constant, falling with the number of nodes, failing from some size on, or
-of whatever is checked. ``BISECT_TRT_FLAKY_SEED`` draws other searches. Run by ``make fuzz``.
+A kind is how the failure rate depends on the candidate: constant, falling with the number of nodes,
+failing from some size on, or of whatever is checked. ``BISECT_TRT_FLAKY_SEED`` draws other
+searches. Run by ``make fuzz``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from dataclasses import dataclass
 import pytest
 
 from bisect_trt.search.confirm import confirm, read_back
-from bisect_trt.search.oracle import Again, Minimum, Question, Subset, Transcript, Units, Verdict, about_units
+from bisect_trt.search.oracle import (
+    Again,
+    Minimum,
+    Question,
+    Subset,
+    Transcript,
+    Units,
+    Verdict,
+    about_units,
+)
 from bisect_trt.search.strategy import minimise
 
 SEED = int(os.environ.get("BISECT_TRT_FLAKY_SEED", "0"))
@@ -70,7 +80,9 @@ class Coin:
             again = question if isinstance(question, Again) else Again(question)
             assert isinstance(again.question, Units)
             tosses = (self.toss(again.question.units) for _ in range(again.runs or 1))
-            self._memory[question] = next((each for each in tosses if each is again.until), again.until.opposite)
+            self._memory[question] = next(
+                (each for each in tosses if each is again.until), again.until.opposite
+            )
         return self._memory[question]
 
 
@@ -80,16 +92,20 @@ def search(coin: Coin) -> Minimum | None:
     if coin.toss(every) is Verdict.PASS:
         return None
     heard = Transcript(coin)
-    minimum = confirm(minimise(range(coin.total), about_units(heard)), heard, frozenset, None, every.difference)
+    minimum = confirm(
+        minimise(range(coin.total), about_units(heard)), heard, frozenset, None, every.difference
+    )
     return read_back(minimum, coin)
 
 
 @pytest.mark.slow
 def test_no_flaky_search_is_wrong_and_called_proven() -> None:
-    luck, wrong = random.Random(SEED), []
+    luck = random.Random(SEED)
+    wrong = []
     proven = dict.fromkeys(KINDS, 0)
     for number in range(SEARCHES):
-        kind, total = luck.choice(list(KINDS)), luck.choice((12, 40, 150, 371))
+        kind = luck.choice(list(KINDS))
+        total = luck.choice((12, 40, 150, 371))
         culprits = frozenset(luck.sample(range(total), luck.choice((1, 1, 2, 3))))
         minimum = search(Coin(culprits, total, KINDS[kind], random.Random(f"{SEED} {number}")))
         if minimum is None:

@@ -15,9 +15,25 @@ from onnx import ModelProto, TensorProto
 Field = Any
 """A field's descriptor of protobuf, which ships no type information."""
 
-_EXPORTS = sorted((Path(onnx.__file__).parent / "backend" / "test" / "data").glob("[ps][iy][tm]*/*/model.onnx"))
+_EXPORTS = sorted(
+    (Path(onnx.__file__).parent / "backend" / "test" / "data").glob("[ps][iy][tm]*/*/model.onnx")
+)
 _INTS = (-1, 0, 1, 2, 7, 65, 99, 2**31 - 1, -(2**31), 2**31, 2**40, 2**63 - 1, -(2**63))
-_TEXTS = ("", "x", "y", "Relu", "If", "a/../../b", "/etc/passwd", "n" * 300, "\x00", "\n", "'\"", "\u202e", "\x1b[31m")
+_TEXTS = (
+    "",
+    "x",
+    "y",
+    "Relu",
+    "If",
+    "a/../../b",
+    "/etc/passwd",
+    "n" * 300,
+    "\x00",
+    "\n",
+    "'\"",
+    "\u202e",
+    "\x1b[31m",
+)
 _FLOATS = (0.0, -1.0, float("nan"), float("inf"), 1e300)
 _HEAD = '<ir_version: 8, opset_import: ["" : 17, "own" : 1]> g (float[2, 3] x) => (float[2, 3] y)'
 _FUNCTION = '<domain: "own", opset_import: ["" : 17, "own" : 1]>'
@@ -45,7 +61,8 @@ BASES = (
     ),
     "<int64 one = {1}> { s = SequenceConstruct(x, x) y = SequenceAt(s, one) }",
 )
-"""A chain, branches, a loop, functions, shapes, Q/DQ and a sequence; the weight of the chain may lie in a file."""
+"""A chain, branches, a loop, functions, shapes, Q/DQ and a sequence; the weight of the chain may
+lie in a file."""
 
 
 @cache
@@ -76,7 +93,8 @@ def broken_model(rng: random.Random) -> bytes:
 
 def _spoil(content: bytes, rng: random.Random) -> bytes:
     """Change bytes without regard to what they mean."""
-    kind, where = rng.randrange(4), rng.randrange(len(content) or 1)
+    kind = rng.randrange(4)
+    where = rng.randrange(len(content) or 1)
     if kind == 0:
         return content[:where]
     if kind == 1:
@@ -98,7 +116,9 @@ def _messages(message: Message) -> Iterator[Message]:
 
 
 def _repeated(field: Field) -> bool:
-    return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED)
+    return bool(
+        field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
+    )
 
 
 def _change(model: ModelProto, rng: random.Random) -> None:

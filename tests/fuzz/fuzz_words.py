@@ -21,7 +21,24 @@ _WEIGHTS = {
     "diagnose": 2,
 }
 _TEXTS = (
-    *("", "x", "y", "n1", "nobody", "*", "op:Add", "[", "x:", ":", "-1", "0", "1e400", "nan", "\udcff", "{model}"),
+    *(
+        "",
+        "x",
+        "y",
+        "n1",
+        "nobody",
+        "*",
+        "op:Add",
+        "[",
+        "x:",
+        ":",
+        "-1",
+        "0",
+        "1e400",
+        "nan",
+        "\udcff",
+        "{model}",
+    ),
     *("n" * 300, "a\nb"),
 )
 _WORDS: dict[object, tuple[str, ...]] = {
@@ -36,15 +53,41 @@ _WORDS: dict[object, tuple[str, ...]] = {
         "z:[1]",
         "x:[" + "1," * 70 + "1]",
     ),
-    values.value_range: ("[0,1]", "x:[-1,1]", "[1,0]", "[nan,1]", "[1e308,1e308]", "x:[0]", "[-1e308,1e308]"),
+    values.value_range: (
+        "[0,1]",
+        "x:[-1,1]",
+        "[1,0]",
+        "[nan,1]",
+        "[1e308,1e308]",
+        "x:[0]",
+        "[-1e308,1e308]",
+    ),
     values.size: ("0", "1K", "16M", "9" * 40 + "G", "-1", "lots"),
 }
 _FILES = (
-    *("values.npz", "values.json", "values.npz", "values.json", "model.onnx", "none.npz", ".", "w.bin"),
+    *(
+        "values.npz",
+        "values.json",
+        "values.npz",
+        "values.json",
+        "model.onnx",
+        "none.npz",
+        ".",
+        "w.bin",
+    ),
     *("n" * 300 + ".npz", "no/such/x.npz"),
 )
 _OUTPUTS = (
-    *("out.onnx", "out.json", "out", "no/out.onnx", ".", "model.onnx", "n" * 300 + ".onnx", "out.npz"),
+    *(
+        "out.onnx",
+        "out.json",
+        "out",
+        "no/out.onnx",
+        ".",
+        "model.onnx",
+        "n" * 300 + ".onnx",
+        "out.npz",
+    ),
     *("out.png", "\udcff.onnx"),
 )
 _NEVER = {
@@ -53,7 +96,15 @@ _NEVER = {
     "workers",
 }
 """Not here: what reaches out of this machine."""
-_SCRIPTS = ("script.py", "script.py:f", "script.py:load_data", "model.onnx", "none.py", "script.py:", ".")
+_SCRIPTS = (
+    "script.py",
+    "script.py:f",
+    "script.py:load_data",
+    "model.onnx",
+    "none.py",
+    "script.py:",
+    ".",
+)
 _CHECKS = (
     ("true",),
     ("false",),
@@ -76,15 +127,33 @@ def command_line(rng: random.Random) -> list[str]:
     names = [name for name in COMMANDS if name != "releases"]
     name = rng.choices(names, [_WEIGHTS.get(each, 1) for each in names])[0]
     own = COMMANDS[name].groups[0]
-    every = [entry for group in COMMANDS[name].groups for entry in entries(group) if entry.name not in _NEVER]
+    every = [
+        entry
+        for group in COMMANDS[name].groups
+        for entry in entries(group)
+        if entry.name not in _NEVER
+    ]
     words = [name]
-    words += [_argument(name, entry, rng) for entry in entries(own) if entry.positional and rng.random() < 0.97]
-    words += [word for entry in every if entry.required and not entry.positional for word in ("-o", _output(rng))]
+    words += [
+        _argument(name, entry, rng)
+        for entry in entries(own)
+        if entry.positional and rng.random() < 0.97
+    ]
+    words += [
+        word
+        for entry in every
+        if entry.required and not entry.positional
+        for word in ("-o", _output(rng))
+    ]
     if any(entry.name == "onnxrt" for entry in every) and rng.random() < 0.9:
         target = "--trt" if rng.random() < 0.15 else "--onnxrt"
         words += [target, *(["--fp16"] if rng.random() < 0.6 or name == "precision" else [])]
     if name in ("diagnose", "reduce", "precision", "layerwise"):
-        words += ["--timeout", "20", *(["--max-time", "5", "--max-probes", "12"] if name != "layerwise" else [])]
+        words += [
+            "--timeout",
+            "20",
+            *(["--max-time", "5", "--max-probes", "12"] if name != "layerwise" else []),
+        ]
     chosen = [entry for entry in every if not (entry.positional or entry.required)]
     for entry in rng.sample(chosen, min(len(chosen), rng.choice((0, 0, 1, 1, 2, 3)))):
         if entry.name not in ("timeout", "max_time", "max_probes"):
@@ -98,7 +167,9 @@ def command_line(rng: random.Random) -> list[str]:
 
 def _argument(name: str, entry: Option, rng: random.Random) -> str:
     if name in ("log", "report", "resume"):
-        return rng.choice([".", "model.onnx", "values.json", "0", "-7", "99999999999999999999", "none"])
+        return rng.choice(
+            [".", "model.onnx", "values.json", "0", "-7", "99999999999999999999", "none"]
+        )
     if name == "inspect":
         kinds = ["model", "data"] if entry.name == "file_kind" else []
         return rng.choice(["model.onnx", "values.npz", "values.json", *kinds, *_FILES])
@@ -113,7 +184,10 @@ def _option(entry: Option, rng: random.Random) -> list[str]:
     flag = rng.choice([part for flag in entry.flags for part in flag.split("/")])
     if entry.count or (entry.kind is bool and entry.form == "one"):
         return [flag]
-    return [flag, *(_value(entry, rng) for _ in range(rng.choice((1, 1, 2)) if entry.several else 1))]
+    return [
+        flag,
+        *(_value(entry, rng) for _ in range(rng.choice((1, 1, 2)) if entry.several else 1)),
+    ]
 
 
 def _value(entry: Option, rng: random.Random) -> str:

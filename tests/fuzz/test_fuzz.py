@@ -1,7 +1,8 @@
 """Whatever is given to the command line, it ends with a sentence: no traceback, no internal error, no hang.
 
-Each run has a seed of its own, which names the model, the values and the words of that run, so a failure is repeated by
-``BISECT_TRT_FUZZ_SEED=N BISECT_TRT_FUZZ_RUNS=1``. All runs of a chunk are made in this process.
+Each run has a seed of its own, which names the model, the values and the words of that run, so a
+failure is repeated by ``BISECT_TRT_FUZZ_SEED=N BISECT_TRT_FUZZ_RUNS=1``. All runs of a chunk are
+made in this process.
 """
 
 from __future__ import annotations
@@ -110,7 +111,16 @@ def test_folders_of_runs_end_with_a_sentence(
         monkeypatch.chdir(folder)
         (run,) = Path(".bisect-trt").iterdir()
         spoil_folder(run, rng)
-        words = rng.choice((("log",), ("log", run), ("log", run, "1"), ("log", run, "2"), ("report", run), ("report",)))
+        words = rng.choice(
+            (
+                ("log",),
+                ("log", run),
+                ("log", run, "1"),
+                ("log", run, "2"),
+                ("report", run),
+                ("report",),
+            )
+        )
         try:
             with limited():
                 ran = cli(*words)

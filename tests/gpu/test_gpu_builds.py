@@ -44,15 +44,20 @@ def needs_layers() -> None:
 def overflowing(path: Path) -> Path:
     """The squares of one node are past fp16, and their root is not."""
     body = "m = Mul(x, s) big = Mul(m, m) root = Sqrt(big) y = Mul(root, one)"
-    return save_text(path, "(float[2, 3] x) => (float[2, 3] y, float[2, 3] big)", body, {"s": 900.0, "one": 1.0})
+    return save_text(
+        path, "(float[2, 3] x) => (float[2, 3] y, float[2, 3] big)", body, {"s": 900.0, "one": 1.0}
+    )
 
 
 def test_a_network_takes_other_orders_again_and_again(tmp_path: Path) -> None:
     needs_layers()
-    path, x = overflowing(tmp_path / "m.onnx"), np.ones((2, 3), np.float32)
+    path = overflowing(tmp_path / "m.onnx")
+    x = np.ones((2, 3), np.float32)
 
     def big(keep: tuple[str, ...]) -> float:
-        return float(make_runtime(replace(FP16, keep=keep)).load(path, {"x": x}).run({"x": x})["big"][0, 0])
+        return float(
+            make_runtime(replace(FP16, keep=keep)).load(path, {"x": x}).run({"x": x})["big"][0, 0]
+        )
 
     assert np.isinf(big(()))
     assert big(("m", "big", "root")) == pytest.approx(810000)
@@ -91,14 +96,18 @@ def test_a_build_that_is_held_chooses_what_the_other_one_did(tmp_path: Path) -> 
 
 
 def _avoiding(choices: Sequence[Choice]) -> TargetSettings:
-    convs = [each for each in choices if each.kind == TACTIC and each.pins and "conv3" in each.layer]
+    convs = [
+        each for each in choices if each.kind == TACTIC and each.pins and "conv3" in each.layer
+    ]
     return PLAIN.target.pinned(PLAIN, [], convs)
 
 
 def test_a_build_that_cannot_be_held_is_refused(tmp_path: Path) -> None:
     needs_selector()
     path = convolutions(tmp_path / "m.onnx")
-    layer = next(name for name in tactics(recorded(path, PLAIN, tmp_path / "first")) if "conv" in name)
+    layer = next(
+        name for name in tactics(recorded(path, PLAIN, tmp_path / "first")) if "conv" in name
+    )
     held = PLAIN.target.pinned(PLAIN, [Choice(layer, TACTIC, "1:1", pins=True)])
     with pytest.raises(BuildError, match="does not take the pinned tactic") as refused:
         make_runtime(held).load(path, feed())
@@ -117,10 +126,14 @@ OPTIONS: dict[str, tuple[TargetSettings, dict[str, Any]]] = {
     "no tactic sources": (PLAIN, {"tactic_sources": ()}),
     "the lowest level": (PLAIN, {"builder_optimization_level": 0}),
     "little memory": (PLAIN, {"pool_limits": (("workspace", 1 << 20),)}),
-    "other hardware": (PLAIN, {"builder_settings": (("hardware_compatibility_level", "ampere_plus"),)}),
+    "other hardware": (
+        PLAIN,
+        {"builder_settings": (("hardware_compatibility_level", "ampere_plus"),)},
+    ),
     "a flag of the parser": (PLAIN, {"builder_flags": ("NATIVE_INSTANCENORM",)}),
 }
-"""What is asked for beside precisions: built and run, or refused in a sentence that names the option and this version."""
+"""What is asked for beside precisions: built and run, or refused in a sentence that names the
+option and this version."""
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -129,8 +142,10 @@ def test_each_option_builds_and_runs_or_is_refused_in_a_sentence(name: str, tmp_
     if settings.int8:
         np.savez(tmp_path / "sample.npz", x=feed()["x"])
         own = {**own, "calibration_data": (str(tmp_path / "sample.npz"),)}
-    path, values = convolutions(tmp_path / "m.onnx"), feed()
-    made, refused = {}, ""
+    path = convolutions(tmp_path / "m.onnx")
+    values = feed()
+    made = {}
+    refused = ""
     try:
         made = dict(make_runtime(settings.with_own(**own)).load(path, values).run(values))
     except UsageError as error:

@@ -34,7 +34,9 @@ sys.exit(7 if found and found == json.loads(state.read_text()) else 0)
 
 def convolutions(path: Path) -> Path:
     """Eight convolutions that are unlike each other, so that each has tactics of its own to choose of."""
-    return chained_convolutions(path, [(32, 3), (48, 1), (64, 3), (32, 5), (96, 1), (64, 3), (40, 3), (16, 1)], SHAPE)
+    return chained_convolutions(
+        path, [(32, 3), (48, 1), (64, 3), (32, 5), (96, 1), (64, 3), (40, 3), (16, 1)], SHAPE
+    )
 
 
 def feed() -> dict[str, np.ndarray]:
@@ -51,35 +53,50 @@ def test_a_trace_has_what_each_layer_took_and_what_there_is_to_turn(tmp_path: Pa
 
 def test_a_layer_that_avoids_a_tactic_takes_another_and_computes_the_same(tmp_path: Path) -> None:
     needs_selector()
-    path, values = convolutions(tmp_path / "m.onnx"), feed()
+    path = convolutions(tmp_path / "m.onnx")
+    values = feed()
     took = make_runtime(PLAIN).trace(path, values)["tactics"]
     layer, avoided, _ = next(each for each in took if each[2] > 1 and "conv" in each[0])
     settings = PLAIN.with_own(avoid_tactics=(avoided,))
-    now = {name: tactic for name, tactic, _ in make_runtime(settings).trace(path, values)["tactics"]}
+    now = {
+        name: tactic for name, tactic, _ in make_runtime(settings).trace(path, values)["tactics"]
+    }
     assert now[layer] != avoided
-    before, after = (dict(make_runtime(each).load(path, values).run(values)) for each in (PLAIN, settings))
+    before, after = (
+        dict(make_runtime(each).load(path, values).run(values)) for each in (PLAIN, settings)
+    )
     for name, value in before.items():
         np.testing.assert_allclose(after[name], value, rtol=1e-3, atol=1e-3)
 
 
 def test_a_tactic_of_one_layer_that_a_check_calls_bad_is_named(tmp_path: Path) -> None:
     needs_selector()
-    path, values = convolutions(tmp_path / "m.onnx"), feed()
+    path = convolutions(tmp_path / "m.onnx")
+    values = feed()
     took = make_runtime(PLAIN).trace(path, values)["tactics"]
     layer = next(name for name, _, offered in took if offered > 1 and "conv3" in name)
     script = tmp_path / "check.py"
     script.write_text(CHECK, encoding="utf-8")
     check = [sys.executable, str(script), "{engine}", layer, str(tmp_path / "state.json")]
     result = bisect_trt.cause(
-        path, target="trt", inputs=values, check=check, fail_code=[7], run=tmp_path / "run", workers=1
+        path,
+        target="trt",
+        inputs=values,
+        check=check,
+        fail_code=[7],
+        run=tmp_path / "run",
+        workers=1,
     )
     assert [f"tactic:{layer}"] in result.cause
 
 
 def test_every_switch_builds(tmp_path: Path) -> None:
-    path, values = convolutions(tmp_path / "m.onnx"), feed()
+    path = convolutions(tmp_path / "m.onnx")
+    values = feed()
     trace = make_runtime(PLAIN).trace(path, values)
-    switches = [each for each in PLAIN.target.switches(PLAIN, Looked(trace)) if each.kind != "tactic"]
+    switches = [
+        each for each in PLAIN.target.switches(PLAIN, Looked(trace)) if each.kind != "tactic"
+    ]
     built = 0
     for switch in switches:
         try:
@@ -94,5 +111,7 @@ def test_every_switch_builds(tmp_path: Path) -> None:
 def test_an_overflow_is_the_precisions_doing(tmp_path: Path) -> None:
     path = overflowing_products(tmp_path / "overflow.onnx")
     inputs = {"x": np.ones((16, 64), np.float32)}
-    result = bisect_trt.cause(path, target="trt", inputs=inputs, fp16=True, hold_precision=True, run=tmp_path / "run")
+    result = bisect_trt.cause(
+        path, target="trt", inputs=inputs, fp16=True, hold_precision=True, run=tmp_path / "run"
+    )
     assert ["precision:fp16"] in result.cause

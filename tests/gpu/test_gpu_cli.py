@@ -22,7 +22,9 @@ def model(here: Path) -> Path:
 
 def test_run(cli: CommandLine, model: Path) -> None:
     assert cli("run", model, "--trt").status == 0
-    assert cli("run", model, *TRT, "--json", "r.json").ended(1).result["comparisons"][0]["kind"] in ("inf", "mismatch")
+    assert cli("run", model, *TRT, "--json", "r.json").ended(1).result["comparisons"][0][
+        "kind"
+    ] in ("inf", "mismatch")
 
 
 def test_diagnose_and_its_reproducer(cli: CommandLine, model: Path) -> None:
@@ -32,11 +34,15 @@ def test_diagnose_and_its_reproducer(cli: CommandLine, model: Path) -> None:
     assert "MISMATCH big_out" in reproduced("out").out
 
 
-def test_a_model_that_does_not_parse_is_reduced_to_what_does_not(cli: CommandLine, here: Path) -> None:
+def test_a_model_that_does_not_parse_is_reduced_to_what_does_not(
+    cli: CommandLine, here: Path
+) -> None:
     names = ["x", "a", "b", "c", "y"]
     ops = ["Relu", "Neg", "DFT", "Abs"]
     nodes = [
-        helper.make_node(op, [names[i]], [names[i + 1]], name=f"{op} {i}", domain="" if op != "DFT" else "odd")
+        helper.make_node(
+            op, [names[i]], [names[i + 1]], name=f"{op} {i}", domain="" if op != "DFT" else "odd"
+        )
         for i, op in enumerate(ops)
     ]
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", "y")]
@@ -55,7 +61,20 @@ def test_precision_keeps_what_overflows(cli: CommandLine, model: Path) -> None:
     proven = [path.read_bytes() for path in Path().glob(".bisect-trt/*/candidates/*/model.engine")]
     assert proven == [Path("mixed.engine").read_bytes()]
     assert "mixed.engine, read back" in ran.out
-    assert cli("run", model, "--trt", "--load-engine", "mixed.engine", "--atol", "1e-2", "--rtol", "1e-2").status == 0
+    assert (
+        cli(
+            "run",
+            model,
+            "--trt",
+            "--load-engine",
+            "mixed.engine",
+            "--atol",
+            "1e-2",
+            "--rtol",
+            "1e-2",
+        ).status
+        == 0
+    )
 
 
 def test_precision_with_a_command_is_given_engines(cli: CommandLine, model: Path) -> None:
@@ -90,13 +109,28 @@ def test_convert_to_an_engine_and_inspect_it(cli: CommandLine, model: Path) -> N
 
 def test_convert_in_int8_with_ranges_that_are_kept(cli: CommandLine, here: Path) -> None:
     model = chain(here / "model.onnx")
-    ran = cli("convert", model, "-o", "m.engine", "--int8", "--calibration-cache", "ranges", "--iterations", "3")
+    ran = cli(
+        "convert",
+        model,
+        "-o",
+        "m.engine",
+        "--int8",
+        "--calibration-cache",
+        "ranges",
+        "--iterations",
+        "3",
+    )
     if ran.status == 2 and "--int8 is no option" in ran.err:
         pytest.skip("this TensorRT has no calibration")
     assert ran.status == 0, ran.err
     written = Path("ranges").read_bytes()
     assert written
-    assert cli("convert", model, "-o", "again.engine", "--int8", "--calibration-cache", "ranges").status == 0
+    assert (
+        cli(
+            "convert", model, "-o", "again.engine", "--int8", "--calibration-cache", "ranges"
+        ).status
+        == 0
+    )
     assert Path("ranges").read_bytes() == written
 
 

@@ -16,14 +16,24 @@ TRT = ["--trt", "--fp16", "--hold-precision"]
 
 def test_own_errors_stand_beside_the_accumulated_ones(cli: CommandLine, here: Path) -> None:
     result = (
-        cli("layerwise", overflowing_products(here / "model.onnx"), *TRT, "--isolate", "--json", "r.json")
+        cli(
+            "layerwise",
+            overflowing_products(here / "model.onnx"),
+            *TRT,
+            "--isolate",
+            "--json",
+            "r.json",
+        )
         .ended(0)
         .result
     )
     own = {entry["name"]: entry["own"]["passed"] for entry in result["tensors"] if entry["own"]}
     assert result["own_unseen"] == {}
     # Fed the 90000 that the reference has there, fp16 reads Inf.
-    assert [name for name, passed in own.items() if not passed] in (["big_out"], ["big_out", "small_out"])
+    assert [name for name, passed in own.items() if not passed] in (
+        ["big_out"],
+        ["big_out", "small_out"],
+    )
 
 
 def test_shapes_bools_and_integers_between_layers(cli: CommandLine, here: Path) -> None:

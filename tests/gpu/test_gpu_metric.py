@@ -8,7 +8,15 @@ import pytest
 from conftest import CommandLine
 from support import labelled_data, overflowing, read_json
 
-SCORED = ["--trt", "--fp16", "--hold-precision", "--data-loader-script", "data.py", "--metric", "top-1"]
+SCORED = [
+    "--trt",
+    "--fp16",
+    "--hold-precision",
+    "--data-loader-script",
+    "data.py",
+    "--metric",
+    "top-1",
+]
 
 
 @pytest.fixture
@@ -21,11 +29,15 @@ def test_run_and_precision(cli: CommandLine, model: Path) -> None:
     ran = cli("run", model, *SCORED, "--max-drop", "2%", "--json", "r.json")
     print(ran.out, read_json(Path("r.json"))["metric"])
     assert ran.status in (0, 1), ran.out + ran.err
-    ran = cli("precision", model, *SCORED, "--max-drop", "2%", "-o", "mixed.onnx", "--json", "p.json")
+    ran = cli(
+        "precision", model, *SCORED, "--max-drop", "2%", "-o", "mixed.onnx", "--json", "p.json"
+    )
     print(ran.out, ran.err)
     found = read_json(Path("p.json"))
     assert found["metric"]["of"] == 200
-    if ran.status == 0:  # TensorRT fuses such a chain of elementwise layers, and may compute it in fp32 inside
+    if (
+        ran.status == 0
+    ):  # TensorRT fuses such a chain of elementwise layers, and may compute it in fp32 inside
         assert found["metric"]["candidate"] >= found["metric"]["bound"]
         assert found["latency_ms"]["mixed"] > 0
 

@@ -25,9 +25,23 @@ def test_a_place_is_no_other_target(model: Path, command: str) -> None:
     results = []
     for number, words in enumerate(([], ["--on", f"python={sys.executable}"])):
         out = [] if command == "run" else ["-o", f"{number}.onnx"]
-        argv = [command, "m.onnx", "--trt", "--fp16", "--hold-precision", "--json", f"{number}.json", *out, *words]
+        argv = [
+            command,
+            "m.onnx",
+            "--trt",
+            "--fp16",
+            "--hold-precision",
+            "--json",
+            f"{number}.json",
+            *out,
+            *words,
+        ]
         done = subprocess.run(
-            [sys.executable, "-m", "bisect_trt", *argv], cwd=model.parent, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "bisect_trt", *argv],
+            cwd=model.parent,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         results.append((done.returncode, json.loads((model.parent / f"{number}.json").read_text())))
         assert "Traceback" not in done.stderr

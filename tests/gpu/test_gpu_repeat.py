@@ -30,8 +30,9 @@ T = TypeVar("T")
 def convolutions(path: Path) -> Path:
     """Three small convolutions that are unlike each other, so that each has tactics of its own to choose of.
 
-    Nothing is between them: of four such with a Tanh behind each every build took 3.2 to 4 s on an H200 (TensorRT 8.6.0),
-    also one that was held to a tactic in each layer, as pointwise layers are compiled again in each build.
+    Nothing is between them: of four such with a Tanh behind each every build took 3.2 to 4 s on an
+    H200 (TensorRT 8.6.0), also one that was held to a tactic in each layer, as pointwise layers are
+    compiled again in each build.
     """
     return chained_convolutions(path, [(16, 3), (24, 1), (8, 3)], [1, 8, 16, 16], bare=True)
 
@@ -44,8 +45,9 @@ def contains(choice: Choice, chosen: frozenset[Choice]) -> bool:
 class RealBuilds:
     """Builds in this process; layers that are not held are dealt one of the tactics that were ``seen`` of them.
 
-    So choices vary as they do where tactics are as fast as each other, and TensorRT times those tactics alone. A build that is
-    told as much of each layer as one before chooses the same, which another test holds, and is not made again.
+    So choices vary as they do where tactics are as fast as each other, and TensorRT times those
+    tactics alone. A build that is told as much of each layer as one before chooses the same, which
+    another test holds, and is not made again.
 
     Attributes:
         known: What builds chose, by what they were told; ``None`` if they could not be held to it.
@@ -56,7 +58,9 @@ class RealBuilds:
     folder: Path
     bad: Callable[[frozenset[Choice]], bool]
     seen: frozenset[Choice] = frozenset()
-    known: dict[tuple[frozenset[Choice], frozenset[Choice]], frozenset[Choice] | None] = field(default_factory=dict)
+    known: dict[tuple[frozenset[Choice], frozenset[Choice]], frozenset[Choice] | None] = field(
+        default_factory=dict
+    )
     asked: int = 0
 
     def build(self, held: Held) -> tuple[Verdict, frozenset[Choice]]:
@@ -75,7 +79,9 @@ class RealBuilds:
             return Verdict.UNRESOLVED, frozenset()
         return Verdict.FAIL if self.bad(chosen) else Verdict.PASS, chosen
 
-    def make(self, pins: frozenset[Choice], bans: frozenset[Choice] = frozenset()) -> frozenset[Choice] | None:
+    def make(
+        self, pins: frozenset[Choice], bans: frozenset[Choice] = frozenset()
+    ) -> frozenset[Choice] | None:
         """What a build of its own chooses; ``None`` if it cannot be held to the pins."""
         settings = PLAIN.target.pinned(PLAIN, sorted(pins), sorted(bans))
         settings = PLAIN.target.recording(settings, self.folder)
@@ -117,7 +123,9 @@ def test_a_build_leaves_what_it_chose(tmp_path: Path) -> None:
 
 
 def test_a_build_is_held_to_what_another_one_chose(known: RealBuilds) -> None:
-    tactics = [frozenset(each for each in known.build(Held("free"))[1] if each.pins) for _ in range(6)]
+    tactics = [
+        frozenset(each for each in known.build(Held("free"))[1] if each.pins) for _ in range(6)
+    ]
     assert len(set(tactics)) > 1, "nothing varies"
     for wanted in tactics:
         chosen = known.make(wanted)
@@ -125,15 +133,19 @@ def test_a_build_is_held_to_what_another_one_chose(known: RealBuilds) -> None:
         assert wanted <= chosen
 
 
-def test_planted_tactics_are_recovered(known: RealBuilds, record_property: Callable[[str, object], None]) -> None:
+def test_planted_tactics_are_recovered(
+    known: RealBuilds, record_property: Callable[[str, object], None]
+) -> None:
     counts = Counter(each.layer for each in known.seen)
     planted = [each for each in sorted(known.seen) if counts[each.layer] > 1]
     assert len(planted) >= 2, counts
-    exact, builds_made = 0, []
+    exact = 0
+    builds_made = []
     for number in range(TRIES):
         random.seed(number)
         guilty = planted[number % len(planted)]
-        real, before = replace(known, bad=partial(contains, guilty), asked=0), len(known.known)
+        real = replace(known, bad=partial(contains, guilty), asked=0)
+        before = len(known.known)
         builds: list[Build] = []
         while len(builds) < 6 or len({build.good for build in builds}) < 2:
             assert real.asked < 80, f"{guilty} is chosen always or never"
@@ -157,10 +169,14 @@ def test_planted_tactics_are_recovered(known: RealBuilds, record_property: Calla
 
 def test_the_command_on_real_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    result = bisect_trt.repeat(convolutions(tmp_path / "m.onnx"), target="trt", number=3, run=tmp_path / "run")
+    result = bisect_trt.repeat(
+        convolutions(tmp_path / "m.onnx"), target="trt", number=3, run=tmp_path / "run"
+    )
     assert (result.extra["runs"], result.extra["bad"], result.status) == (3, 0, "not_reproduced")
     for build in result.extra["builds"]:
         assert {"choices", "layers", "timing", "model"} <= set(build["files"])
         assert all(Path(file).stat().st_size for file in build["files"].values())
-    same = bisect_trt.repeat(tmp_path / "m.onnx", target="trt", number=3, same_engine=True, run=tmp_path / "same")
+    same = bisect_trt.repeat(
+        tmp_path / "m.onnx", target="trt", number=3, same_engine=True, run=tmp_path / "same"
+    )
     assert (same.extra["runs"], same.extra["good"]) == (3, 3)

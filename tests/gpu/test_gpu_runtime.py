@@ -29,8 +29,14 @@ def run(path: Path, settings: TargetSettings = FP32, **feed: np.ndarray) -> dict
 
 
 def test_integers_and_bools_keep_their_onnx_types(tmp_path: Path) -> None:
-    ends, body = "(int64[4] i, float[4] x) => (int64[4] y, bool[4] big)", "more = Add(i, one) big = Greater(x, zero)"
-    path = save_text(tmp_path / "m.onnx", ends, f"{body} y = Where(big, more, i)", {"one": np.int64(1), "zero": 0.0})
+    ends = "(int64[4] i, float[4] x) => (int64[4] y, bool[4] big)"
+    body = "more = Add(i, one) big = Greater(x, zero)"
+    path = save_text(
+        tmp_path / "m.onnx",
+        ends,
+        f"{body} y = Where(big, more, i)",
+        {"one": np.int64(1), "zero": 0.0},
+    )
     out = run(path, i=np.arange(4), x=np.array([1, -1, 2, -2], np.float32))
     assert out["y"].dtype == np.int64
     assert out["big"].dtype == np.bool_
@@ -45,13 +51,18 @@ def test_an_output_whose_size_depends_on_values(tmp_path: Path) -> None:
 
 
 def test_a_shape_that_comes_as_an_input_is_built_in(tmp_path: Path) -> None:
-    path = save_text(tmp_path / "m.onnx", "(float[2, 3] x, int64[2] shape) => (float[a, b] y)", "y = Reshape(x, shape)")
+    path = save_text(
+        tmp_path / "m.onnx",
+        "(float[2, 3] x, int64[2] shape) => (float[a, b] y)",
+        "y = Reshape(x, shape)",
+    )
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.testing.assert_array_equal(run(path, x=x, shape=np.array([3, 2]))["y"], x.reshape(3, 2))
 
 
 def test_shape_tensors_are_no_outputs(tmp_path: Path) -> None:
-    ends, body = "(float[2, 3] x) => (float[2, 3] y, int64[2] s)", "s = Shape(x) r = Reshape(x, s) y = Relu(r)"
+    ends = "(float[2, 3] x) => (float[2, 3] y, int64[2] s)"
+    body = "s = Shape(x) r = Reshape(x, s) y = Relu(r)"
     path = save_text(tmp_path / "m.onnx", ends, body)
     x = np.ones((2, 3), np.float32)
     session = make_runtime(FP32).load(path, {"x": x})
@@ -83,10 +94,14 @@ def test_the_parser_names_the_node_and_why(tmp_path: Path) -> None:
 
 def test_every_layer_has_its_node(tmp_path: Path) -> None:
     path = overflowing(tmp_path / "m.onnx")
-    target, process = FP32.target, tensorrt()
+    target = FP32.target
+    process = tensorrt()
     lowered = target.lower(FP32, path, {"lowers_by": "layer"})
     assert lowered is not None
-    hints = {**target.hints(FP32, lowered, path, {"lowers_by": "layer"}), "content": lowered.SerializeToString()}
+    hints = {
+        **target.hints(FP32, lowered, path, {"lowers_by": "layer"}),
+        "content": lowered.SerializeToString(),
+    }
     parsed = parse(process, target.plain(FP32), path, {}, hints)
     names = [node.name for node in lowered.graph.node]
     for layer, place in zip(parsed.layers(), parsed.places(), strict=True):
@@ -96,9 +111,15 @@ def test_every_layer_has_its_node(tmp_path: Path) -> None:
 
 
 def test_engines_and_timing_caches_are_saved_and_loaded(tmp_path: Path) -> None:
-    path, engine, cache = overflowing(tmp_path / "m.onnx"), tmp_path / "m.engine", tmp_path / "cache"
+    path = overflowing(tmp_path / "m.onnx")
+    engine = tmp_path / "m.engine"
+    cache = tmp_path / "cache"
     x = np.ones((2, 3), np.float32)
-    wanted = run(path, replace(FP32, own=TrtSettings(save_engine=str(engine), save_timing_cache=str(cache))), x=x)
+    wanted = run(
+        path,
+        replace(FP32, own=TrtSettings(save_engine=str(engine), save_timing_cache=str(cache))),
+        x=x,
+    )
     assert engine.stat().st_size > 0
     assert cache.stat().st_size > 0
     again = run(path, replace(FP32, own=TrtSettings(load_engine=str(engine))), x=x)

@@ -24,7 +24,9 @@ def test_it_holds_and_its_latency_is_told(cli: CommandLine, here: Path) -> None:
     assert held["passed"] == 200
     assert result["latency_ms"]["mixed"] > 0
     assert result["latency_ms"]["minimal"] > 0
-    assert {node["name"] for node in result["minimal"]} <= {node["name"] for node in result["keep_fp32"]}
+    assert {node["name"] for node in result["minimal"]} <= {
+        node["name"] for node in result["keep_fp32"]
+    }
 
 
 @pytest.mark.timeout(900)
@@ -36,7 +38,8 @@ def test_the_safe_set_of_a_vit_holds(cli: CommandLine, here: Path) -> None:
     print(ran.out)  # the figures of docs/benchmarks.md
     assert ran.status in (0, 3), ran.out + ran.err
     result = read_json(Path("r.json"))
-    held, latency = result["validation"], result["latency_ms"]
+    held = result["validation"]
+    latency = result["latency_ms"]
     print({"wall_s": result["wall_s"], "validation": held, "latency_ms": latency})
     assert (held["passed"], held["severe"]) == (held["samples"], 0)
     assert latency["mixed"] > 0

@@ -21,10 +21,13 @@ WIDTH = 64
 def write(path: Path, *, middle: int = 3) -> Path:
     """Rows of [n, 64]: a few layers, a sum over the batch (each row adds 15,000: past fp16's 65,504 from 5 on), scaled back."""
     rng = np.random.default_rng(5)
-    nodes, last = [], "x"
+    nodes = []
+    last = "x"
     weights: dict[str, Any] = {"axis": np.array([0]), "one": 0.0, "big": 15000.0, "small": 1e-5}
     for layer in range(middle):
-        weights[f"w{layer}"] = (np.eye(WIDTH) + 0.01 * rng.standard_normal((WIDTH, WIDTH))).astype(np.float32)
+        weights[f"w{layer}"] = (np.eye(WIDTH) + 0.01 * rng.standard_normal((WIDTH, WIDTH))).astype(
+            np.float32
+        )
         nodes += [
             helper.make_node("MatMul", [last, f"w{layer}"], [f"h{layer}"], name=f"project{layer}"),
             helper.make_node("Relu", [f"h{layer}"], [f"r{layer}"], name=f"relu{layer}"),
@@ -41,7 +44,9 @@ def write(path: Path, *, middle: int = 3) -> Path:
 
 
 @pytest.mark.timeout(900)
-def test_the_batch_from_which_an_fp16_sum_overflows_is_found_with_one_engine(cli: CommandLine, here: Path) -> None:
+def test_the_batch_from_which_an_fp16_sum_overflows_is_found_with_one_engine(
+    cli: CommandLine, here: Path
+) -> None:
     model = write(here / "model.onnx")
     fp16 = ["--trt", "--fp16", "--builder-flag", "OBEY_PRECISION_CONSTRAINTS"]
     ran = cli("sweep", model, *fp16, "--shapes", f"x:[1..16,{WIDTH}]", "--json", "r.json")
@@ -85,7 +90,8 @@ class Planter(MetaPathFinder):
 
 sys.meta_path.insert(0, Planter())
 """
-"""As ``sitecustomize.py``: a failure of engines that have a profile and the layer of the sum, and of no other."""
+"""As ``sitecustomize.py``: a failure of engines that have a profile and the layer of the sum, and
+of no other."""
 
 
 @pytest.mark.timeout(600)
@@ -96,7 +102,10 @@ def test_a_failure_of_a_dynamic_engine_is_still_one_after_the_cut(here: Path, co
     (here / "plant").mkdir()
     (here / "plant" / "sitecustomize.py").write_text(PLANT)
     paths = os.pathsep.join([str(here / "plant"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    ranges = [f"--trt-{name}-shapes=x:[{size},{WIDTH}]" for name, size in (("min", 1), ("opt", 8), ("max", 16))]
+    ranges = [
+        f"--trt-{name}-shapes=x:[{size},{WIDTH}]"
+        for name, size in (("min", 1), ("opt", 8), ("max", 16))
+    ]
     words = ["--trt", *ranges, "--input-shapes", f"x:[6,{WIDTH}]", "-o", "out", "--json", "r.json"]
     words[words.index("out")] = "out.onnx" if command == "reduce" else "out"
     ran = subprocess.run(
@@ -106,11 +115,16 @@ def test_a_failure_of_a_dynamic_engine_is_still_one_after_the_cut(here: Path, co
         text=True,
         check=False,
     )
-    # The reproducer of `diagnose` does without bisect-trt, and so without what is planted there: it proves nothing.
+    # The reproducer of `diagnose` does without bisect-trt, and so without what is planted there: it
+    # proves nothing.
     assert ran.returncode in ((0,) if command == "reduce" else (0, 3)), ran.stdout + ran.stderr
     result = read_json(Path("r.json"))
     answer = Path("out.onnx") if command == "reduce" else Path("out/model.onnx")
     assert node_names(answer) == ["total"], ran.stdout
-    free = [dim.dim_param for value in onnx.load(str(answer)).graph.input for dim in value.type.tensor_type.shape.dim]
+    free = [
+        dim.dim_param
+        for value in onnx.load(str(answer)).graph.input
+        for dim in value.type.tensor_type.shape.dim
+    ]
     assert any(free)
     assert result["dynamic"]["needed"]

@@ -28,10 +28,20 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("ray") / "log"
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
+    command = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--head",
+        "--block",
+        f"--port={port}",
+    ]
     with log.open("wb") as stream:
         more = ["--include-dashboard=false", "--disable-usage-stats"]
-        started = subprocess.Popen([*command, *more], stdout=stream, stderr=stream, start_new_session=True)
+        started = subprocess.Popen(
+            [*command, *more], stdout=stream, stderr=stream, start_new_session=True
+        )
     address = f"127.0.0.1:{port}"
     look = [sys.executable, "-m", "bisect_trt.worker.place", address, "GPU"]
     for _ in range(30):

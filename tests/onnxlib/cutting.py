@@ -44,7 +44,9 @@ class Cutter:
         self.network = Network(model)
         self.values = values
         arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
-        self.infos = {name: TensorInfo(name, value.dtype, value.shape) for name, value in arrays.items()}
+        self.infos = {
+            name: TensorInfo(name, value.dtype, value.shape) for name, value in arrays.items()
+        }
         self.units = NetworkUnits(self.network, arrays, self.infos)
 
     def stored(self, name: str) -> TensorProto:
@@ -62,7 +64,9 @@ class Cutter:
         check_definition(self.network.proto, piece, nodes)
         onnx.checker.check_model(piece.proto)
         feeds = {name: self.values[name] for name in piece.inputs}
-        assert_same(ort_run(piece.proto, feeds), {name: self.values[name] for name in piece.outputs})
+        assert_same(
+            ort_run(piece.proto, feeds), {name: self.values[name] for name in piece.outputs}
+        )
         return piece
 
     def unit(self, output: str) -> int:
@@ -107,7 +111,9 @@ def check_definition(model: ModelProto, piece: Cut, nodes: Collection[int]) -> N
     graph = piece.proto.graph
     assert piece.proto.opset_import == model.opset_import
     assert (piece.proto.ir_version, piece.proto.functions) == (model.ir_version, model.functions)
-    assert sorted(n.SerializeToString() for n in graph.node) == sorted(n.SerializeToString() for n in chosen)
+    assert sorted(n.SerializeToString() for n in graph.node) == sorted(
+        n.SerializeToString() for n in chosen
+    )
     assert list(piece.inputs) == [value.name for value in graph.input][: len(piece.inputs)]
     assert list(piece.outputs) == [value.name for value in graph.output]
     made = {name for node in chosen for name in node.output if name}
@@ -119,7 +125,8 @@ def check_definition(model: ModelProto, piece: Cut, nodes: Collection[int]) -> N
     wanted = {value.name for value in model.graph.output} | {
         name for node in others for name in _reads(node) if name not in _constants(model)
     }
-    # Beyond those only what nothing in the piece reads, which no runtime would compute if it were no output.
+    # Beyond those only what nothing in the piece reads, which no runtime would compute if it were
+    # no output.
     extra = set(piece.outputs) - (wanted & made)
     assert set(piece.outputs) >= wanted & made
     assert not extra & read
@@ -153,7 +160,13 @@ def _constants(model: ModelProto) -> set[str]:
     weights = {tensor.name for tensor in graph.initializer}
     fed = {value.name for value in graph.input} - weights
     while True:
-        more = {name for node in graph.node if _draws(node) or _reads(node) & fed for name in node.output if name}
+        more = {
+            name
+            for node in graph.node
+            if _draws(node) or _reads(node) & fed
+            for name in node.output
+            if name
+        }
         if more <= fed:
             return weights | {name for node in graph.node for name in node.output if name} - fed
         fed |= more
@@ -163,7 +176,8 @@ def _draws(node: NodeProto) -> bool:
     return b"Random" in node.SerializeToString()  # its own operator, or one in a body of it
 
 
-# Random models for property tests: everything that makes cutting hard, small enough to run a hundred of them.
+# Random models for property tests: everything that makes cutting hard, small enough to run a
+# hundred of them.
 
 
 SHAPE = (2, 3)
@@ -197,22 +211,30 @@ class Builder:
         self.weights[name] = value if raw else typed
         return name
 
-    def node(self, op: str, inputs: list[str], outputs: list[str] | None = None, **attributes: Any) -> str:
+    def node(
+        self, op: str, inputs: list[str], outputs: list[str] | None = None, **attributes: Any
+    ) -> str:
         made = [self.name()] if outputs is None else outputs
-        self.nodes.append(helper.make_node(op, inputs, made, name=f"<{len(self.nodes)}>", **attributes))
+        self.nodes.append(
+            helper.make_node(op, inputs, made, name=f"<{len(self.nodes)}>", **attributes)
+        )
         return made[0]
 
     def constant(self) -> str:
         """A single number, made in one of the ways that exporters know."""
         number = np.array(self.draw(st.sampled_from([-1.0, 0.5, 2.0])), np.float32)
-        way = self.draw(st.sampled_from(["initializer", "typed", "node", "of shape", "arithmetic", "again"]))
+        way = self.draw(
+            st.sampled_from(["initializer", "typed", "node", "of shape", "arithmetic", "again"])
+        )
         if way == "again" and self.constants:
             return self.draw(st.sampled_from(self.constants))
         if way == "node":
             name = self.node("Constant", [], value=numpy_helper.from_array(number))
         elif way == "of shape":
             shape = self.weight(np.zeros(0, np.int64))
-            name = self.node("ConstantOfShape", [shape], value=numpy_helper.from_array(number.reshape(1)))
+            name = self.node(
+                "ConstantOfShape", [shape], value=numpy_helper.from_array(number.reshape(1))
+            )
         elif way == "arithmetic" and self.constants:
             one, other = (self.draw(st.sampled_from(self.constants)) for _ in range(2))
             name = self.node("Add", [one, other])
@@ -226,7 +248,11 @@ class Builder:
 
     def binary(self) -> None:
         first = self.any()
-        second = self.draw(st.sampled_from([first, *self.tensors])) if self.draw(st.booleans()) else self.constant()
+        second = (
+            self.draw(st.sampled_from([first, *self.tensors]))
+            if self.draw(st.booleans())
+            else self.constant()
+        )
         self.tensors.append(self.node(self.draw(st.sampled_from(BINARY)), [first, second]))
 
     def split(self) -> None:
@@ -247,7 +273,8 @@ class Builder:
 
     def lstm(self) -> None:
         """Without initial states, and with only its last output."""
-        axes, shape = self.weight(np.array([1])), self.weight(np.array(SHAPE))
+        axes = self.weight(np.array([1]))
+        shape = self.weight(np.array(SHAPE))
         weights = np.linspace(-1, 1, 12 * 3, dtype=np.float32).reshape(1, 12, 3)
         sequence = self.node("Unsqueeze", [self.any(), axes])
         inputs = [sequence, self.weight(weights), self.weight(weights), "", "", "", "", ""]
@@ -261,8 +288,12 @@ class Builder:
         test = self.node("Greater", [self.node("ReduceMax", [self.any()], keepdims=0), zero])
         captured = [self.draw(st.sampled_from([*self.tensors, self.any()])) for _ in range(3)]
         inner = [self._branch(f"{test}_inner{i}", "Neg", captured[i]) for i in range(2)]
-        both = helper.make_node("If", [test], [f"{test}_both"], then_branch=inner[0], else_branch=inner[1])
-        then = helper.make_graph([both], "then", [], [tensor_info(f"{test}_both", TensorProto.FLOAT, SHAPE)])
+        both = helper.make_node(
+            "If", [test], [f"{test}_both"], then_branch=inner[0], else_branch=inner[1]
+        )
+        then = helper.make_graph(
+            [both], "then", [], [tensor_info(f"{test}_both", TensorProto.FLOAT, SHAPE)]
+        )
         other = self._branch(f"{test}_else", "Abs", captured[2])
         self.tensors.append(self.node("If", [test], then_branch=then, else_branch=other))
 
@@ -301,9 +332,13 @@ def models(draw: st.DrawFn) -> ModelProto:
     inputs = [tensor_info(name, TensorProto.FLOAT, SHAPE) for name in ("x", "z")]
     if ir_version < 4:
         for name, value in builder.weights.items():
-            tensor = value if isinstance(value, TensorProto) else numpy_helper.from_array(value, name)
+            tensor = (
+                value if isinstance(value, TensorProto) else numpy_helper.from_array(value, name)
+            )
             inputs.append(tensor_info(name, tensor.data_type, list(tensor.dims)))
-    return proto_of(nodes, inputs, [BARE(name=name) for name in outputs], builder.weights, ir_version=ir_version)
+    return proto_of(
+        nodes, inputs, [BARE(name=name) for name in outputs], builder.weights, ir_version=ir_version
+    )
 
 
 def feeds() -> dict[str, NDArray[Any]]:

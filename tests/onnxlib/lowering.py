@@ -19,7 +19,9 @@ from bisect_trt.onnxlib.roundings import lower_roundtrip
 
 Array = npt.NDArray[Any]
 Lowering = Callable[..., ModelProto]
-FLOAT, FLOAT16, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64
+FLOAT = TensorProto.FLOAT
+FLOAT16 = TensorProto.FLOAT16
+INT64 = TensorProto.INT64
 LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
 HALF_EPSILON = float(np.finfo(np.float16).eps)
 both = pytest.mark.parametrize("lower", [lower_roundtrip, lower_fp16])
@@ -41,7 +43,12 @@ def model(
     functions: Sequence[onnx.FunctionProto] = (),
 ) -> ModelProto:
     stored = {tensor.name: tensor for tensor in weights}
-    fields: dict[str, Any] = {"opset": opset, "ir_version": ir, "domains": domains, "functions": functions}
+    fields: dict[str, Any] = {
+        "opset": opset,
+        "ir_version": ir,
+        "domains": domains,
+        "functions": functions,
+    }
     result = proto_of(nodes, inputs, outputs, stored, **fields)
     return with_outputs(result, outputs)
 
@@ -49,7 +56,9 @@ def model(
 def with_outputs(source: ModelProto, names: Sequence[str]) -> ModelProto:
     """The same with these outputs, with the types and shapes that ONNX infers or, failing that, those of ``x``."""
     inferred = onnx.shape_inference.infer_shapes(source).graph
-    infos = {value.name: value for value in (*inferred.value_info, *inferred.output, *inferred.input)}
+    infos = {
+        value.name: value for value in (*inferred.value_info, *inferred.output, *inferred.input)
+    }
     result = ModelProto()
     result.CopyFrom(source)
     del result.graph.output[:]
@@ -63,7 +72,9 @@ def with_outputs(source: ModelProto, names: Sequence[str]) -> ModelProto:
     return result
 
 
-def run_as_lowered(lower: Lowering, source: ModelProto, feeds: dict[str, Array]) -> dict[str, Array]:
+def run_as_lowered(
+    lower: Lowering, source: ModelProto, feeds: dict[str, Array]
+) -> dict[str, Array]:
     """Run a lowered model where it means what it says: ONNX Runtime's CPU provider widens real fp16 nodes."""
     return (ort_run if lower is lower_roundtrip else evaluate)(source, feeds)
 
@@ -78,8 +89,12 @@ def checked(lower: Lowering, source: ModelProto, **options: object) -> ModelProt
     lowered = lower(source, **options)
     assert source.SerializeToString(deterministic=True) == before, "the original was changed"
     onnx.checker.check_model(lowered)
-    assert [(v.name, v.type) for v in lowered.graph.input] == [(v.name, v.type) for v in source.graph.input]
-    assert [(v.name, v.type) for v in lowered.graph.output] == [(v.name, v.type) for v in source.graph.output]
+    assert [(v.name, v.type) for v in lowered.graph.input] == [
+        (v.name, v.type) for v in source.graph.input
+    ]
+    assert [(v.name, v.type) for v in lowered.graph.output] == [
+        (v.name, v.type) for v in source.graph.output
+    ]
     return lowered
 
 
@@ -90,7 +105,8 @@ def computed(source: ModelProto) -> list[str]:
     return [name for node in source.graph.node for name in node.output]
 
 
-# Random models for property tests of lowering: operators that round, overflow, choose and move, on tensors of [4, 4].
+# Random models for property tests of lowering: operators that round, overflow, choose and move, on
+# tensors of [4, 4].
 
 
 UNARY = ("Relu", "Sigmoid", "Tanh", "Neg", "Softmax", "Softplus", "Abs")
@@ -101,10 +117,13 @@ COMPOSED = ("MatMul", "Norm", "Mean", "ConcatSplit", "Transpose")
 @st.composite
 def random_models(draw: st.DrawFn) -> ModelProto:
     """Some operators on tensors of [4, 4], with the edges and the outputs at random."""
-    pool, nodes = ["x", "z", "w"], list[NodeProto]()
+    pool = ["x", "z", "w"]
+    nodes = list[NodeProto]()
     for step in range(draw(st.integers(1, 6))):
         kind = draw(st.sampled_from(UNARY + BINARY + COMPOSED))
-        a, b, out = draw(st.sampled_from(pool)), draw(st.sampled_from(pool)), f"t{step}"
+        a = draw(st.sampled_from(pool))
+        b = draw(st.sampled_from(pool))
+        out = f"t{step}"
         nodes.extend(_step(kind, a, b, out))
         pool.append(out)
     results = sorted(draw(st.sets(st.sampled_from(pool[3:]), min_size=1)) | {pool[-1]})

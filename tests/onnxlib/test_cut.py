@@ -28,7 +28,9 @@ node = helper.make_node
 
 @settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(model=models(), data=st.data())
-def test_any_set_of_units_reproduces_its_activations(model: ModelProto, data: st.DataObject) -> None:
+def test_any_set_of_units_reproduces_its_activations(
+    model: ModelProto, data: st.DataObject
+) -> None:
     whole = cutter(model, feeds())
     units = range(len(model.graph.node))
     for bare in (True, False):
@@ -42,7 +44,9 @@ def test_any_set_of_units_reproduces_its_activations(model: ModelProto, data: st
         if made.intersection(whole.network.reads[index]):
             return
         made.difference_update(whole.network.made(index))
-    assert [each.name for each in piece.proto.graph.node] == [model.graph.node[index].name for index in nodes]
+    assert [each.name for each in piece.proto.graph.node] == [
+        model.graph.node[index].name for index in nodes
+    ]
 
 
 def names(piece: Cut) -> tuple[set[str], set[str]]:
@@ -82,7 +86,12 @@ def test_bodies_that_capture_outer_tensors() -> None:
     loop = whole.check([whole.unit("looped")])
     assert names(loop) == ({"a", "b"}, {"looped"})
     # The weight and the constant that only the body reads come along as initializers.
-    assert {tensor.name for tensor in loop.proto.graph.initializer} == {"w", "made", "three", "true"}
+    assert {tensor.name for tensor in loop.proto.graph.initializer} == {
+        "w",
+        "made",
+        "three",
+        "true",
+    }
     scan = whole.check([whole.unit("last")])
     assert names(scan) == ({"b", "looped"}, {"last", "all"})
     with_maker = whole.check([whole.unit("looped")], bare=False)
@@ -106,7 +115,10 @@ def test_large_weights_keep_the_node_that_makes_them(monkeypatch: pytest.MonkeyP
     body = "big = ConstantOfShape(shape) small = ReduceSum <keepdims = 0> (big) a = Add(x, big) y = Add(a, small)"
     shapes = "<float[600, 2, 1] big, float small>"
     model = text_model(
-        f"(float[2, 3] x) => (float[600, 2, 3] y) {shapes}", body, {"shape": np.array([600, 2, 1])}, opset=17
+        f"(float[2, 3] x) => (float[600, 2, 3] y) {shapes}",
+        body,
+        {"shape": np.array([600, 2, 1])},
+        opset=17,
     )
     monkeypatch.setattr("bisect_trt.onnxlib.units.STORED_LIMIT_BYTES", 1000)
     whole = cutter(model, {"x": x})
@@ -116,7 +128,14 @@ def test_large_weights_keep_the_node_that_makes_them(monkeypatch: pytest.MonkeyP
 
 
 def test_vectors_of_a_few_integers_are_stored() -> None:
-    kinds = {"int64 3": True, "int32": True, "int64 65": False, "int64 1 3": False, "bool 3": False, "float32 3": False}
+    kinds = {
+        "int64 3": True,
+        "int32": True,
+        "int64 65": False,
+        "int64 1 3": False,
+        "bool 3": False,
+        "float32 3": False,
+    }
     for kind, stored in kinds.items():
         dtype, *shape = kind.split()
         assert is_frozen(TensorInfo("t", np.dtype(dtype), tuple(map(int, shape)))) is stored
@@ -124,21 +143,30 @@ def test_vectors_of_a_few_integers_are_stored() -> None:
 
 def test_new_names_are_nobodys() -> None:
     body = "a = Neg(x) a_reference = Neg(a) y = Neg(a_reference)"
-    model = text_model("(float[2, 3] x) => (float[2, 3] y, float[2, 3] a_reference)", body, opset=17)
+    model = text_model(
+        "(float[2, 3] x) => (float[2, 3] y, float[2, 3] a_reference)", body, opset=17
+    )
     piece = check_alone(Cutter(model, activations(model, {"x": x})), ["a", "a_reference", "y"])
     assert "a_reference" not in piece.fed
 
 
 def test_what_is_drawn_is_no_constant() -> None:
     branches = [
-        f"{way}_branch = g () => (float[2, 3] r) {{ r = RandomNormal<shape = [2, 3]>() }}" for way in ("then", "else")
+        f"{way}_branch = g () => (float[2, 3] r) {{ r = RandomNormal<shape = [2, 3]>() }}"
+        for way in ("then", "else")
     ]
     body = f"""r1 = RandomNormal<shape = [2, 3]>() true = Constant<value = bool {{1}}>() r2 = If(true) <{", ".join(branches)}>
         r3 = own.RandomDraws() r4 = RandomNormalLike(w) a = Add(x, r1) b = Add(r2, r3) c = Add(a, b) y = Add(c, r4)"""
     draws = f"{OWN} RandomDraws () => (r) {{ r = RandomUniform<shape = [2, 3]>() }}"
-    model = text_model("(float[2, 3] x) => (float[2, 3] y)", body, {"w": x}, opset=17, functions=draws)
+    model = text_model(
+        "(float[2, 3] x) => (float[2, 3] y)", body, {"w": x}, opset=17, functions=draws
+    )
     whole = cutter(model, {"x": x})
-    constant = [model.graph.node[i].op_type for i, is_constant in enumerate(whole.network.constant) if is_constant]
+    constant = [
+        model.graph.node[i].op_type
+        for i, is_constant in enumerate(whole.network.constant)
+        if is_constant
+    ]
     assert constant == ["Constant"]
     piece = whole.check([whole.unit(name) for name in ("a", "b", "c", "y")])
     assert set(piece.inputs) == {"x", "r1", "r2", "r3", "r4"}
@@ -146,7 +174,9 @@ def test_what_is_drawn_is_no_constant() -> None:
 
 def test_what_a_model_declares_is_kept() -> None:
     nodes = [node("Relu", ["x"], ["a"]), node("Neg", ["a"], ["b"]), node("Exp", ["b"], ["y"])]
-    model = proto_of(nodes, [X], [tensor_info("y", FLOAT, [2, 3])], ir_version=7, opset=11, doc_string="not this")
+    model = proto_of(
+        nodes, [X], [tensor_info("y", FLOAT, [2, 3])], ir_version=7, opset=11, doc_string="not this"
+    )
     model.graph.value_info.append(tensor_info("a", FLOAT, [2, 3]))
     model.graph.node[1].doc_string = "a note"
     piece = cutter(model, {"x": x}).check([0, 1])
@@ -182,7 +212,9 @@ def test_nodes_are_kept_to_the_byte(what: str) -> None:
 
 def frozen(cut: Cutter) -> dict[str, Any]:
     names = (*cut.network.inputs, *cut.network.computed)
-    return {name: cut.values[name] for name in names if name in cut.infos and is_frozen(cut.infos[name])}
+    return {
+        name: cut.values[name] for name in names if name in cut.infos and is_frozen(cut.infos[name])
+    }
 
 
 def isolated(cut: Cutter, names: list[str]) -> Isolated:
@@ -198,7 +230,9 @@ def check_alone(cut: Cutter, names: list[str]) -> Isolated:
     assert set(names) <= set(piece.outputs) | piece.left_out.keys()
     alone = Network(piece.proto)
     for index in range(len(alone.nodes)):
-        assert all(alone.constant[parent] for parent in alone.parents(index)), "it reads what another makes"
+        assert all(alone.constant[parent] for parent in alone.parents(index)), (
+            "it reads what another makes"
+        )
     assert not set(piece.fed) & set(cut.network.producer)
     fed = {name: cut.values[piece.fed.get(name, name)] for name in alone.inputs}
     assert_same(ort_run(piece.proto, fed), {name: cut.values[name] for name in piece.outputs})
@@ -206,7 +240,9 @@ def check_alone(cut: Cutter, names: list[str]) -> Isolated:
 
 
 @given(models(), st.data())
-def test_each_node_gives_its_own_values_of_values_that_are_fed(model: ModelProto, data: st.DataObject) -> None:
+def test_each_node_gives_its_own_values_of_values_that_are_fed(
+    model: ModelProto, data: st.DataObject
+) -> None:
     cut = cutter(model, feeds())
     known = [name for name in cut.network.computed if name in cut.infos]
     if known:
@@ -215,19 +251,25 @@ def test_each_node_gives_its_own_values_of_values_that_are_fed(model: ModelProto
 
 
 def test_wrong_values_that_are_fed_do_not_reach_the_next_node() -> None:
-    model = text_model("(float[2, 3] x) => (float[2, 3] c)", "a = Neg(x) b = Neg(a) c = Neg(b)", opset=17)
+    model = text_model(
+        "(float[2, 3] x) => (float[2, 3] c)", "a = Neg(x) b = Neg(a) c = Neg(b)", opset=17
+    )
     cut = cutter(model, {"x": feeds()["x"]})
     piece = isolated(cut, ["a", "b", "c"])
     fed = {name: cut.values[tensor] for name, tensor in piece.fed.items()}
     wrong = {name: value + (piece.fed[name] == "a") for name, value in fed.items()}
     given_back = ort_run(piece.proto, {"x": cut.values["x"], **wrong})
-    assert [name for name in "abc" if not np.array_equal(given_back[name], cut.values[name])] == ["b"]
+    assert [name for name in "abc" if not np.array_equal(given_back[name], cut.values[name])] == [
+        "b"
+    ]
 
 
 def test_shapes_are_stored_and_what_is_made_of_nothing_else_is_left_out() -> None:
     body = "shape = Shape(x) width = Gather(shape, one) flat = Reshape(x, width)"
     model = text_model("(float[1, 6] x) => (float[n] flat)", body, {"one": np.array([1])}, opset=17)
-    piece = check_alone(cutter(model, {"x": np.ones((1, 6), np.float32)}), ["shape", "width", "flat"])
+    piece = check_alone(
+        cutter(model, {"x": np.ones((1, 6), np.float32)}), ["shape", "width", "flat"]
+    )
     assert piece.outputs == ("shape", "flat")
     assert "width" in piece.left_out
     assert [value.name for value in piece.proto.graph.input] == ["x"]

@@ -29,14 +29,22 @@ from bisect_trt.worker.pool import WorkerPool
 
 @settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(model=models(), data=st.data())
-def test_it_computes_what_was_asked_from_what_was_given(model: ModelProto, data: st.DataObject) -> None:
+def test_it_computes_what_was_asked_from_what_was_given(
+    model: ModelProto, data: st.DataObject
+) -> None:
     whole = cutter(model, feeds())
     made = [name for index in whole.network.order for name in whole.network.made(index)]
     outputs = data.draw(st.lists(st.sampled_from(made), min_size=1, max_size=2, unique=True))
-    arrays = [name for name, value in whole.values.items() if isinstance(value, np.ndarray) and name not in outputs]
+    arrays = [
+        name
+        for name, value in whole.values.items()
+        if isinstance(value, np.ndarray) and name not in outputs
+    ]
     inputs = data.draw(st.lists(st.sampled_from(arrays), max_size=2, unique=True)) if arrays else []
     makers, needed = walked_back(whole.network, outputs, inputs)
-    if not needed.issuperset(inputs) or makers & {whole.network.producer.get(name) for name in inputs}:
+    if not needed.issuperset(inputs) or makers & {
+        whole.network.producer.get(name) for name in inputs
+    }:
         with pytest.raises(UsageError, match=r"^--inputs: "):
             extract(whole.network, inputs, outputs, whole.infos)
         return
@@ -48,7 +56,9 @@ def test_it_computes_what_was_asked_from_what_was_given(model: ModelProto, data:
     onnx.checker.check_model(piece)
     given_values = ort_run(piece, {name: whole.values[name] for name in ends})
     assert_same(given_values, {name: whole.values[name] for name in outputs})
-    assert {each.name for each in piece.graph.node} == {whole.network.nodes[index].name for index in makers}
+    assert {each.name for each in piece.graph.node} == {
+        whole.network.nodes[index].name for index in makers
+    }
 
 
 def walked_back(network: Network, outputs: list[str], stop: list[str]) -> tuple[set[int], set[str]]:
@@ -58,7 +68,9 @@ def walked_back(network: Network, outputs: list[str], stop: list[str]) -> tuple[
     tensors = set(outputs)
     while tensors:
         needed |= tensors
-        found = {network.producer[name] for name in tensors.difference(stop) if name in network.producer}
+        found = {
+            network.producer[name] for name in tensors.difference(stop) if name in network.producer
+        }
         makers |= found
         tensors = {name for index in found for name in network.reads[index]} - needed
     return makers, needed
@@ -69,7 +81,10 @@ def network() -> Network:
     body = """a = Relu(x) left, right = Split<axis = 1>(a) half = Constant<value = float {0.5}>() b = Mul(left, half)
         c = Add(b, right) y = Add(c, z) m = MatMul(left, dense)"""
     model = text_model(
-        "(float[2, 4] x, float[2, 2] z) => (float[2, 2] y, float[2, 2] m)", body, {"dense": DENSE}, opset=17
+        "(float[2, 4] x, float[2, 2] z) => (float[2, 2] y, float[2, 2] m)",
+        body,
+        {"dense": DENSE},
+        opset=17,
     )
     model.graph.initializer.append(numpy_helper.from_array(np.ones(1, np.float32), "w"))
     model.graph.output.extend(BARE(name=name) for name in "xw")
@@ -80,7 +95,9 @@ DENSE = np.array([[0, 5], [0, 0]], np.float32)
 VALUES = {"x": np.arange(-4, 4, dtype=np.float32).reshape(2, 4), "z": np.ones((2, 2), np.float32)}
 
 
-def extracted(network: Network, inputs: list[str], outputs: list[str]) -> tuple[list[str], list[str], list[str]]:
+def extracted(
+    network: Network, inputs: list[str], outputs: list[str]
+) -> tuple[list[str], list[str], list[str]]:
     """Inputs, operators and outputs of a piece, which computes what the original does."""
     whole = cutter(network.proto, VALUES)
     piece, ends = extract(network, inputs, outputs, whole.infos)
@@ -104,17 +121,22 @@ def test_without_outputs_those_of_the_graph_that_nodes_compute(network: Network)
     assert len(ops) == 7
     assert extracted(network, ["left", "right"], [])[0] == ["left", "right", "z"]
     # One of them that is an input is none to compute.
-    model = text_model("(float[2, 4] x) => (float[2, 4] a, float[2, 4] y)", "a = Relu(x) y = Neg(a)")
+    model = text_model(
+        "(float[2, 4] x) => (float[2, 4] a, float[2, 4] y)", "a = Relu(x) y = Neg(a)"
+    )
     piece, ends = extract(Network(model), ["a"], [], {})
     assert (ends, [value.name for value in piece.graph.output]) == (["a"], ["y"])
 
 
 def test_a_node_that_makes_an_input_is_not_kept_for_its_other_output(network: Network) -> None:
-    with pytest.raises(UsageError, match="Split 'left', which makes 'left', is needed for its other outputs"):
+    with pytest.raises(
+        UsageError, match="Split 'left', which makes 'left', is needed for its other outputs"
+    ):
         extract(network, ["left"], ["c"], {})
 
 
-# Slices: whatever the limit, what they compute together is what the whole computes, and none is larger than it must be.
+# Slices: whatever the limit, what they compute together is what the whole computes, and none is
+# larger than it must be.
 
 
 def test_slices_cover_every_node_once(light: Light) -> None:
@@ -125,7 +147,8 @@ def test_slices_cover_every_node_once(light: Light) -> None:
         assert [index for part in slices for index in part] == computing
         assert number in (None, len(slices))
     for most in (1, 7, len(computing)):
-        slices, bound = plan_slices(network, network.order, 1 << 40, most), max(most, len(network.order) // 16)
+        slices = plan_slices(network, network.order, 1 << 40, most)
+        bound = max(most, len(network.order) // 16)
         assert [index for part in slices for index in part] == computing
         assert max(map(len, slices)) <= bound
         assert len(slices) == -(-len(computing) // bound)
@@ -145,7 +168,9 @@ def test_slices_compute_what_the_whole_computes(
     stores = []
     for bytes_at_once in (1 << 40, limit):
         workspace = Workspace(tmp_path_factory.mktemp("run"))
-        reference = Reference(Network(model), feeds(), workspace, Models(workspace, pool), 1, bytes_at_once)
+        reference = Reference(
+            Network(model), feeds(), workspace, Models(workspace, pool), 1, bytes_at_once
+        )
         assert not reference.missing
         stores.append(ActivationStore(reference.store))
     whole, sliced = stores
@@ -159,6 +184,10 @@ def test_layerwise_in_slices_finds_the_same(cli: CommandLine, here: Path) -> Non
     model = overflowing(here / "model.onnx")
     found = []
     for limit in ([], ["--array-swap-mb", "0"]):
-        result = cli("layerwise", model, *TARGET, *limit, "--iterations", "2", "--json", "r.json").ended(0).result
+        result = (
+            cli("layerwise", model, *TARGET, *limit, "--iterations", "2", "--json", "r.json")
+            .ended(0)
+            .result
+        )
         found.append((result["first_mismatch"], result["origins"], result["tensors"]))
     assert found[0] == found[1]

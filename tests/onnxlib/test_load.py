@@ -30,7 +30,9 @@ node = helper.make_node
 
 
 def small() -> ModelProto:
-    return proto_of([node("Add", ["x", "w"], ["y"], name="add")], [X], [Y], {"w": np.ones(3, np.float32)})
+    return proto_of(
+        [node("Add", ["x", "w"], ["y"], name="add")], [X], [Y], {"w": np.ones(3, np.float32)}
+    )
 
 
 def refusal(path: Path) -> str:
@@ -61,7 +63,8 @@ def test_a_model_cut_short(tmp_path: Path, end: int) -> None:
 
 @IN_A_FOLDER
 @given(
-    content=st.binary() | st.text().map(str.encode), suffix=st.sampled_from([".onnx", ".json", ".textproto", ".txt"])
+    content=st.binary() | st.text().map(str.encode),
+    suffix=st.sampled_from([".onnx", ".json", ".textproto", ".txt"]),
 )
 def test_another_kind_of_file(tmp_path: Path, content: bytes, suffix: str) -> None:
     path = tmp_path / f"other{suffix}"
@@ -109,11 +112,16 @@ def test_weights_outside_the_folder(tmp_path: Path, location: str) -> None:
 
 @pytest.mark.parametrize("location", ["file", "folder/w.bin", "link"])
 def test_weights_behind_a_link_out_of_the_folder(tmp_path: Path, location: str) -> None:
-    folder, secret = tmp_path / "folder", tmp_path / "elsewhere" / "w.bin"
+    folder = tmp_path / "folder"
+    secret = tmp_path / "elsewhere" / "w.bin"
     folder.mkdir()
     secret.parent.mkdir()
     secret.write_bytes(bytes(12))
-    for link, to in ((folder / "file", secret), (folder / "folder", secret.parent), (tmp_path / "outside", secret)):
+    for link, to in (
+        (folder / "file", secret),
+        (folder / "folder", secret.parent),
+        (tmp_path / "outside", secret),
+    ):
         link.symlink_to(to)
     (folder / "link").symlink_to("../outside")
     path = external(folder / "model.onnx", location)
@@ -142,7 +150,8 @@ def test_weights_at_no_file_that_can_be(tmp_path: Path, location: str) -> None:
     assert refusal(external(tmp_path / "model.onnx", location)).endswith(".")
 
 
-# Models that are broken in ways that protobuf does not see: one sentence each, and whatever is read can be taken apart.
+# Models that are broken in ways that protobuf does not see: one sentence each, and whatever is read
+# can be taken apart.
 
 
 OPSETS = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
@@ -168,7 +177,9 @@ def calling(functions: list[FunctionProto]) -> ModelProto:
 
 def doubling(levels: int) -> ModelProto:
     names = [f"F{level}" for level in range(levels + 1)]
-    return calling([function(name, names[place - 1 : place] * 2) for place, name in enumerate(names)])
+    return calling(
+        [function(name, names[place - 1 : place] * 2) for place, name in enumerate(names)]
+    )
 
 
 def nested(depth: int) -> ModelProto:
@@ -203,34 +214,60 @@ def of_dimensions(field: str) -> ModelProto:
     return changed(lambda model: getattr(model.graph, field).add().CopyFrom(DEEP))
 
 
-CONSTANT = node("Constant", [], ["k"], value=TensorProto(name="k", data_type=1, dims=[2], raw_data=b""))
+CONSTANT = node(
+    "Constant", [], ["k"], value=TensorProto(name="k", data_type=1, dims=[2], raw_data=b"")
+)
 BROKEN = {
-    "a node's name is no text": (with_bytes(b"\x1a\x03add", b"\x1a\x03\xffdd"), r"b'\\xffdd' is not UTF-8"),
+    "a node's name is no text": (
+        with_bytes(b"\x1a\x03add", b"\x1a\x03\xffdd"),
+        r"b'\\xffdd' is not UTF-8",
+    ),
     "an output is no text": (with_bytes(b"\x01y", b"\x01\xff"), r"b'\\xff' is not UTF-8"),
     "an operator is no text": (with_bytes(b"Add", b"\xffdd"), r"b'\\xffdd' is not UTF-8"),
     "an input without a name": (no_name("input"), "a graph input has no name"),
     "an output without a name": (no_name("output"), "a graph output has no name"),
     "a weight without a name": (no_name("initializer"), "a weight has no name"),
-    "a function twice": (calling([function("F", []), function("F", [])]), "there are two functions 'F'"),
+    "a function twice": (
+        calling([function("F", []), function("F", [])]),
+        "there are two functions 'F'",
+    ),
     "a function calls itself": (calling([function("F", ["F"])]), "the function 'F' calls itself"),
-    "functions that double": (doubling(30), "makes 1,073,741,824 nodes, more than the limit of 250,000"),
+    "functions that double": (
+        doubling(30),
+        "makes 1,073,741,824 nodes, more than the limit of 250,000",
+    ),
     "functions that double often": (doubling(400), "makes about 1e120 nodes"),
     "functions in a circle": (
         calling([function("F", ["G"]), function("G", ["F"])]),
         "the function '[FG]' calls itself",
     ),
-    "a weight without a type": (weight(lambda w: w.ClearField("data_type")), "the weight 'w' has no element type"),
+    "a weight without a type": (
+        weight(lambda w: w.ClearField("data_type")),
+        "the weight 'w' has no element type",
+    ),
     "a weight of an unknown type": (
         weight(lambda w: setattr(w, "data_type", 2**31 - 1)),
         "the weight 'w' has the element type 2147483647, which is unknown to ONNX",
     ),
-    "a weight in segments": (weight(lambda w: setattr(w.segment, "begin", 1)), "the weight 'w' is stored in segments"),
-    "a weight of too many dimensions": (weight(lambda w: w.dims.extend([1] * 64)), "the weight 'w' has 65 dimensions"),
+    "a weight in segments": (
+        weight(lambda w: setattr(w.segment, "begin", 1)),
+        "the weight 'w' is stored in segments",
+    ),
+    "a weight of too many dimensions": (
+        weight(lambda w: w.dims.extend([1] * 64)),
+        "the weight 'w' has 65 dimensions",
+    ),
     **{
-        f"too many dimensions in {field}": (of_dimensions(field), "the tensor 'deep' has 65 dimensions")
+        f"too many dimensions in {field}": (
+            of_dimensions(field),
+            "the tensor 'deep' has 65 dimensions",
+        )
         for field in ("input", "output", "value_info")
     },
-    "a weight of negative size": (weight(lambda w: w.dims.append(-1)), r"the weight 'w' has the shape \[3, -1\]"),
+    "a weight of negative size": (
+        weight(lambda w: w.dims.append(-1)),
+        r"the weight 'w' has the shape \[3, -1\]",
+    ),
     "a weight past memory": (
         weight(lambda w: w.dims.append(2**60)),
         r"the weight 'w' has 12 bytes, and its shape \[3, 1152921504606846976\] needs 13835058055282163712",
@@ -269,7 +306,9 @@ def test_functions_that_end_are_read(tmp_path: Path) -> None:
 
 @settings(deadline=None)
 @given(st.sampled_from(ELEMENTS), st.lists(st.integers(0, 3), max_size=2), st.booleans())
-def test_every_type_of_weight_that_onnx_makes_is_read(element: int, shape: list[int], raw: bool) -> None:
+def test_every_type_of_weight_that_onnx_makes_is_read(
+    element: int, shape: list[int], raw: bool
+) -> None:
     values = np.zeros(shape, helper.tensor_dtype_to_np_dtype(element))
     typed = helper.make_tensor("w", element, shape, values.ravel().tolist())
     model = small()
@@ -306,13 +345,16 @@ def test_whatever_is_read_can_be_taken_apart(tmp_path: Path, content: bytes) -> 
         assert [each.name for each in piece.proto.graph.node] == [network.nodes[index].name]
 
 
-# The IR version that a model needs: lowered where nothing in it is newer, never below what brought one of its parts.
+# The IR version that a model needs: lowered where nothing in it is newer, never below what brought
+# one of its parts.
 
 
 def within(model: ModelProto) -> onnx.GraphProto:
     """The body of a node that is itself in a body."""
     inner = helper.make_node("If", ["c"], [], then_branch=onnx.GraphProto())
-    model.graph.node.append(helper.make_node("If", ["c"], [], then_branch=onnx.GraphProto(node=[inner])))
+    model.graph.node.append(
+        helper.make_node("If", ["c"], [], then_branch=onnx.GraphProto(node=[inner]))
+    )
     body: onnx.GraphProto = model.graph.node[-1].attribute[0].g.node[0].attribute[0].g
     return body
 
@@ -320,7 +362,9 @@ def within(model: ModelProto) -> onnx.GraphProto:
 def of_opsets(**opsets: int) -> ModelProto:
     model = proto_of([node("Relu", ["x"], ["y"])], [X], [Y], ir_version=10)
     del model.opset_import[:]
-    model.opset_import.extend(helper.make_opsetid(domain.replace("_", "."), v) for domain, v in opsets.items())
+    model.opset_import.extend(
+        helper.make_opsetid(domain.replace("_", "."), v) for domain, v in opsets.items()
+    )
     return model
 
 
@@ -336,12 +380,22 @@ TOMORROW = onnx.IR_VERSION + 1
         (lambda model: within(model).initializer.add(data_type=TensorProto.FLOAT8E5M2), 10),
         (lambda model: model.graph.initializer.add(data_type=TensorProto.INT4), 10),
         # Runtimes pass over notes, which say nothing of what is computed.
-        (lambda model: model.graph.node[0].metadata_props.add(key="namespace", value="net.layer"), 7),
+        (
+            lambda model: model.graph.node[0].metadata_props.add(
+                key="namespace", value="net.layer"
+            ),
+            7,
+        ),
         (lambda model: setattr(model, "ir_version", TOMORROW), TOMORROW),
-        (lambda model: setattr(model, "ir_version", 3), 3),  # before 4 an initializer means something else
+        (
+            lambda model: setattr(model, "ir_version", 3),
+            3,
+        ),  # before 4 an initializer means something else
     ],
 )
-def test_what_a_version_brought_keeps_the_models_own(change: Callable[[ModelProto], object], needed: int) -> None:
+def test_what_a_version_brought_keeps_the_models_own(
+    change: Callable[[ModelProto], object], needed: int
+) -> None:
     model = of_opsets(**{"": 8 if needed == 3 else 13})
     change(model)
     assert needed_ir_version(model) == needed
@@ -370,9 +424,13 @@ def test_a_version_that_the_reference_may_refuse_is_lowered(tmp_path: Path) -> N
     model = of_opsets(**{"": 13})
     model.ir_version = onnx.IR_VERSION
     onnx.save(model, tmp_path / "model.onnx")
-    with Subject(ModelSettings(tmp_path / "model.onnx"), Workspace(tmp_path / "run"), QuietConsole()) as subject:
+    with Subject(
+        ModelSettings(tmp_path / "model.onnx"), Workspace(tmp_path / "run"), QuietConsole()
+    ) as subject:
         assert subject.reference.refused is None
-        assert subject.original.proto.ir_version == onnx.IR_VERSION  # the first probe is about the file
+        assert (
+            subject.original.proto.ir_version == onnx.IR_VERSION
+        )  # the first probe is about the file
         assert subject.network.proto.ir_version == subject.settings.load().ir_version == 7
         assert subject.network.proto.graph == model.graph
         assert subject.ir_version == {"file": onnx.IR_VERSION, "written": 7}
@@ -384,7 +442,9 @@ def test_a_version_that_the_reference_may_refuse_is_lowered(tmp_path: Path) -> N
 def with_sparse(values: list[float], indices: list[int], dims: list[int]) -> onnx.ModelProto:
     model = proto_of([node("Add", ["x", "w"], ["y"])], [X], [Y])
     weight = onnx.helper.make_sparse_tensor(
-        numpy_helper.from_array(np.array(values, np.float32), "w"), numpy_helper.from_array(np.array(indices)), dims
+        numpy_helper.from_array(np.array(values, np.float32), "w"),
+        numpy_helper.from_array(np.array(indices)),
+        dims,
     )
     model.graph.sparse_initializer.append(weight)
     return model
@@ -400,9 +460,17 @@ def test_sparse_weights_become_dense_ones(tmp_path: Path, indices: list[int]) ->
 
 @pytest.mark.parametrize(
     ("indices", "dims"),
-    [([9, 1], [2, 2]), ([1], [2, 2]), ([1, 3], [-2, 2]), ([1, 3], [1 << 20, 1 << 20]), ([[0], [1]], [2, 2])],
+    [
+        ([9, 1], [2, 2]),
+        ([1], [2, 2]),
+        ([1, 3], [-2, 2]),
+        ([1, 3], [1 << 20, 1 << 20]),
+        ([[0], [1]], [2, 2]),
+    ],
 )
-def test_sparse_weights_that_are_invalid_are_refused(tmp_path: Path, indices: list[int], dims: list[int]) -> None:
+def test_sparse_weights_that_are_invalid_are_refused(
+    tmp_path: Path, indices: list[int], dims: list[int]
+) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(with_sparse([5, 7], indices, dims), str(path))
     with pytest.raises(UnavailableError, match="sparse weight 'w'"):

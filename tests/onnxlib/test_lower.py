@@ -75,7 +75,11 @@ STAY: dict[str, tuple[str, str, dict[str, Any], tuple[int, ...]]] = {
             "none = ReduceSum <keepdims = 0> (x) boxes = Add(corners, none) scores = Add(likely, none) "
             "chosen = NonMaxSuppression(boxes, scores, most)"
         ),
-        {"most": np.array([5]), "likely": [[[1.0, 1.0]]], "corners": [[[0.0, 0.0, 1.0, 1.0], [5.0, 5.0, 6.0, 6.0]]]},
+        {
+            "most": np.array([5]),
+            "likely": [[[1.0, 1.0]]],
+            "corners": [[[0.0, 0.0, 1.0, 1.0], [5.0, 5.0, 6.0, 6.0]]],
+        },
         (3,),
     ),
 }
@@ -98,7 +102,9 @@ def test_it_stays_exact(lower: Lowering, what: str, mark: bool) -> None:
 def test_indices_that_are_floats_stay_exact(lower: Lowering) -> None:
     """2049 is no fp16 number, nor is 2051."""
     weights = {"depth": 2051.0, "values": [0.0, 1.0]}
-    source = text_model("(float[1] x) => (float[1, n] y)", "hot = OneHot(x, depth, values) y = Neg(hot)", weights)
+    source = text_model(
+        "(float[1] x) => (float[1, n] y)", "hot = OneHot(x, depth, values) y = Neg(hot)", weights
+    )
     got = ort_run(checked(lower, source), {"x": np.array([2049], np.float32)})["y"]
     assert (got.shape, np.flatnonzero(got).tolist()) == ((1, 2051), [2049])
 
@@ -111,7 +117,8 @@ def test_a_mask_made_from_a_shape_is_data(lower: Lowering) -> None:
         "penalty = Mul(inverse, low) y = Add(x, penalty)"
     )
     source = text_model("(float[2, 3] x) => (float[2, 3] y)", body, {"one": 1.0, "low": -1e9})
-    lowered, x = checked(lower, source), {"x": np.ones((2, 3), np.float32)}
+    lowered = checked(lower, source)
+    x = {"x": np.ones((2, 3), np.float32)}
     assert np.isnan(run_as_lowered(lower, lowered, x)["y"]).all()
 
 
@@ -127,7 +134,8 @@ def test_bodies_of_control_flow_capture_outer_tensors(lower: Lowering, flag: boo
     feeds = {"x": np.full((2, 3), 0.3, np.float32), "flag": np.array(flag)}
     lowered = checked(lower, source)
     for level in LEVELS:
-        got, full = ort_run(lowered, feeds, level)["y"], ort_run(source, feeds, level)["y"]
+        got = ort_run(lowered, feeds, level)["y"]
+        full = ort_run(source, feeds, level)["y"]
         np.testing.assert_allclose(got, full, rtol=8 * HALF_EPSILON)
 
 
@@ -155,21 +163,28 @@ def test_light_models(name: str) -> None:
         assert list(got) == [value.name for value in source.graph.output]
         for output, value in got.items():
             assert value.dtype == np.float32
-            assert np.array_equal(value.astype(np.float16).astype(np.float32), value, equal_nan=True), output
+            assert np.array_equal(
+                value.astype(np.float16).astype(np.float32), value, equal_nan=True
+            ), output
 
 
 @both
 def test_a_kept_node_sees_and_writes_full_precision(lower: Lowering) -> None:
     """900 squared, times 1e-3 and a weight of 1 + 2**-20, all kept; only the last node is lowered."""
-    body = "squared = Pow(x, two) scaled = Mul(squared, w) small = Mul(scaled, tiny) y = Mul(small, w)"
+    body = (
+        "squared = Pow(x, two) scaled = Mul(squared, w) small = Mul(scaled, tiny) y = Mul(small, w)"
+    )
     ends = "(float[2, 3] x) => (float[2, 3] small, float[2, 3] y)"
     source = text_model(ends, body, {"two": 2.0, "w": 1 + 2**-20, "tiny": 1e-3})
     kept = ["squared", "scaled", "small"]
     lowered = checked(lower, source, keep=kept)
-    got, full = run_as_lowered(lower, lowered, X900), run_as_lowered(lower, source, X900)
+    got = run_as_lowered(lower, lowered, X900)
+    full = run_as_lowered(lower, source, X900)
     assert np.array_equal(got["small"], full["small"])
     assert np.array_equal(got["y"], full["y"].astype(np.float16).astype(np.float32))
-    assert np.isinf(run_as_lowered(lower, checked(lower, source), X900)["y"]).all(), "without keep it has to overflow"
+    assert np.isinf(run_as_lowered(lower, checked(lower, source), X900)["y"]).all(), (
+        "without keep it has to overflow"
+    )
     if lower is lower_fp16:
         types = Network(lowered).element_types
         inner = [node for node in lowered.graph.node if node.op_type in ("Pow", "Mul")][:3]
@@ -199,12 +214,16 @@ def test_weights_and_constants_are_rounded_in_place(lower: Lowering) -> None:
     third, seventh, tenth = (np.float32(np.float16(1 / n)) for n in (3, 7, 10))
     expected = np.array([[np.inf] * 3, [np.float32(np.float16(third + seventh + tenth))] * 3])
     for level in LEVELS:
-        np.testing.assert_allclose(ort_run(lowered, {"x": x}, level)["y"], expected, rtol=2 * HALF_EPSILON)
+        np.testing.assert_allclose(
+            ort_run(lowered, {"x": x}, level)["y"], expected, rtol=2 * HALF_EPSILON
+        )
 
 
 @settings(deadline=None, max_examples=examples(60))
 @given(source=random_models(), seed=st.integers(0, 99), level=st.sampled_from(LEVELS))
-def test_round_trips_are_what_real_fp16_nodes_compute(source: ModelProto, seed: int, level: str) -> None:
+def test_round_trips_are_what_real_fp16_nodes_compute(
+    source: ModelProto, seed: int, level: str
+) -> None:
     """Node by node: each, as a real fp16 node, makes of the values before it what the round trips have after it."""
     feeds = feeds_for(seed)
     emulated = checked(lower_roundtrip, with_outputs(source, computed(source)))
@@ -214,16 +233,23 @@ def test_round_trips_are_what_real_fp16_nodes_compute(source: ModelProto, seed: 
     assert all(types[name] == FLOAT for node in inner for name in (*node.input, *node.output))
     values = ort_run(emulated, feeds, level)
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in source.graph.initializer}
-    halves = {name: value.astype(np.float16) for name, value in {**values, **feeds, **weights}.items()}
+    halves = {
+        name: value.astype(np.float16) for name, value in {**values, **feeds, **weights}.items()
+    }
     for name, value in values.items():
-        assert np.array_equal(halves[name].astype(np.float32), value), f"{name} holds values that fp16 has not"
+        assert np.array_equal(halves[name].astype(np.float32), value), (
+            f"{name} holds values that fp16 has not"
+        )
     for node in source.graph.node:
         alone = model(
-            [node], node.output, inputs=[(name, FLOAT16, halves[name].shape) for name in dict.fromkeys(node.input)]
+            [node],
+            node.output,
+            inputs=[(name, FLOAT16, halves[name].shape) for name in dict.fromkeys(node.input)],
         )
         expected = evaluate(alone, {name: halves[name] for name in node.input})
         for name in node.output:
-            # The evaluator also rounds within a node (sums, exponentials); that error grows with what is summed.
+            # The evaluator also rounds within a node (sums, exponentials); that error grows with
+            # what is summed.
             scale = max(float(np.abs(halves[read].astype(np.float32)).max()) for read in node.input)
             scale = max(scale, scale**2 if node.op_type in ("MatMul", "Mul", "Pow") else 0, 1)
             np.testing.assert_allclose(
@@ -236,7 +262,9 @@ def test_round_trips_are_what_real_fp16_nodes_compute(source: ModelProto, seed: 
 def test_marking_tensors_changes_no_value(source: ModelProto) -> None:
     """The same nodes as without, and Casts of what is marked besides."""
     marked = with_outputs(source, computed(source))
-    before, after = ([n for n in lower_fp16(m).graph.node if n.op_type != "Cast"] for m in (source, marked))
+    before, after = (
+        [n for n in lower_fp16(m).graph.node if n.op_type != "Cast"] for m in (source, marked)
+    )
     assert after == before
 
 
@@ -269,7 +297,9 @@ def no_cast_is_needless(lowered: ModelProto) -> None:
         before = made.get(cast.input[0])
         assert before is None or types[before.input[0]] != target(cast)
     assert len({(cast.input[0], target(cast)) for cast in made.values()}) == len(made)
-    read = {name for node in lowered.graph.node for name in node.input} | {value.name for value in lowered.graph.output}
+    read = {name for node in lowered.graph.node for name in node.input} | {
+        value.name for value in lowered.graph.output
+    }
     assert set(made) <= read
 
 
@@ -319,13 +349,19 @@ def test_bfloat16_is_rounded_as_onnx_runtime_rounds_it(values: list[float]) -> N
     ]
     expected = ort_run(model(there_and_back, ["y"], inputs=[("x", FLOAT, x.shape)]), {"x": x})["y"]
     low = low_tensor(x, "x", BFLOAT16)
-    assert (low.data_type, list(low.dims), len(low.raw_data)) == (BFLOAT16, list(x.shape), 2 * x.size)
+    assert (low.data_type, list(low.dims), len(low.raw_data)) == (
+        BFLOAT16,
+        list(x.shape),
+        2 * x.size,
+    )
     np.testing.assert_array_equal(numpy_helper.to_array(widen_tensor(low, "x")), expected)
 
 
 @pytest.mark.parametrize("low", LOW)
 def test_external_weights_are_stored_in_the_low_precision_or_cast(tmp_path: Path, low: int) -> None:
-    source = model([helper.make_node("Sum", ["x", "w"], ["y"])], ["y"], [weight("w", np.full((2, 3), 1 / 7))])
+    source = model(
+        [helper.make_node("Sum", ["x", "w"], ["y"])], ["y"], [weight("w", np.full((2, 3), 1 / 7))]
+    )
     x = {"x": np.zeros((2, 3), np.float32)}
     expected = ort_run(emulate(lower_fp16(source, low=low), low), x)["y"]
     (tmp_path / "w.bin").write_bytes(source.graph.initializer[0].raw_data)

@@ -60,10 +60,15 @@ def test_each_comes_after_its_parents(parents: Graph) -> None:
 @given(st.integers(1, 6), st.integers(1, 6))
 def test_a_branch_stays_in_one_piece(branches: int, length: int) -> None:
     # Written breadth first: node k of each branch before node k + 1 of any; the last joins them.
-    parents = [[place - branches] if place >= branches else [] for place in range(branches * length)]
+    parents = [
+        [place - branches] if place >= branches else [] for place in range(branches * length)
+    ]
     parents.append(list(range(branches * (length - 1), branches * length)))
     order = ordered(parents)[:-1]
-    chains = [[each % branches for each in order[start : start + length]] for start in range(0, len(order), length)]
+    chains = [
+        [each % branches for each in order[start : start + length]]
+        for start in range(0, len(order), length)
+    ]
     assert all(len(set(chain)) == 1 for chain in chains)
 
 
@@ -81,13 +86,17 @@ def test_a_cycle_names_a_node_that_is_on_it() -> None:
     ]
     itself = [node("Neg", ["a"], ["a"]), node("Relu", ["x"], ["y"])]
     for cycle, named in ((nodes, "(Add 'one'|Exp 'two')"), (itself, "Neg 'a'")):
-        with pytest.raises(UnavailableError, match=f"cycle through {named}.* so the model is not valid ONNX"):
+        with pytest.raises(
+            UnavailableError, match=f"cycle through {named}.* so the model is not valid ONNX"
+        ):
             Network(proto_of(cycle, [X], ["y"]))
 
 
 def test_a_function_that_calls_itself_is_no_endless_question() -> None:
     again = '<domain: "own", opset_import: ["own" : 1]> Again () => (r) { r = own.Again() }'
-    model = text_model("(float[2] x) => (float[2] y)", "r = own.Again() y = Add(x, r)", functions=again)
+    model = text_model(
+        "(float[2] x) => (float[2] y)", "r = own.Again() y = Add(x, r)", functions=again
+    )
     assert Network(model).constant == [True, False]
 
 
@@ -111,15 +120,20 @@ def fixed(model: ModelProto) -> dict[str, Shape]:
 @given(
     st.dictionaries(
         st.sampled_from("abc"),
-        st.lists(st.integers(0, 5) | st.none() | st.sampled_from(["n", "m", ""]), max_size=3) | st.none(),
+        st.lists(st.integers(0, 5) | st.none() | st.sampled_from(["n", "m", ""]), max_size=3)
+        | st.none(),
         min_size=1,
     ),
     st.data(),
 )
-def test_free_dimensions(shapes: dict[str, list[int | str | None] | None], data: st.DataObject) -> None:
+def test_free_dimensions(
+    shapes: dict[str, list[int | str | None] | None], data: st.DataObject
+) -> None:
     given_names = data.draw(st.sets(st.sampled_from(sorted(shapes))))
     given_shapes = {
-        name: data.draw(st.lists(st.integers(0, 9), min_size=len(shape or "?"), max_size=len(shape or "?")))
+        name: data.draw(
+            st.lists(st.integers(0, 9), min_size=len(shape or "?"), max_size=len(shape or "?"))
+        )
         if shape != []
         else []
         for name, shape in shapes.items()
@@ -194,14 +208,17 @@ def test_what_inference_knows() -> None:
 @pytest.mark.parametrize("at_once", [1, 2, 3])
 def test_stretch_by_stretch_inference_finds_the_same(at_once: int) -> None:
     branches = ", ".join(
-        f"{way}_branch = {way} () => (float[] {way}_out) {{ {way}_out = Neg(r) }}" for way in ("then", "else")
+        f"{way}_branch = {way} () => (float[] {way}_out) {{ {way}_out = Neg(r) }}"
+        for way in ("then", "else")
     )
     body = f"""shape = Constant<value_ints = [3, 2]>() yes = Constant<value = bool {{1}}>() a = Add(x, w) r = Reshape(a, shape)
         s = SplitToSequence<axis = 0>(r) c = ConcatFromSequence<axis = 0>(s) d = If(yes) <{branches}> m = own.Mystery(c)
         n = Reshape(m, shape) e = Reshape(d, kept) y = own.Double(e) z = Relu(c)"""
     double = '<domain: "own", opset_import: ["" : 17]> Double (i) => (o) { o = Add(i, i) }'
     weights = {"w": np.ones((2, 3)), "kept": np.array([6])}
-    model = text_model("(float[2, n] x) => (float[] y, float[?, ?] z)", body, weights, opset=17, functions=double)
+    model = text_model(
+        "(float[2, n] x) => (float[] y, float[?, ?] z)", body, weights, opset=17, functions=double
+    )
     model.graph.value_info.append(tensor_info("m", FLOAT, [None, 2]))
     whole = Network(model).inferred
     assert whole["s"].type.WhichOneof("value") == "sequence_type"

@@ -21,14 +21,21 @@ from bisect_trt.probe.reference import Models, Reference
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.worker.pool import WorkerPool
 
-FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+FLOAT = TensorProto.FLOAT
+INT64 = TensorProto.INT64
 X = tensor_info("x", FLOAT, [2, 3])
-WEIGHTS = {"most negative": np.array(-(2**63)), "minus one": np.array(-1), "hundred": np.array([100])}
+WEIGHTS = {
+    "most negative": np.array(-(2**63)),
+    "minus one": np.array(-1),
+    "hundred": np.array([100]),
+}
 
 
 def node(op: str, reads: str, makes: str, **attributes: Any) -> NodeProto:
     """A node that is named by what it makes."""
-    return helper.make_node(op, reads.split(), makes.split(), name=f"<{makes.split(maxsplit=1)[0]}>", **attributes)
+    return helper.make_node(
+        op, reads.split(), makes.split(), name=f"<{makes.split(maxsplit=1)[0]}>", **attributes
+    )
 
 
 def custom(reads: str, makes: str) -> list[NodeProto]:
@@ -51,14 +58,20 @@ def crashing(reads: str, makes: str) -> list[NodeProto]:
         node("Shape", reads, f"{makes}.s"),
         node("ReduceProd", f"{makes}.s", f"{makes}.p", keepdims=0),
         node("Sub", f"{makes}.p {makes}.p", f"{makes}.zero"),
-        helper.make_node("Add", [f"{makes}.zero", "minus one"], [f"{makes}.minus"], name=f"<{makes}.minus>"),
-        helper.make_node("Add", [f"{makes}.zero", "most negative"], [f"{makes}.most"], name=f"<{makes}.most>"),
+        helper.make_node(
+            "Add", [f"{makes}.zero", "minus one"], [f"{makes}.minus"], name=f"<{makes}.minus>"
+        ),
+        helper.make_node(
+            "Add", [f"{makes}.zero", "most negative"], [f"{makes}.most"], name=f"<{makes}.most>"
+        ),
         node("Div", f"{makes}.most {makes}.minus", f"{makes}.div"),
         node("Cast", f"{makes}.div", makes, to=FLOAT),
     ]
 
 
-x86 = pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="only x86 raises a signal")
+x86 = pytest.mark.skipif(
+    platform.machine() not in {"x86_64", "AMD64"}, reason="only x86 raises a signal"
+)
 KINDS = [custom, unknown, failing, pytest.param(crashing, marks=x86)]
 
 
@@ -70,10 +83,19 @@ def saved(path: Path, nodes: Sequence[NodeProto], outputs: Sequence[str], **fiel
     return path
 
 
-def reduced(cli: CommandLine, model: Path, *tags: str, shrink: bool = False) -> tuple[list[str], str]:
+def reduced(
+    cli: CommandLine, model: Path, *tags: str, shrink: bool = False
+) -> tuple[list[str], str]:
     """The names of the nodes left by a check that fails while the model has all of these, and the warnings."""
     check = "./" + script(Path("check"), f"{has(*(f'<{tag}>' for tag in tags))} && exit 1; exit 0")
-    options = ["-o", "out.onnx", "--overwrite", "--json", "r.json", *([] if shrink else ["--no-shrink"])]
+    options = [
+        "-o",
+        "out.onnx",
+        "--overwrite",
+        "--json",
+        "r.json",
+        *([] if shrink else ["--no-shrink"]),
+    ]
     ran = cli("reduce", model, *options, "--check", check, "{model}").ended(0)
     result = read_json(Path("r.json"))
     assert result["minimality"] == "1-minimal"
@@ -115,22 +137,42 @@ def test_one_in_the_middle(cli: CommandLine, broken: Any) -> None:
         assert f"<{core[0]}>" in warnings
 
 
-def test_what_makes_a_weight_ends_as_an_initializer_unless_its_value_is_unknown(cli: CommandLine) -> None:
-    nodes = [node("Exp", "half", "e"), node("Add", "e half", "w"), *custom("half", "p"), node("Add", "x w", "a")]
+def test_what_makes_a_weight_ends_as_an_initializer_unless_its_value_is_unknown(
+    cli: CommandLine,
+) -> None:
+    nodes = [
+        node("Exp", "half", "e"),
+        node("Add", "e half", "w"),
+        *custom("half", "p"),
+        node("Add", "x w", "a"),
+    ]
     nodes += [node("Add", "a p", "b"), node("Neg", "b", "y")]
     model = proto_of(
-        nodes, [X], [tensor_info("y", FLOAT, [2, 3])], {"half": np.full(3, 0.5, np.float32)}, domains=["my.plugins"]
+        nodes,
+        [X],
+        [tensor_info("y", FLOAT, [2, 3])],
+        {"half": np.full(3, 0.5, np.float32)},
+        domains=["my.plugins"],
     )
-    model.graph.value_info.append(tensor_info("p", FLOAT, [3]))  # small enough to be stored, were its value known
+    model.graph.value_info.append(
+        tensor_info("p", FLOAT, [3])
+    )  # small enough to be stored, were its value known
     left, _ = reduce(cli, model, "a", "--no-shrink")
     assert (tags(left), [tensor.name for tensor in left.graph.initializer]) == (["a"], ["w"])
-    assert tags(reduce(cli, model, "e", "--no-shrink")[0]) == ["e"]  # where the failure needs one of them
+    assert tags(reduce(cli, model, "e", "--no-shrink")[0]) == [
+        "e"
+    ]  # where the failure needs one of them
     onnx.save(model, "model.onnx")
     assert reduced(cli, Path("model.onnx"), "b")[0] == ["b", "p"]
 
 
 def test_onnx_runtime_does_not_know_models_of_this_kind(cli: CommandLine) -> None:
-    nodes = [node("Relu", "x", "a"), node("Neg", "a", "b"), node("Exp", "b", "c"), node("Abs", "a", "d")]
+    nodes = [
+        node("Relu", "x", "a"),
+        node("Neg", "a", "b"),
+        node("Exp", "b", "c"),
+        node("Abs", "a", "d"),
+    ]
     model = saved(Path("model.onnx"), nodes, ["c", "d"], ir_version=99)
     names, warnings = reduced(cli, model, "b")
     assert names == ["a", "b"]
@@ -163,7 +205,8 @@ def reference(model: ModelProto, folder: Path, pool: WorkerPool) -> Reference:
 
 
 def test_the_first_plugin_of_a_kind_tells_of_all(tmp_path: Path, pool: CountingPool) -> None:
-    nodes, tensor = [], "x"
+    nodes = []
+    tensor = "x"
     for number in range(40):
         nodes += [*custom("x", f"P{number}"), node("Neg", f"P{number}", f"n{number}")]
         nodes.append(node("Relu", tensor, f"r{number}"))
@@ -186,7 +229,11 @@ def test_nothing_is_cut_at_a_tensor_that_cannot_be_fed(cli: CommandLine, kind: i
         node("Neg", "d", "y"),
     ]
     model = saved(Path("model.onnx"), nodes, ["y"], opset=19, ir_version=9)
-    above_d = ["d"] if hasattr(onnxruntime.OrtValue, "ortvalue_from_numpy_with_onnx_type") else ["b", "c", "d"]
+    above_d = (
+        ["d"]
+        if hasattr(onnxruntime.OrtValue, "ortvalue_from_numpy_with_onnx_type")
+        else ["b", "c", "d"]
+    )
     for tag, left in {"d": above_d, "y": ["y"], "a": ["a"], "b": ["b"]}.items():
         names, warnings = reduced(cli, model, tag, shrink=True)
         assert (names, warnings) == (left, "")
@@ -200,7 +247,17 @@ def reduce(cli: CommandLine, model: ModelProto, tag: str, *options: str) -> tupl
     """What a check leaves that fails while a node is there, and the warnings."""
     onnx.save(model, "model.onnx")
     check = "./" + script(Path("check"), f"{has(f'<{tag}>')} && exit 1; exit 0")
-    ran = cli("reduce", "model.onnx", "-o", "out.onnx", "--overwrite", *options, "--check", check, "{model}").ended(0)
+    ran = cli(
+        "reduce",
+        "model.onnx",
+        "-o",
+        "out.onnx",
+        "--overwrite",
+        *options,
+        "--check",
+        check,
+        "{model}",
+    ).ended(0)
     onnx.checker.check_model("out.onnx", full_check=True)
     return onnx.load("out.onnx"), ran.err
 

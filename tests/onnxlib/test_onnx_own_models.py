@@ -25,7 +25,9 @@ MODULES = sorted(module.name for module in pkgutil.iter_modules(onnx_cases.__pat
 IR_VERSION = 9
 """Newer ones ONNX Runtime may not know; they add nothing that these models have."""
 SLOW_TO_MAKE = {"averagepool", "lppool", "maxpool"}
-EXPORTS = sorted((Path(onnx.__file__).parent / "backend" / "test" / "data").glob("[ps][iy][tm]*/*/model.onnx"))
+EXPORTS = sorted(
+    (Path(onnx.__file__).parent / "backend" / "test" / "data").glob("[ps][iy][tm]*/*/model.onnx")
+)
 
 
 def operator_models(shard: int) -> Iterator[tuple[str, ModelProto, list[Any]]]:
@@ -38,7 +40,9 @@ def operator_models(shard: int) -> Iterator[tuple[str, ModelProto, list[Any]]]:
             importlib.import_module(f"{onnx_cases.__name__}.{module}")  # which makes its tests
         cases = onnx_cases._NodeTestCases[before:]
         expanded = [case for case in cases if len(case.model.graph.node) > 1]
-        for case in {each.name: each for group in (cases, expanded) if group for each in [rng.choice(group)]}.values():
+        for case in {
+            each.name: each for group in (cases, expanded) if group for each in [rng.choice(group)]
+        }.values():
             yield case.name, case.model, case.data_sets[0][0]
 
 
@@ -53,10 +57,15 @@ def test_exports(shard: int) -> None:
     ran = []
     for path in EXPORTS[shard::SHARDS]:
         model = onnx.load(str(path))
-        files = sorted(path.parent.glob("test_data_set_0/input_*.pb"), key=lambda file: int(file.stem.split("_")[1]))
+        files = sorted(
+            path.parent.glob("test_data_set_0/input_*.pb"),
+            key=lambda file: int(file.stem.split("_")[1]),
+        )
         if any(value.type.WhichOneof("value") != "tensor_type" for value in model.graph.input):
             continue  # such values are read in another way, and cannot be fed by bisect-trt
-        values = [numpy_helper.to_array(TensorProto.FromString(file.read_bytes())) for file in files]
+        values = [
+            numpy_helper.to_array(TensorProto.FromString(file.read_bytes())) for file in files
+        ]
         ran.append(check(path.parent.name, model, values))
     assert ran.count(True) > 20
 
@@ -65,10 +74,13 @@ def check(name: str, model: ModelProto, values: list[Any]) -> bool:
     """Cut all of a model, and its halves; whether ONNX Runtime could say what it computes."""
     model.ir_version = min(model.ir_version, IR_VERSION)
     network = Network(model)
-    arrays = [value if value is None or isinstance(value, list) else np.asarray(value) for value in values]
+    arrays = [
+        value if value is None or isinstance(value, list) else np.asarray(value) for value in values
+    ]
     feeds = dict(zip(network.inputs, arrays, strict=False))
     try:
-        known, again = activations(model, feeds), ort_run(model, feeds)
+        known = activations(model, feeds)
+        again = ort_run(model, feeds)
     except Exception:  # no kernel, too new an operator set, a type that Python cannot see: there is nothing to compare
         known = {}
     whole = Cutter(model, known)
@@ -79,7 +91,11 @@ def check(name: str, model: ModelProto, values: list[Any]) -> bool:
     onnx.checker.check_model(everything.proto)
     if not known:
         return False
-    if all(np.array_equal(known[each], again[each]) for each in again if isinstance(again[each], np.ndarray)):
+    if all(
+        np.array_equal(known[each], again[each])
+        for each in again
+        if isinstance(again[each], np.ndarray)
+    ):
         given = ort_run(everything.proto, {each: feeds[each] for each in everything.inputs})
         assert_same(given, {each: known[each] for each in everything.outputs})
         if len(units) > 1 and network.inputs:

@@ -17,7 +17,14 @@ from onnx import TensorProto, helper
 from support import examples
 
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.rewrites import ALL_RULES, NetworkView, can_bar, matches, splice_in, with_barriers
+from bisect_trt.onnxlib.rewrites import (
+    ALL_RULES,
+    NetworkView,
+    can_bar,
+    matches,
+    splice_in,
+    with_barriers,
+)
 from bisect_trt.onnxlib.roundings import lower_roundtrip
 
 SHAPE = (2, 4, 6)
@@ -30,7 +37,9 @@ def node(op: str, reads: str, makes: str, **attributes: Any) -> onnx.NodeProto:
     return helper.make_node(op, names, makes.split(), name=f"{op}:{makes}", **attributes)
 
 
-def reduction(opset: int, op: str, reads: str, makes: str, axes: list[int]) -> tuple[onnx.NodeProto, Weights]:
+def reduction(
+    opset: int, op: str, reads: str, makes: str, axes: list[int]
+) -> tuple[onnx.NodeProto, Weights]:
     if opset < (13 if op == "ReduceSum" else 18):
         return node(op, reads, makes, axes=axes, keepdims=1), {}
     name = f"axes_of_{makes}"
@@ -41,14 +50,26 @@ def norm(opset: int, squared: str) -> tuple[Nodes, Weights]:
     mean, one = reduction(opset, "ReduceMean", "x", "m", [-1])
     square = node("Pow", "d two", "p") if squared == "Pow" else node("Mul", "d d", "p")
     variance, two = reduction(opset, "ReduceMean", "p", "v", [-1])
-    nodes = [mean, node("Sub", "x m", "d"), square, variance, node("Add", "v eps", "ve"), node("Sqrt", "ve", "s")]
+    nodes = [
+        mean,
+        node("Sub", "x m", "d"),
+        square,
+        variance,
+        node("Add", "v eps", "ve"),
+        node("Sqrt", "ve", "s"),
+    ]
     weights = {**one, **two, "eps": np.array(1e-5, np.float32)}
-    return [*nodes, node("Div", "d s", "y")], weights | ({"two": np.array(2, np.float32)} if squared == "Pow" else {})
+    return [*nodes, node("Div", "d s", "y")], weights | (
+        {"two": np.array(2, np.float32)} if squared == "Pow" else {}
+    )
 
 
 def divided(opset: int) -> tuple[Nodes, Weights]:
     total, axes = reduction(opset, "ReduceSum", "x", "t", [2])
-    return [total, node("Div", "t n", "q"), node("Add", "x q", "y")], {**axes, "n": np.array(6, np.float32)}
+    return [total, node("Div", "t n", "q"), node("Add", "x q", "y")], {
+        **axes,
+        "n": np.array(6, np.float32),
+    }
 
 
 def mean(opset: int) -> tuple[Nodes, Weights]:
@@ -76,7 +97,9 @@ def power(by: float, _: int) -> tuple[Nodes, Weights]:
     return nodes, {"one": scalar(1), "by": scalar(by)}
 
 
-def operator(op: str, shape: tuple[int, ...], _: int, *, bias: bool = True, **attributes: Any) -> tuple[Nodes, Weights]:
+def operator(
+    op: str, shape: tuple[int, ...], _: int, *, bias: bool = True, **attributes: Any
+) -> tuple[Nodes, Weights]:
     """A normalization with a scale and a bias of this shape."""
     values = np.random.default_rng(0).standard_normal((2, *shape)).astype(np.float32)
     weights = dict(zip(("scale", "bias")[: 1 + bias], values, strict=False))
@@ -99,9 +122,18 @@ CASES: dict[str, tuple[str, Callable[[int], tuple[Nodes, Weights]]]] = {
     "sum over a count": ("mean-of-parts", divided),
     "mean": ("mean-of-parts", mean),
     **{f"power {by}": ("power", partial(power, by)) for by in (2, 3, 0.5, -0.5, -1)},
-    "LayerNormalization": ("norm-in-parts", partial(operator, "LayerNormalization", (4, 6), axis=-2)),
-    "LayerNormalization without a bias": ("norm-in-parts", partial(operator, "LayerNormalization", (6,), bias=False)),
-    "InstanceNormalization": ("norm-in-parts", partial(operator, "InstanceNormalization", (4,), epsilon=1e-3)),
+    "LayerNormalization": (
+        "norm-in-parts",
+        partial(operator, "LayerNormalization", (4, 6), axis=-2),
+    ),
+    "LayerNormalization without a bias": (
+        "norm-in-parts",
+        partial(operator, "LayerNormalization", (6,), bias=False),
+    ),
+    "InstanceNormalization": (
+        "norm-in-parts",
+        partial(operator, "InstanceNormalization", (4,), epsilon=1e-3),
+    ),
 }
 SINCE = {"LayerNormalization": 17, "LayerNormalization without a bias": 17, "layer norm": 17}
 
@@ -166,7 +198,10 @@ def test_a_rewrite_keeps_within_the_range_of_fp16(case: str, size: float) -> Non
     assert np.isfinite(expected).all()
     got = computed(lower_roundtrip(new), x)
     np.testing.assert_allclose(got, expected, rtol=2e-2, atol=2e-2 * float(np.abs(expected).max()))
-    if case not in ("mask", "length"):  # -Inf of a mask is right by chance; inside of an operator nothing is rounded
+    if case not in (
+        "mask",
+        "length",
+    ):  # -Inf of a mask is right by chance; inside of an operator nothing is rounded
         assert not np.allclose(computed(lower_roundtrip(model), x), expected, rtol=2e-2)
 
 
@@ -199,7 +234,9 @@ def test_weights_of_old_files_are_inputs_too() -> None:
     model = made(nodes, weights, 9)
     model.ir_version = 3
     for tensor in model.graph.initializer:
-        model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+        model.graph.input.append(
+            helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        )
     new = rewritten(model, "scaled-square")
     stored = {tensor.name for tensor in new.graph.initializer}
     assert {value.name for value in new.graph.input} == stored | {"x"}
@@ -211,7 +248,9 @@ def test_an_einsum_barrier_hands_its_input_on(dtype: type) -> None:
     if x.dtype.kind == "f":
         x[0, :3] = np.nan, np.inf, -0.0
     kind = helper.np_dtype_to_tensor_dtype(x.dtype)
-    model = proto_of([node("Neg", "x", "a"), node("Neg", "a", "y")], [("x", kind, x.shape)], ["y"], opset=12)
+    model = proto_of(
+        [node("Neg", "x", "a"), node("Neg", "a", "y")], [("x", kind, x.shape)], ["y"], opset=12
+    )
     network = Network(model)
     assert can_bar(network.infos["a"], 12, "Einsum")
     barred = with_barriers(network, ["x", "a"], {"x": 2, "a": 2})
@@ -223,7 +262,11 @@ def test_no_transpose_moves_through_an_einsum_barrier(tmp_path: Path) -> None:
     """Through a Max barrier it does, so two that cancel each other are lost."""
     import onnxruntime
 
-    nodes = [node("Transpose", "x", "a", perm=[1, 0]), node("Neg", "a", "b"), node("Transpose", "b", "y", perm=[1, 0])]
+    nodes = [
+        node("Transpose", "x", "a", perm=[1, 0]),
+        node("Neg", "a", "b"),
+        node("Transpose", "b", "y", perm=[1, 0]),
+    ]
     network = Network(proto_of(nodes, [("x", TensorProto.FLOAT, (4, 6))], ["y"], opset=17))
     left = {}
     for ranks in (None, {"b": 2}):

@@ -42,7 +42,9 @@ def model() -> ModelProto:
 
 
 @pytest.fixture
-def parted(model: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModelProto, Path]:
+def parted(
+    model: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ModelProto, Path]:
     """The model with its weights in a run's folder, and that folder."""
     monkeypatch.setattr(save, "EMBED_LIMIT_BYTES", 0)
     folder = tmp_path / "run"
@@ -54,7 +56,9 @@ def parted(model: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return copy, folder
 
 
-def test_weights_go_into_one_file_again(model: ModelProto, parted: tuple[ModelProto, Path], tmp_path: Path) -> None:
+def test_weights_go_into_one_file_again(
+    model: ModelProto, parted: tuple[ModelProto, Path], tmp_path: Path
+) -> None:
     proto, folder = parted
     before = proto.SerializeToString()
     save_model(proto, folder, tmp_path / "out.onnx")
@@ -71,13 +75,18 @@ def test_large_weights_of_all_types_are_copied_from_where_they_lie(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(save, "SINGLE_FILE_LIMIT_BYTES", 1000)
-    rng, element = np.random.default_rng(0), TensorProto.DataType.Value(kind)
+    rng = np.random.default_rng(0)
+    element = TensorProto.DataType.Value(kind)
     model = text_model("(float[1] x) => (float[1] y)", "y = Identity(x)")
     size = {"INT4": 2000, "INT8": 4000}.get(kind, 8000)
     (tmp_path / "a.bin").write_bytes(rng.bytes(100 + size))
     (tmp_path / "b.bin").write_bytes(rng.bytes(size + 8))
     expected = {}
-    for name, file, offset, says in (("p", "a.bin", 100, True), ("q", "b.bin", 0, False), ("r", "a.bin", 100, True)):
+    for name, file, offset, says in (
+        ("p", "a.bin", 100, True),
+        ("q", "b.bin", 0, False),
+        ("r", "a.bin", 100, True),
+    ):
         tensor = TensorProto(name=name, data_type=element, dims=[40, 100])
         refer_to(tensor, file, offset, size)
         if not says:  # then it is as long as its elements take
@@ -92,17 +101,25 @@ def test_large_weights_of_all_types_are_copied_from_where_they_lie(
     assert model.SerializeToString() == before
     written = onnx.load(str(tmp_path / "out.onnx"), load_external_data=False)
     assert list(external_files(written)) == ["out.onnx.data"]
-    places = {tensor.name: place_of(tensor) for tensor in written.graph.initializer if uses_external_data(tensor)}
+    places = {
+        tensor.name: place_of(tensor)
+        for tensor in written.graph.initializer
+        if uses_external_data(tensor)
+    }
     assert places.keys() == {"p", "q", "r", "s"}
     assert places["p"] == places["r"]
     data = (tmp_path / "out.onnx.data").read_bytes()
-    assert {name: data[places[name].offset :][: places[name].length] for name in expected} == expected
+    assert {
+        name: data[places[name].offset :][: places[name].length] for name in expected
+    } == expected
     onnx.load(str(tmp_path / "out.onnx"))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.parametrize("name", ["out.json", "out.textproto", "out", "out.any"])
-def test_the_suffix_says_the_format_as_when_it_is_read(model: ModelProto, tmp_path: Path, name: str) -> None:
+def test_the_suffix_says_the_format_as_when_it_is_read(
+    model: ModelProto, tmp_path: Path, name: str
+) -> None:
     save_model(model, tmp_path, tmp_path / name)
     assert_same(ort_run(onnx.load(str(tmp_path / name)), ONES), ort_run(model, ONES))
 
@@ -129,7 +146,8 @@ def test_weights_stay_where_they_are_if_that_is_beside_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(save, "SINGLE_FILE_LIMIT_BYTES", 1000)
-    model, out = large(tmp_path, 5000), tmp_path / "out.onnx"
+    model = large(tmp_path, 5000)
+    out = tmp_path / "out.onnx"
     save_model(model, tmp_path, out, beside=True)
     assert load_model(out).graph.initializer == model.graph.initializer
     assert {path.name for path in tmp_path.iterdir()} == {"out.onnx", "w.bin"}
@@ -140,19 +158,26 @@ def test_weights_stay_where_they_are_if_that_is_beside_the_model(
     assert said_beside(elsewhere / "out.onnx") is None
     (tmp_path / "w.bin").unlink()
     onnx.load(str(elsewhere / "out.onnx"))
-    model.graph.initializer.append(helper.make_tensor("r", TensorProto.FLOAT, [300], np.arange(300.0)))
+    model.graph.initializer.append(
+        helper.make_tensor("r", TensorProto.FLOAT, [300], np.arange(300.0))
+    )
     (tmp_path / "w.bin").write_bytes(bytes(10_100))
     save_model(model, tmp_path, out, beside=True)  # now there is as much inside
     assert list(external_files(load_model(out))) == ["out.onnx.data"]
 
 
-def test_a_disk_without_room(tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room(
+    tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(save, "SINGLE_FILE_LIMIT_BYTES", 1000)
     model = large(tmp_path, 1 << 20)
-    with pytest.raises(UsageError, match=r"out\.onnx cannot be written: .*; make room or name another file\.$"):
+    with pytest.raises(
+        UsageError, match=r"out\.onnx cannot be written: .*; make room or name another file\.$"
+    ):
         save_model(model, tmp_path, small_disk / "out.onnx")
     with pytest.raises(
-        UsageError, match=rf"make room, or name a file in {tmp_path}, where the weights need no copy\.$"
+        UsageError,
+        match=rf"make room, or name a file in {tmp_path}, where the weights need no copy\.$",
     ):
         save_model(model, tmp_path, small_disk / "out.onnx", beside=True)
     assert not list(small_disk.iterdir())
@@ -163,7 +188,20 @@ def test_a_disk_without_room(tmp_path: Path, small_disk: Path, monkeypatch: pyte
 
 SIZE = 20
 ELEMENTS = [
-    *("FLOAT", "DOUBLE", "FLOAT16", "INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64", "BOOL"),
+    *(
+        "FLOAT",
+        "DOUBLE",
+        "FLOAT16",
+        "INT8",
+        "UINT8",
+        "INT16",
+        "UINT16",
+        "INT32",
+        "UINT32",
+        "INT64",
+        "UINT64",
+        "BOOL",
+    ),
     *("COMPLEX64", "COMPLEX128"),
 ]
 
@@ -182,11 +220,20 @@ FEEDS = {"x": np.linspace(-1, 1, SIZE, dtype=np.float32).reshape(1, SIZE)}
 def in_files(folder: Path, layout: str) -> Path:
     """Write the model in one of the ways that exporters know."""
     folder.mkdir()
-    model, path = network(), folder / "model.onnx"
+    model = network()
+    path = folder / "model.onnx"
     if layout == "one file":
-        onnx.save(model, str(path), save_as_external_data=True, location="weights.bin", size_threshold=0)
+        onnx.save(
+            model, str(path), save_as_external_data=True, location="weights.bin", size_threshold=0
+        )
     elif layout == "a file each":
-        onnx.save(model, str(path), save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0)
+        onnx.save(
+            model,
+            str(path),
+            save_as_external_data=True,
+            all_tensors_to_one_file=False,
+            size_threshold=0,
+        )
     elif layout == "a folder":
         for tensor in model.graph.initializer:
             (folder / "weights").mkdir(exist_ok=True)
@@ -195,7 +242,13 @@ def in_files(folder: Path, layout: str) -> Path:
             tensor.ClearField("raw_data")
         path.write_bytes(model.SerializeToString())
     elif layout == "links":  # as a cache of downloads keeps them
-        onnx.save(model, str(folder / "blob.onnx"), save_as_external_data=True, location="blob", size_threshold=0)
+        onnx.save(
+            model,
+            str(folder / "blob.onnx"),
+            save_as_external_data=True,
+            location="blob",
+            size_threshold=0,
+        )
         model = onnx.load(str(folder / "blob.onnx"), load_external_data=False)
         for tensor in model.graph.initializer:
             tensor.external_data[0].value = "model.onnx_data"
@@ -215,7 +268,8 @@ def shared(source: Path, folder: Path) -> ModelProto:
 
 def check_cuts(model: ModelProto, folder: Path) -> None:
     """The whole and a part of a model whose weights lie in the folder compute what they should."""
-    whole, values = Network(model), activations(network(), FEEDS)
+    whole = Network(model)
+    values = activations(network(), FEEDS)
     for number, chosen in enumerate([range(3), [2]]):
         piece = cut(whole, chosen, {}, stored=lambda name: TensorProto(name=name))
         path = folder / f"{number}.onnx"
@@ -227,22 +281,32 @@ def check_cuts(model: ModelProto, folder: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["one file", "a file each", "a folder", "links", "inside"])
 @pytest.mark.parametrize("limit", [0, 1 << 20])
-def test_cuts_find_their_weights(tmp_path: Path, layout: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuts_find_their_weights(
+    tmp_path: Path, layout: str, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(save, "EMBED_LIMIT_BYTES", limit)
     source = in_files(tmp_path / "source", layout)
     before = {path: path.read_bytes() for path in source.parent.rglob("*") if path.is_file()}
     model = shared(source, tmp_path / "run")
     check_cuts(model, tmp_path / "run")
-    assert {path: path.read_bytes() for path in source.parent.rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in source.parent.rglob("*") if path.is_file()
+    } == before
     moved = layout != "inside" or limit == 0
     assert (tmp_path / "run" / WEIGHTS_FILE).exists() == moved
     if moved:
         # Small ones stay: a parser may want to see their values.
-        outside = [tensor.name for tensor in model.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
+        outside = [
+            tensor.name
+            for tensor in model.graph.initializer
+            if tensor.data_location == TensorProto.EXTERNAL
+        ]
         assert outside == ["w0", "w1"]
         assert len(model.SerializeToString()) < 2000
     # ONNX's loader refuses weights that are a link.
-    assert not any(path.is_symlink() or path.stat().st_nlink > 1 for path in (tmp_path / "run").rglob("*.*"))
+    assert not any(
+        path.is_symlink() or path.stat().st_nlink > 1 for path in (tmp_path / "run").rglob("*.*")
+    )
 
 
 @settings(deadline=None)
@@ -284,10 +348,17 @@ def test_tensors_within_nodes_bodies_and_functions_are_found() -> None:
         save.refer_to(tensor, location, 8, 12)
         return helper.make_node("Constant", [], [location], value=tensor)
 
-    body = helper.make_graph([constant("in a body")], "body", [], [tensor_info("in a body", TensorProto.FLOAT, [3])])
+    body = helper.make_graph(
+        [constant("in a body")], "body", [], [tensor_info("in a body", TensorProto.FLOAT, [3])]
+    )
     opsets = [helper.make_opsetid("", 17)]
-    function = helper.make_function("mine", "F", [], ["in a function"], [constant("in a function")], opsets)
-    nodes = [constant("in a node"), helper.make_node("If", ["t"], ["y"], then_branch=body, else_branch=body)]
+    function = helper.make_function(
+        "mine", "F", [], ["in a function"], [constant("in a function")], opsets
+    )
+    nodes = [
+        constant("in a node"),
+        helper.make_node("If", ["t"], ["y"], then_branch=body, else_branch=body),
+    ]
     model = proto_of(nodes, [], ["y"], {"t": np.array(True)}, functions=[function])
     assert external_files(model) == {"in a node": 20, "in a body": 20, "in a function": 20}
 
@@ -299,5 +370,7 @@ def test_a_weight_that_does_not_say_where_it_is_in_its_file(key: str, entry: str
     tensor = model.graph.initializer.add(name="w", data_location=TensorProto.EXTERNAL)
     for each, value in (("location", "w.bin"), (key, entry)):
         tensor.external_data.add(key=each, value=value)
-    with pytest.raises(UnavailableError, match="the external weight 'w' names no valid file and range"):
+    with pytest.raises(
+        UnavailableError, match="the external weight 'w' names no valid file and range"
+    ):
         external_files(model)

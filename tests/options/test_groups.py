@@ -34,7 +34,9 @@ from bisect_trt.targets.trt.settings import tactic
 HEAVY = {"numpy", "onnx", "onnx_graphsurgeon", "matplotlib", "onnxruntime"}
 """What takes longer to import than all that a command line is read with."""
 TEXTS = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=6)
-NAMES = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_size=1).filter(lambda s: s[0] != "-")
+NAMES = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_size=1).filter(
+    lambda s: s[0] != "-"
+)
 SIZES = st.integers(0, 1 << 60)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 READ: dict[Any, st.SearchStrategy[Any]] = {
@@ -53,7 +55,9 @@ READ: dict[Any, st.SearchStrategy[Any]] = {
     command: st.sampled_from(["cp {model} {out}", "cp {model} 'a b' {out}"]),
     compare.drop: st.builds(compare.Drop, st.floats(0, 1e300), st.booleans()),
     until: st.sampled_from(["good", "bad", "both"]) | st.integers(1, 1000),
-    rungs: st.sampled_from([("int8", "fp16", "fp32"), ("int4", "int8", "bf16", "fp32"), ("fp16", "fp32")]),
+    rungs: st.sampled_from(
+        [("int8", "fp16", "fp32"), ("int4", "int8", "bf16", "fp32"), ("fp16", "fp32")]
+    ),
     level: st.sampled_from(["off", "all", "ORT_ENABLE_BASIC"]),
 }
 """What a reader of words may be given."""
@@ -63,7 +67,9 @@ OPTIONS = [(group, entry) for group in GROUPS for entry in entries(group) if not
 
 def values_of(entry: Option) -> st.SearchStrategy[Any]:
     """Python values that an option takes."""
-    read, low, high = entry.read, entry.min, entry.max
+    read = entry.read
+    low = entry.min
+    high = entry.max
     if read is not None:
         one = READ.get(read, st.sampled_from(ErrorStat))
     elif issubclass(entry.kind, Enum):
@@ -72,13 +78,19 @@ def values_of(entry: Option) -> st.SearchStrategy[Any]:
         least = 0 if entry.positional else None  # -1 would be an option
         one = st.integers(least if low == -inf else int(low), None if high == inf else int(high))
     elif entry.kind is float:
-        one = st.floats(None if low == -inf else low, None if high == inf else high, allow_nan=False)
+        one = st.floats(
+            None if low == -inf else low, None if high == inf else high, allow_nan=False
+        )
     else:
         one = {bool: st.booleans(), Path: TEXTS.map(Path), str: TEXTS}[entry.kind]
     if entry.form == "named":
-        return st.dictionaries(NAMES if entry.need_name else NAMES | st.just(""), one, min_size=1, max_size=3)
+        return st.dictionaries(
+            NAMES if entry.need_name else NAMES | st.just(""), one, min_size=1, max_size=3
+        )
     unique = (
-        (lambda pair: pair[0].upper()) if entry.read in (values.pair, values.assignment, openvino_property) else None
+        (lambda pair: pair[0].upper())
+        if entry.read in (values.pair, values.assignment, openvino_property)
+        else None
     )
     return st.lists(one, min_size=1, max_size=3, unique_by=unique) if entry.form == "list" else one
 
@@ -104,20 +116,35 @@ def words(entry: Option, value: Any) -> list[str]:
     if entry.read is values.assignment:
         return [entry.flags[-1], *map("=".join, value)]
     if entry.form == "named":
-        return [entry.flags[-1], *(f"{name}:{word(each)}" if name else word(each) for name, each in value.items())]
+        return [
+            entry.flags[-1],
+            *(f"{name}:{word(each)}" if name else word(each) for name, each in value.items()),
+        ]
     return [entry.flags[-1], *map(word, value if entry.form == "list" else [value])]
 
 
-@pytest.mark.parametrize(("group", "entry"), OPTIONS, ids=[f"{g.__name__}-{e.name}" for g, e in OPTIONS])
+@pytest.mark.parametrize(
+    ("group", "entry"), OPTIONS, ids=[f"{g.__name__}-{e.name}" for g, e in OPTIONS]
+)
 @given(data=st.data())
 @settings(max_examples=examples(6), deadline=None)
-def test_a_value_is_the_same_from_python_and_as_it_is_typed(group: type, entry: Option, data: st.DataObject) -> None:
+def test_a_value_is_the_same_from_python_and_as_it_is_typed(
+    group: type, entry: Option, data: st.DataObject
+) -> None:
     value = data.draw(values_of(entry))
     name = next(name for name, command in COMMANDS.items() if group in command.groups)
     needed: dict[str, Any] = {
-        other.name: Path("p") for own in COMMANDS[name].groups for other in entries(own) if other.required
+        other.name: Path("p")
+        for own in COMMANDS[name].groups
+        for other in entries(own)
+        if other.required
     }
-    typed = [each for other in entries(COMMANDS[name].groups[0]) if other.required for each in words(other, Path("p"))]
+    typed = [
+        each
+        for other in entries(COMMANDS[name].groups[0])
+        if other.required
+        for each in words(other, Path("p"))
+    ]
     if not entry.required:
         # Arguments stand by their place, so those before it are given too.
         before = [other for other in entries(group) if other.positional and not other.required]
@@ -129,7 +156,9 @@ def test_a_value_is_the_same_from_python_and_as_it_is_typed(group: type, entry: 
     _, given_words = parse([name, *typed])
     own = {other.name: needed[other.name] for other in entries(group) if other.name in needed}
     words_of_group = {other.name: given_words[other.name] for other in entries(group)}
-    assert make_group(group, words_of_group, words=True) == make_group(group, {**own, entry.name: value})
+    assert make_group(group, words_of_group, words=True) == make_group(
+        group, {**own, entry.name: value}
+    )
 
 
 def test_several_values_follow_a_flag_and_all_that_follows_check_is_its_command() -> None:
@@ -139,7 +168,9 @@ def test_several_values_follow_a_flag_and_all_that_follows_check_is_its_command(
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_examples_of_help_are_command_lines_and_its_options_few_and_different(name: str) -> None:
+def test_the_examples_of_help_are_command_lines_and_its_options_few_and_different(
+    name: str,
+) -> None:
     examples = COMMANDS[name].examples
     assert len(examples) == 2
     for line in examples:
@@ -165,8 +196,12 @@ WRONG: dict[type, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize(("group", "entry"), OPTIONS, ids=[f"{g.__name__}-{e.name}" for g, e in OPTIONS])
-def test_a_value_of_another_type_is_refused_by_the_name_of_its_option(group: type, entry: Option) -> None:
+@pytest.mark.parametrize(
+    ("group", "entry"), OPTIONS, ids=[f"{g.__name__}-{e.name}" for g, e in OPTIONS]
+)
+def test_a_value_of_another_type_is_refused_by_the_name_of_its_option(
+    group: type, entry: Option
+) -> None:
     junk = (object(),) if entry.read or issubclass(entry.kind, Enum) else WRONG[entry.kind]
     for value in junk:
         with pytest.raises(UsageError, match=f"^{entry.name}: "):
@@ -196,7 +231,12 @@ finally:
 
 @pytest.mark.parametrize(
     "words",
-    [["--help"], ["reduce", "--help"], ["run", "--no-such-option"], ["diagnose", "m.onnx", "--trt", "--atol=x:1e-3"]],
+    [
+        ["--help"],
+        ["reduce", "--help"],
+        ["run", "--no-such-option"],
+        ["diagnose", "m.onnx", "--trt", "--atol=x:1e-3"],
+    ],
     ids=" ".join,
 )
 def test_a_command_line_is_read_without_what_does_the_work(words: list[str]) -> None:
@@ -207,8 +247,16 @@ def test_a_command_line_is_read_without_what_does_the_work(words: list[str]) -> 
 
 @pytest.mark.parametrize(
     ("low", "precision"),
-    [("", "fp32"), ("tf32", "tf32"), ("fp16 tf32", "fp16"), ("bf16", "bf16"), ("fp16 int8", "bf16")],
+    [
+        ("", "fp32"),
+        ("tf32", "tf32"),
+        ("fp16 tf32", "fp16"),
+        ("bf16", "bf16"),
+        ("fp16 int8", "bf16"),
+    ],
 )
 def test_tolerances_are_those_of_what_rounds_most(low: str, precision: str) -> None:
-    target = TargetSettings.from_json({**TargetSettings("trt").to_json(), **dict.fromkeys(low.split(), True)})
+    target = TargetSettings.from_json(
+        {**TargetSettings("trt").to_json(), **dict.fromkeys(low.split(), True)}
+    )
     assert tolerance_options(CompareOptions(), target).precision.value == precision

@@ -72,12 +72,17 @@ def connection() -> Iterator[Connection]:
 def overflowing() -> onnx.ModelProto:
     """Overflows in fp16."""
     weight = {"w": np.full((300, 100), 300.0)}
-    return text_model("(float[2, 300] x) => (float[2, 100] y)", "m = MatMul(x, w) y = Mul(m, m)", weight, opset=17)
+    return text_model(
+        "(float[2, 300] x) => (float[2, 100] y)", "m = MatMul(x, w) y = Mul(m, m)", weight, opset=17
+    )
 
 
 def sent_modules() -> dict[str, str]:
     archive = zipfile.ZipFile(io.BytesIO(application()))
-    found = {name.removesuffix(".py").replace("/", "."): archive.read(name).decode() for name in archive.namelist()}
+    found = {
+        name.removesuffix(".py").replace("/", "."): archive.read(name).decode()
+        for name in archive.namelist()
+    }
     return {name: source for name, source in found.items() if not name.endswith("__init__")}
 
 
@@ -88,7 +93,13 @@ def test_the_application_imports_only_what_is_in_it(module: str) -> None:
     tree = ast.parse(sent[module], feature_version=OLDEST)
 
     def is_checked(node: ast.AST) -> bool:
-        guard = node.test if isinstance(node, ast.If) else node.items[0] if isinstance(node, ast.With) else node
+        guard = (
+            node.test
+            if isinstance(node, ast.If)
+            else node.items[0]
+            if isinstance(node, ast.With)
+            else node
+        )
         word = "TYPE_CHECKING" if isinstance(node, ast.If) else "ImportError"
         return isinstance(node, ast.If | ast.With | ast.Try) and word in ast.dump(guard)
 
@@ -96,7 +107,11 @@ def test_the_application_imports_only_what_is_in_it(module: str) -> None:
     for node in ast.walk(tree):
         if id(node) in skipped or not isinstance(node, ast.Import | ast.ImportFrom):
             continue
-        imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+        imported = (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [str(node.module)]
+        )
         for name in imported:
             known = name in sent or any(each.startswith(f"{name}.") for each in sent)
             assert known or name.partition(".")[0] in ALLOWED, f"{module} imports {name}"
@@ -108,7 +123,11 @@ def test_a_runtime_in_a_place_gives_what_the_same_gives_here(
     connection: Connection, tmp_path: Path, fp16: bool, beside: bool
 ) -> None:
     path = tmp_path / "model.onnx"
-    more: Any = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0} if beside else {}
+    more: Any = (
+        {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}
+        if beside
+        else {}
+    )
     onnx.save(overflowing(), path, **more)
     target = TargetSettings("onnxrt", fp16=fp16)
     feed = {"x": np.random.default_rng(0).standard_normal((2, 300)).astype(np.float32)}
@@ -122,8 +141,15 @@ def test_a_runtime_in_a_place_gives_what_the_same_gives_here(
 
 
 def test_a_file_goes_over_once(connection: Connection, tmp_path: Path) -> None:
-    onnx.save(overflowing(), tmp_path / "a.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
-    there, sent = runtime(TargetSettings("onnxrt"), connection), list[int]()
+    onnx.save(
+        overflowing(),
+        tmp_path / "a.onnx",
+        save_as_external_data=True,
+        location="w.bin",
+        size_threshold=0,
+    )
+    there = runtime(TargetSettings("onnxrt"), connection)
+    sent = list[int]()
     call = connection.call
 
     def counted(method: str, arguments: Any = None, payload: Any = ()) -> Any:
@@ -157,10 +183,16 @@ def test_a_crash_is_reported_and_the_next_call_is_answered(connection: Connectio
     for before in ("pass", "os.fork() or (os.setsid(), time.sleep(1000))"):
         for number in (signal.SIGSEGV, signal.SIGKILL):
             with pytest.raises(ProcessDied) as death:
-                run_there(connection, f"print('last words', flush=True); {before}; os.kill(os.getpid(), {int(number)})")
+                run_there(
+                    connection,
+                    f"print('last words', flush=True); {before}; os.kill(os.getpid(), {int(number)})",
+                )
             assert death.value.code == -number
             assert "last words" in connection.printed
-            assert connection.call("facts", {"packages": ["numpy"]})["facts"]["packages"]["numpy"] == np.__version__
+            assert (
+                connection.call("facts", {"packages": ["numpy"]})["facts"]["packages"]["numpy"]
+                == np.__version__
+            )
 
 
 def test_nothing_of_a_process_that_crashed_is_read_by_the_next(connection: Connection) -> None:
@@ -171,7 +203,9 @@ def test_nothing_of_a_process_that_crashed_is_read_by_the_next(connection: Conne
         connection.has({digest: name.encode() for name, digest in digests.items()})
         settings = {"code": "pass", "engine": {"file_back": "engine"}}
         known = {"module": "trouble", "settings": settings, "hints": {}, "back": ["engine"]}
-        return connection.call("load", {**known, "model": digests[code], "beside": {"w.bin": digests[weights]}})
+        return connection.call(
+            "load", {**known, "model": digests[code], "beside": {"w.bin": digests[weights]}}
+        )
 
     crash = "os.kill(os.getpid(), signal.SIGSEGV)"
     leave = "Path('cache').touch(); Path(settings['engine']).touch()"
@@ -217,12 +251,18 @@ def test_a_command_that_reads_its_program_from_stdin(command: str) -> None:
 
 
 def test_an_old_python_is_refused() -> None:
-    with pytest.raises(UnavailableError, match=r"has Python 3\.8\.18, and a worker needs 3\.10 or later"):
-        connect(Place("python", "python=old", ("echo", "@bisect-trt-worker 3.8.18"))).call("facts", {"packages": []})
+    with pytest.raises(
+        UnavailableError, match=r"has Python 3\.8\.18, and a worker needs 3\.10 or later"
+    ):
+        connect(Place("python", "python=old", ("echo", "@bisect-trt-worker 3.8.18"))).call(
+            "facts", {"packages": []}
+        )
 
 
 PYTHONS = [
-    path for minor in (8, 10, 13) for path in sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3"))[-1:]
+    path
+    for minor in (8, 10, 13)
+    for path in sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3"))[-1:]
 ]
 
 
@@ -245,10 +285,21 @@ def test_another_python(python: Path) -> None:
 def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A chain whose middle overflows in fp16."""
     folder = tmp_path_factory.mktemp("places")
-    steps = [("Add", "one")] * 5 + [("Add", "big"), ("Mul", "n5_out"), ("Sqrt", "")] + [("Add", "one")] * 5
+    steps = (
+        [("Add", "one")] * 5
+        + [("Add", "big"), ("Mul", "n5_out"), ("Sqrt", "")]
+        + [("Add", "one")] * 5
+    )
     nodes = line((op, reads, f"n{number}") for number, (op, reads) in enumerate(steps))
     weights = {"one": 1.0, "big": 3000.0}
-    save(folder / "m.onnx", nodes, weights, inputs={"x": [4]}, outputs={nodes[-1].output[0]: [4]}, opset=17)
+    save(
+        folder / "m.onnx",
+        nodes,
+        weights,
+        inputs={"x": [4]},
+        outputs={nodes[-1].output[0]: [4]},
+        opset=17,
+    )
     return folder
 
 
@@ -259,12 +310,25 @@ def run(cli: CommandLine, failing: Path, monkeypatch: pytest.MonkeyPatch) -> Com
     return cli
 
 
-def test_the_answer_is_that_of_this_interpreter_for_any_places(run: CommandLine, failing: Path) -> None:
+def test_the_answer_is_that_of_this_interpreter_for_any_places(
+    run: CommandLine, failing: Path
+) -> None:
     three = ["--on", HERE, "--on", f"command={sys.executable} -", "--workers", "3"]
     places: list[list[str]] = [[], ["--on", HERE], three]
-    answers, decisions = [], []
+    answers = []
+    decisions = []
     for number, words in enumerate(places):
-        argv = ["reduce", "m.onnx", "--onnxrt", "--fp16", "-o", f"r{number}.onnx", "--json", f"{number}.json", *words]
+        argv = [
+            "reduce",
+            "m.onnx",
+            "--onnxrt",
+            "--fp16",
+            "-o",
+            f"r{number}.onnx",
+            "--json",
+            f"{number}.json",
+            *words,
+        ]
         result = run(*argv).ended(0).result
         answers.append((result["culprits"], result["minimality"]))
         lines = (failing / result["artifacts"]["run"] / "journal.jsonl").read_text().splitlines()
@@ -276,12 +340,25 @@ def test_the_answer_is_that_of_this_interpreter_for_any_places(run: CommandLine,
     assert decisions[0] == decisions[1] == decisions[2]
 
 
-def test_places_get_the_lowest_ir_version_and_so_do_the_files_that_are_written(run: CommandLine, failing: Path) -> None:
+def test_places_get_the_lowest_ir_version_and_so_do_the_files_that_are_written(
+    run: CommandLine, failing: Path
+) -> None:
     """Only where runtimes are asked that may be older than this file says."""
     model = onnx.load(failing / "m.onnx")
     model.ir_version = 10
     onnx.save(model, failing / "newer.onnx")
-    words = ("reduce", "newer.onnx", "--onnxrt", "--fp16", "-o", "low.onnx", "--json", "low.json", "--on", HERE)
+    words = (
+        "reduce",
+        "newer.onnx",
+        "--onnxrt",
+        "--fp16",
+        "-o",
+        "low.onnx",
+        "--json",
+        "low.json",
+        "--on",
+        HERE,
+    )
     done = run(*words).ended(0)
     assert done.result["ir_version"] == {"file": 10, "written": 8}
     assert done.err.count("reject IR version 10") == 1
@@ -320,12 +397,16 @@ def test_a_place_that_is_lost_is_asked_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found by /proc")
-def test_a_session_that_is_kept_goes_with_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_is_kept_goes_with_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, inputs, golden = (tmp_path / name for name in ("model.onnx", "inputs.npz", "golden.npz"))
     onnx.save(text_model("(float[2] x) => (float[2] y)", "y = Neg(x)", opset=17), model)
     np.savez(inputs, x=np.ones(2, np.float32))
     np.savez(golden, y=-np.ones(2, np.float32))
-    request = Compare(TargetSettings("onnxrt"), model, (Sample(inputs, golden),), ToleranceOptions(), same=True)
+    request = Compare(
+        TargetSettings("onnxrt"), model, (Sample(inputs, golden),), ToleranceOptions(), same=True
+    )
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     monkeypatch.setenv("PLACE_TEST", mark)
     with WorkerPool(tmp_path, places=(place(),)) as workers:
@@ -333,7 +414,11 @@ def test_a_session_that_is_kept_goes_with_its_process(tmp_path: Path, monkeypatc
             reply = workers.ask(request)
             assert not isinstance(reply, Failed)
             assert all(each.passed for each in reply.comparisons)
-            running = max(pid for pid, words in marked(f"PLACE_TEST={mark}").items() if b"bisect-trt-worker" in words)
+            running = max(
+                pid
+                for pid, words in marked(f"PLACE_TEST={mark}").items()
+                if b"bisect-trt-worker" in words
+            )
             os.kill(running, signal.SIGSEGV)
 
 

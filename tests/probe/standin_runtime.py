@@ -1,8 +1,8 @@
 """A runtime that crashes, hangs, leaks and breaks on command, in real worker processes.
 
-A worker that is started with the folder of :func:`install` on its ``PYTHONPATH`` takes it for TensorRT: what a model does
-is the text of its file. For one that is real it stands for a target whose fp16 overflows, and writes down which process
-and which GPU ran it.
+A worker that is started with the folder of :func:`install` on its ``PYTHONPATH`` takes it for
+TensorRT: what a model does is the text of its file. For one that is real it stands for a target
+whose fp16 overflows, and writes down which process and which GPU ran it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import numpy as np
 GB = 1 << 30
 LOG = "BISECT_TRT_TEST_LOG"
 TOGETHER = "BISECT_TRT_TEST_TOGETHER"
-"""Builds of real models that have to have begun before the first of all ends, by their nodes (``1 8 8``). A node alone runs in
-fp32 then, unless it is held."""
+"""Builds of real models that have to have begun before the first of all ends, by their nodes
+(``1 8 8``). A node alone runs in fp32 then, unless it is held."""
 REFUSED = "BISECT_TRT_TEST_REFUSED"
 """A file: as long as it is there, builds that begin while another one is under way are refused."""
 
@@ -31,8 +31,8 @@ REFUSED = "BISECT_TRT_TEST_REFUSED"
 def install(folder: Path, environ: Callable[[str, str], None]) -> Path:
     """Have workers that are started from now on use it; the file that it writes into.
 
-    The real one is not to be had in any process, for it may be installed and not load: what is run beside workers then says
-    what it says where there is none.
+    The real one is not to be had in any process, for it may be installed and not load: what is run
+    beside workers then says what it says where there is none.
     """
     (folder / "sitecustomize.py").write_text(
         "import sys\n"
@@ -47,7 +47,9 @@ def install(folder: Path, environ: Callable[[str, str], None]) -> Path:
         "    import standin_runtime\n"
         "    standin_runtime.take_over()\n"
     )
-    environ("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    environ(
+        "PYTHONPATH", os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    )
     environ(LOG, str(folder / "ran.txt"))
     return folder / "ran.txt"
 
@@ -57,7 +59,9 @@ class StandInPool:
 
     def __init__(self, folder: Path, ran: Path, workers: Any) -> None:
         self.workers = workers
-        self._folder, self._ran, self._numbers = folder, ran, count()
+        self._folder = folder
+        self._ran = ran
+        self._numbers = count()
         np.savez(folder / "in.npz")
 
     def request(self, command: str) -> Any:
@@ -66,7 +70,9 @@ class StandInPool:
 
         model = self._folder / f"{next(self._numbers)}.onnx"
         model.write_text(command)
-        return Collect(TargetSettings("trt"), model, (self._folder / "in.npz",), (model.with_suffix(".npz"),))
+        return Collect(
+            TargetSettings("trt"), model, (self._folder / "in.npz",), (model.with_suffix(".npz"),)
+        )
 
     def ask(self, command: str, timeout: float | None = None, **options: Any) -> Any:
         return self.workers.ask(self.request(command), timeout, **options)
@@ -150,7 +156,8 @@ class StandInRuntime:
         content = model.read_bytes()
         if content.startswith(b"\x08"):  # a real model
             return self._real(model, feed)
-        command, used = content.decode(), self._served > 1
+        command = content.decode()
+        used = self._served > 1
         if command == "crash" or (command == "crash if used" and used):
             os.kill(os.getpid(), signal.SIGSEGV)
         word, _, times = command.partition(" ")
@@ -166,7 +173,9 @@ class StandInRuntime:
         if command == "hang":
             time.sleep(1000)
         if command == "poison" or (command == "poison if used" and used):
-            raise RunError("CUDA error 700: an illegal memory access was encountered", poisoned=True)
+            raise RunError(
+                "CUDA error 700: an illegal memory access was encountered", poisoned=True
+            )
         if command == "refuse":
             raise BuildError("no implementation for node 7")
         if command == "no memory":
@@ -183,10 +192,14 @@ class StandInRuntime:
 
         if TOGETHER in os.environ:
             return self._together(model, feed)
-        engine, to = (getattr(self._settings.own, name, None) for name in ("load_engine", "save_engine"))
+        engine, to = (
+            getattr(self._settings.own, name, None) for name in ("load_engine", "save_engine")
+        )
         if to is not None:
             lowered = self._onnxrt().lowered(model)  # what it keeps in fp32 is in the engine, too
-            Path(to).write_bytes(model.read_bytes() if lowered is None else lowered.SerializeToString())
+            Path(to).write_bytes(
+                model.read_bytes() if lowered is None else lowered.SerializeToString()
+            )
         if engine is not None:
             return make_runtime(TargetSettings()).load(Path(engine), feed)
         return self._onnxrt().load(model, feed)
@@ -208,12 +221,16 @@ class StandInRuntime:
             raise BuildError("out of memory: OutOfMemory", signature="out of memory")
         ends = time.monotonic() + 60
         wanted = Counter(os.environ[TOGETHER].split())
-        while first and wanted - Counter(line.split()[0] for line in begun.read_text().splitlines()):
+        while first and wanted - Counter(
+            line.split()[0] for line in begun.read_text().splitlines()
+        ):
             if time.monotonic() > ends:
                 raise BuildError("nobody builds beside this")
             time.sleep(0.01)
         own = replace(self._settings, runtime="onnxrt", own=None)
-        if nodes == 1 and not self._settings.held:  # this model alone: what this process builds next is in fp16 again
+        if (
+            nodes == 1 and not self._settings.held
+        ):  # this model alone: what this process builds next is in fp16 again
             own = replace(own, fp16=False)
         return make_runtime(own).load(model, feed)
 

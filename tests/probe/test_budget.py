@@ -25,11 +25,24 @@ def model(here: Path) -> Path:
     return chain(here / "model.onnx", 40)
 
 
-def reduced(cli: CommandLine, model: Path, check: str, *options: str) -> tuple[int, dict[str, Any], list[str] | None]:
+def reduced(
+    cli: CommandLine, model: Path, check: str, *options: str
+) -> tuple[int, dict[str, Any], list[str] | None]:
     """Status, result, and the nodes of the model that was written, if one was."""
     output = Path("out.onnx")
     output.unlink(missing_ok=True)
-    words = ["-o", output, "--json", "r.json", "--no-shrink", "--overwrite", *options, "--check", check, "{model}"]
+    words = [
+        "-o",
+        output,
+        "--json",
+        "r.json",
+        "--no-shrink",
+        "--overwrite",
+        *options,
+        "--check",
+        check,
+        "{model}",
+    ]
     ran = cli("reduce", model, *words)
     assert "Traceback" not in ran.err
     return ran.status, ran.result, node_names(output) if output.exists() else None
@@ -49,11 +62,15 @@ def test_the_number_of_probes(cli: CommandLine, model: Path) -> None:
     sizes = []
     # The last probe is about the rest of the model: without it the answer stands.
     for budget in (1, 5, whole["probes"]["run"] - 2):
-        status, result, best = reduced(cli, model, check, "--workers", "1", "--max-probes", str(budget))
+        status, result, best = reduced(
+            cli, model, check, "--workers", "1", "--max-probes", str(budget)
+        )
         assert status == 3
         assert (result["status"], result["minimality"]) == ("inconclusive", "unproven")
         assert result["why"] == f"the budget is spent (--max-probes {budget})."
-        assert not any("resume" in each["command"] for each in result["report"]["commands"])  # it would end at once
+        assert not any(
+            "resume" in each["command"] for each in result["report"]["commands"]
+        )  # it would end at once
         assert result["probes"]["run"] == budget
         assert [node["name"] for node in result["culprits"]] == (best or [])
         assert result["artifacts"]["reduced"] == (None if best is None else "out.onnx")
@@ -65,12 +82,15 @@ def test_the_number_of_probes(cli: CommandLine, model: Path) -> None:
     assert sizes[0] == 40  # nothing but the original was probed, which is no result
     assert sizes[-1] == 2
     # With enough for all, a budget has no say.
-    status, result, nodes = reduced(cli, model, check, "--workers", "2", "--max-probes", str(whole["probes"]["run"]))
+    status, result, nodes = reduced(
+        cli, model, check, "--workers", "2", "--max-probes", str(whole["probes"]["run"])
+    )
     assert (status, decided(result), nodes) == (0, decided(whole), list(REQUIRED))
 
 
 @pytest.mark.parametrize(
-    "words", ["reduce m.onnx -o r.onnx --onnxrt", "diagnose m.onnx --onnxrt", "cause m.onnx --onnxrt"]
+    "words",
+    ["reduce m.onnx -o r.onnx --onnxrt", "diagnose m.onnx --onnxrt", "cause m.onnx --onnxrt"],
 )
 def test_the_time_of_the_reference_counts(cli: CommandLine, here: Path, words: str) -> None:
     """The reference never gets to the end of this model, and its own limit is ten minutes."""
@@ -88,7 +108,8 @@ def test_the_time_of_the_original_counts(cli: CommandLine, model: Path) -> None:
 
 
 def test_no_request_begins_after_the_deadline_and_none_outlives_it(here: Path) -> None:
-    model, target = endless(here / "m.onnx"), reference_settings()
+    model = endless(here / "m.onnx")
+    target = reference_settings()
     np.savez(here / "x.npz", x=np.ones(SHAPE, np.float32))
     for seconds in (0.0, 4.0):
         with WorkerPool(here, deadline=Deadline(seconds)) as workers, pytest.raises(BudgetSpent):

@@ -41,7 +41,9 @@ def test_a_run_at_work_is_left_alone(cli: CommandLine, here: Path) -> None:
     before = (run / JOURNAL).read_bytes()
     refused = cli("resume", run)
     after = (run / JOURNAL).read_bytes()
-    written = [path for path in (Path("r.json"), run / "result.json", run / "report.html") if path.exists()]
+    written = [
+        path for path in (Path("r.json"), run / "result.json", run / "report.html") if path.exists()
+    ]
     Path("go").touch()
     assert driver.wait(120) == 0
     refused.refused("BT1010", f"{run.name} belongs to the running process {driver.pid} of ")
@@ -51,10 +53,14 @@ def test_a_run_at_work_is_left_alone(cli: CommandLine, here: Path) -> None:
 
 
 def test_a_call_that_is_at_work_is_left_alone(here: Path) -> None:
-    model, refused = chain(here / "model.onnx", 4), []
+    model = chain(here / "model.onnx", 4)
+    refused = []
 
     def wrong(path: str) -> bool:
-        for again in ({"check": wrong, "run": "mine"}, {"check": "grep -qa '<2>' c.onnx", "candidate": "c.onnx"}):
+        for again in (
+            {"check": wrong, "run": "mine"},
+            {"check": "grep -qa '<2>' c.onnx", "candidate": "c.onnx"},
+        ):
             with pytest.raises(UsageError) as error:
                 bisect_trt.reduce(model, **again)
             refused.append(str(error.value))
@@ -67,7 +73,9 @@ def test_a_call_that_is_at_work_is_left_alone(here: Path) -> None:
         "c.onnx is rewritten for each probe of a run in",
     }
     assert not [*here.glob("*.lock")]
-    assert bisect_trt.reduce(model, wrong, run="mine", candidate="c.onnx").culprits == result.culprits
+    assert (
+        bisect_trt.reduce(model, wrong, run="mine", candidate="c.onnx").culprits == result.culprits
+    )
 
 
 def test_where_nothing_can_be_written_nobody_is_held_up(tmp_path: Path) -> None:

@@ -27,10 +27,14 @@ from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import BuildEngine, Compare, Compared, Failed
 
 IN_FOLDER = settings(
-    max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 NAMES = ("model", "inputs", "golden", "dir")
-PRINTABLE = st.text(st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
+PRINTABLE = st.text(
+    st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), max_size=8
+)
 
 
 @pytest.fixture
@@ -48,26 +52,36 @@ def test_one_quoted_string_or_words(words: list[str]) -> None:
         assert CommandCheck.parse(line) == tuple(line)
 
 
-@pytest.mark.parametrize("words", [[""], ["  "], ["'open"], ["no-such-program-anywhere"], ["/"], ["no-such", "x"]])
+@pytest.mark.parametrize(
+    "words", [[""], ["  "], ["'open"], ["no-such-program-anywhere"], ["/"], ["no-such", "x"]]
+)
 def test_what_cannot_be_a_command(words: list[str]) -> None:
     with pytest.raises(UsageError, match="--check"):
         CommandCheck.parse(words)
 
 
-@given(st.lists(st.one_of(PRINTABLE, st.sampled_from([f"{{{name}}}" for name in NAMES])), max_size=6))
+@given(
+    st.lists(st.one_of(PRINTABLE, st.sampled_from([f"{{{name}}}" for name in NAMES])), max_size=6)
+)
 @IN_FOLDER
-def test_placeholders_are_replaced_and_nothing_else(files: CandidateFiles, parts: list[str]) -> None:
+def test_placeholders_are_replaced_and_nothing_else(
+    files: CandidateFiles, parts: list[str]
+) -> None:
     paths = dict(zip(NAMES, (files.model, files.inputs, files.golden, files.folder), strict=True))
     word = "".join(parts)
     expected = word
-    for name in NAMES:  # no path holds a placeholder, so one after the other is as good as all at once
+    for (
+        name
+    ) in NAMES:  # no path holds a placeholder, so one after the other is as good as all at once
         expected = expected.replace(f"{{{name}}}", str(paths[name]))
     check = CommandCheck(("sh", word))
     assert check.command_line(files) == ["sh", expected]
     assert check.names_placeholder == (expected != word)
 
 
-def expected_verdict(code: int, boom: bool, fail: tuple[int, ...], ignore: tuple[int, ...], regex: bool) -> Verdict:
+def expected_verdict(
+    code: int, boom: bool, fail: tuple[int, ...], ignore: tuple[int, ...], regex: bool
+) -> Verdict:
     """The contract's table, row by row, for a check that ends by itself."""
     if code in ignore:
         return Verdict.PASS
@@ -86,7 +100,9 @@ CODES = (0, 1, 3, 125)
 @pytest.mark.parametrize("fail", [(), (3,), (1, 125), (0,)])
 @pytest.mark.parametrize("ignore", [(), (3,), (0, 125)])
 @pytest.mark.parametrize("regex", [False, True])
-def test_every_combination(files: CandidateFiles, fail: tuple[int, ...], ignore: tuple[int, ...], regex: bool) -> None:
+def test_every_combination(
+    files: CandidateFiles, fail: tuple[int, ...], ignore: tuple[int, ...], regex: bool
+) -> None:
     patterns = (re.compile("bang"), re.compile("bo+m")) if regex else ()
     for code, boom in product(CODES, (False, True)):
         argv = ("sh", "-c", f"{'echo boooom >&2' if boom else 'echo quiet'}; exit {code}")
@@ -99,14 +115,26 @@ def test_every_combination(files: CandidateFiles, fail: tuple[int, ...], ignore:
 
 @pytest.mark.parametrize(
     ("body", "signature"),
-    [("kill -SEGV $$", "signal SIGSEGV"), ("kill -ABRT $$", "signal SIGABRT"), ("exec sleep 60", "time-out")],
+    [
+        ("kill -SEGV $$", "signal SIGSEGV"),
+        ("kill -ABRT $$", "signal SIGABRT"),
+        ("exec sleep 60", "time-out"),
+    ],
 )
-def test_broken_counts_as_the_original_does(files: CandidateFiles, body: str, signature: str) -> None:
-    for fail_codes in ((), (1,), (137, 139)):  # the codes that a shell would make of the signals are no signals
+def test_broken_counts_as_the_original_does(
+    files: CandidateFiles, body: str, signature: str
+) -> None:
+    for fail_codes in (
+        (),
+        (1,),
+        (137, 139),
+    ):  # the codes that a shell would make of the signals are no signals
         timeout = (
             0.3 if signature == "time-out" else None
         )  # what has to do something first gets all the time that it takes
-        outcome = CommandCheck(("sh", "-c", f"ulimit -c 0; {body}"), fail_codes, timeout=timeout).run(files)
+        outcome = CommandCheck(
+            ("sh", "-c", f"ulimit -c 0; {body}"), fail_codes, timeout=timeout
+        ).run(files)
         assert (outcome.ending, outcome.signature) == (Ending.BROKEN, signature)
         for original in ("signal SIGSEGV", "signal SIGABRT", "time-out", "exit 1"):
             wanted = Verdict.FAIL if original == signature else Verdict.UNRESOLVED
@@ -115,7 +143,10 @@ def test_broken_counts_as_the_original_does(files: CandidateFiles, body: str, si
 
 def test_output_that_is_no_text_can_be_searched(files: CandidateFiles) -> None:
     argv = ("sh", "-c", "printf '\\377\\376boom\\0'; exit 1")
-    assert CommandCheck(argv, fail_regexes=(re.compile("boom"),)).run(files).judge(None) is Verdict.FAIL
+    assert (
+        CommandCheck(argv, fail_regexes=(re.compile("boom"),)).run(files).judge(None)
+        is Verdict.FAIL
+    )
 
 
 def test_a_program_that_has_gone(files: CandidateFiles) -> None:
@@ -123,7 +154,8 @@ def test_a_program_that_has_gone(files: CandidateFiles) -> None:
         CommandCheck(("/gone-since",)).run(files)
 
 
-# A check command that is given engines. What builds them is a stand-in, because the real one needs a GPU (tests/gpu).
+# A check command that is given engines. What builds them is a stand-in, because the real one needs
+# a GPU (tests/gpu).
 
 
 TARGET = TargetSettings(runtime="trt", fp16=True)
@@ -154,23 +186,35 @@ def engine_files(here: Path) -> CandidateFiles:
     return replace(candidate_files(folder), keep=("a", "b"))
 
 
-def check(engine_files: CandidateFiles, *words: str, answer: Failed | Exception | None = None) -> EngineCheck:
+def check(
+    engine_files: CandidateFiles, *words: str, answer: Failed | Exception | None = None
+) -> EngineCheck:
     return EngineCheck(Builder(engine_files.folder, answer), TARGET, CommandCheck(words))
 
 
 @pytest.mark.parametrize(("wanted", "ending"), [("a b", Ending.FAILED), ("b", Ending.PASSED)])
-def test_the_command_gets_the_engine_of_what_is_kept(engine_files: CandidateFiles, wanted: str, ending: Ending) -> None:
+def test_the_command_gets_the_engine_of_what_is_kept(
+    engine_files: CandidateFiles, wanted: str, ending: Ending
+) -> None:
     body = f'test "$1" = "$BISECT_TRT_ENGINE" && test "$(cat "$1")" != "{wanted}"'
-    found = check(engine_files, script(engine_files.folder / "check", body), "{engine}").run(engine_files)
+    found = check(engine_files, script(engine_files.folder / "check", body), "{engine}").run(
+        engine_files
+    )
     assert found.ending is ending
     assert (engine_files.folder / "model.engine").exists() is (ending is Ending.PASSED)
 
 
-def test_the_engine_with_the_fewest_nodes_in_fp32_that_passed_stays(engine_files: CandidateFiles) -> None:
+def test_the_engine_with_the_fewest_nodes_in_fp32_that_passed_stays(
+    engine_files: CandidateFiles,
+) -> None:
     """The one of each candidate would fill the disk, and building the best again may give another one."""
-    looks = check(engine_files, script(engine_files.folder / "check", 'test "$(cat "$1")" != "x"'), "{engine}")
+    looks = check(
+        engine_files, script(engine_files.folder / "check", 'test "$(cat "$1")" != "x"'), "{engine}"
+    )
     kept = []
-    for number, keep in enumerate([("a", "b", "c"), ("a", "b"), ("x",), ("c", "d"), ("b",), ("a", "b")]):
+    for number, keep in enumerate(
+        [("a", "b", "c"), ("a", "b"), ("x",), ("c", "d"), ("b",), ("a", "b")]
+    ):
         folder = engine_files.folder / str(number)
         folder.mkdir()
         looks.run(replace(engine_files, folder=folder, keep=keep))
@@ -184,38 +228,56 @@ def test_an_engine_that_was_built_before_is_not_built_again(engine_files: Candid
     body = f'test "$1" = "{made.absolute()}" && test "$(cat "$1")" = made'
     words = (script(engine_files.folder / "check", body), "{engine}")
     never = Failed("crash", "it crashed (SIGSEGV)", "signal SIGSEGV")
-    assert check(engine_files, *words, answer=never).run(replace(engine_files, engine=made)).ending is Ending.PASSED
+    assert (
+        check(engine_files, *words, answer=never).run(replace(engine_files, engine=made)).ending
+        is Ending.PASSED
+    )
     assert made.exists()
 
 
-def test_the_built_in_check_leaves_the_best_engine_too_and_runs_one_that_is_there(engine_files: CandidateFiles) -> None:
+def test_the_built_in_check_leaves_the_best_engine_too_and_runs_one_that_is_there(
+    engine_files: CandidateFiles,
+) -> None:
     trt = TrtSettings(tactic_sources=("cublas",), plugins=("plugin.so",))
     pool = Builder(engine_files.folder)
-    looks = BuiltinCheck(pool, replace(TARGET, own=trt), ToleranceOptions(), engine_cache=EngineCache())
+    looks = BuiltinCheck(
+        pool, replace(TARGET, own=trt), ToleranceOptions(), engine_cache=EngineCache()
+    )
     assert looks.run(engine_files).ending is Ending.PASSED
     engine = engine_files.folder / "model.engine"
     assert engine.read_text() == "a b"
     assert looks.run(replace(engine_files, engine=engine)).ending is Ending.PASSED
     assert engine.read_text() == "a b"
     built, loaded = (request.target for request in pool.requests)
-    assert built == replace(TARGET, keep=("a", "b"), own=replace(trt, save_engine=str(engine.absolute())))
-    assert loaded == replace(TARGET, own=TrtSettings(load_engine=str(engine.absolute()), plugins=("plugin.so",)))
+    assert built == replace(
+        TARGET, keep=("a", "b"), own=replace(trt, save_engine=str(engine.absolute()))
+    )
+    assert loaded == replace(
+        TARGET, own=TrtSettings(load_engine=str(engine.absolute()), plugins=("plugin.so",))
+    )
     by_hand = (engine_files.folder / "command.txt").read_text()
     assert f"--load-engine {engine.absolute()}" in by_hand
     assert "--tactic-sources" not in by_hand
 
 
 def test_without_a_placeholder_it_lies_at_a_fixed_path(engine_files: CandidateFiles) -> None:
-    looks = check(engine_files, script(engine_files.folder / "check", f'test "$(cat {FIXED_ENGINE})" = "a b"'))
+    looks = check(
+        engine_files, script(engine_files.folder / "check", f'test "$(cat {FIXED_ENGINE})" = "a b"')
+    )
     assert not looks.parallel
     assert looks.run(engine_files).ending is Ending.PASSED
 
 
 @pytest.mark.parametrize(
     "failed",
-    [Failed("build", "no kernel for it", "build: no kernel"), Failed("crash", "crashed (SIGSEGV)", "signal SIGSEGV")],
+    [
+        Failed("build", "no kernel for it", "build: no kernel"),
+        Failed("crash", "crashed (SIGSEGV)", "signal SIGSEGV"),
+    ],
 )
-def test_an_engine_that_cannot_be_built_says_nothing_of_the_check(engine_files: CandidateFiles, failed: Failed) -> None:
+def test_an_engine_that_cannot_be_built_says_nothing_of_the_check(
+    engine_files: CandidateFiles, failed: Failed
+) -> None:
     found = check(engine_files, "false", answer=failed).run(engine_files)
     assert found.ending is Ending.BROKEN
     assert failed.message in found.reason

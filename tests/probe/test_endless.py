@@ -26,7 +26,8 @@ from bisect_trt.worker import pool
         ("run model.onnx --onnxrt", "DEFAULT_SECONDS", ", the most by default"),
         ("diagnose model.onnx --onnxrt -o out", "DEFAULT_SECONDS", ", the most by default"),
         ("sanitize constant.onnx -o out.onnx", "DEFAULT_SECONDS", ", the most by default"),
-        # A small time holds for the reference too, but for the start of a worker and a run of the whole model.
+        # A small time holds for the reference too, but for the start of a worker and a run of the
+        # whole model.
         ("reduce model.onnx --onnxrt -o out.onnx --timeout 1", "LEAST_SECONDS", ""),
     ],
 )
@@ -50,9 +51,12 @@ def test_it_ends_with_a_sentence(
 def test_no_more_than_was_given_where_the_target_is_endless(cli: CommandLine, here: Path) -> None:
     """A time that is given is held; only the reference may take longer."""
     np.savez(here / "y.npz", y=np.zeros(SHAPE, np.float32))
-    ran = cli("run", endless(here / "model.onnx"), "--onnxrt", "--load-outputs", "y.npz", "--timeout", "3").ended(4)
+    ran = cli(
+        "run", endless(here / "model.onnx"), "--onnxrt", "--load-outputs", "y.npz", "--timeout", "3"
+    ).ended(4)
     said = re.search(
-        r"the target cannot run model\.onnx: no answer after (\d+\.\d) s\.", ran.error.replace(f"{here}/", "")
+        r"the target cannot run model\.onnx: no answer after (\d+\.\d) s\.",
+        ran.error.replace(f"{here}/", ""),
     )
     assert said is not None, ran.error
     assert 3 <= float(said[1]) < pool.LEAST_SECONDS
@@ -63,8 +67,12 @@ def test_ctrl_c_ends_it_at_once_and_all_that_it_started(here: Path) -> None:
     mark = f"BISECT_TRT_TEST_ENDLESS={uuid.uuid4().hex}"
     name, _, value = mark.partition("=")
     command = [sys.executable, "-m", "bisect_trt", "layerwise", "model.onnx", "--onnxrt"]
-    driver = subprocess.Popen(command, cwd=here, env={**os.environ, name: value}, stderr=subprocess.PIPE)
-    wait_for(lambda: [*here.glob(".bisect-trt/*/candidates/scratch-*.onnx")] or driver.poll() is not None)
+    driver = subprocess.Popen(
+        command, cwd=here, env={**os.environ, name: value}, stderr=subprocess.PIPE
+    )
+    wait_for(
+        lambda: [*here.glob(".bisect-trt/*/candidates/scratch-*.onnx")] or driver.poll() is not None
+    )
     time.sleep(1)
     driver.send_signal(signal.SIGINT)
     _, said = driver.communicate(timeout=120)

@@ -45,7 +45,10 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
 
 def said_by(python: Path, more: str = "numpy") -> str:
     done = subprocess.run(
-        [python, "-c", f"import brittle, {more}; print(brittle.version)"], capture_output=True, text=True, check=False
+        [python, "-c", f"import brittle, {more}; print(brittle.version)"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.stdout.strip() or done.stderr
 
@@ -100,7 +103,10 @@ def test_an_index_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnavailableError, match="Check that the index is reachable") as raised:
         interpreter(Environment.parse("brittle==1.2"))
     assert "127.0.0.1" in str(raised.value)
-    with pytest.raises(UnavailableError, match=r"the releases of brittle cannot be listed: .*Is the index reachable"):
+    with pytest.raises(
+        UnavailableError,
+        match=r"the releases of brittle cannot be listed: .*Is the index reachable",
+    ):
         releases("brittle")
 
 
@@ -115,7 +121,9 @@ def test_two_processes_make_it_once() -> None:
 
 @pytest.mark.usefixtures("index")
 def test_nothing_is_left_of_one_that_was_killed() -> None:
-    with subprocess.Popen([sys.executable, "-c", MAKE, "brittle==1.2"], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", MAKE, "brittle==1.2"], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "made\n"
         process.send_signal(signal.SIGKILL)
@@ -144,7 +152,15 @@ def test_what_is_asked_for(text: str, requirements: tuple[str, ...], python: str
 
 @pytest.mark.parametrize(
     "text",
-    ["", "python=3.11", "python=3.11 python=3.10 brittle", "-r r.txt", "brittle==", "brittle 'numpy", "./no.whl"],
+    [
+        "",
+        "python=3.11",
+        "python=3.11 python=3.10 brittle",
+        "-r r.txt",
+        "brittle==",
+        "brittle 'numpy",
+        "./no.whl",
+    ],
 )
 def test_what_is_no_environment(text: str) -> None:
     with pytest.raises(UsageError, match="env="):
@@ -160,11 +176,24 @@ def test_no_such_interpreter(asked: str) -> None:
 def test_a_plain_install_brings_uv() -> None:
     """And a package of conda depends on the same; there ONNX Runtime is no extra."""
     root = Path(__file__).parents[2]
-    project = (root / "pyproject.toml").read_text("utf-8").partition("\ndependencies = [")[2].partition("\n]")[0]
-    recipe = (root / "conda" / "recipe.yaml").read_text("utf-8").partition("\n  run:\n")[2].partition("\n\n")[0]
+    project = (
+        (root / "pyproject.toml")
+        .read_text("utf-8")
+        .partition("\ndependencies = [")[2]
+        .partition("\n]")[0]
+    )
+    recipe = (
+        (root / "conda" / "recipe.yaml")
+        .read_text("utf-8")
+        .partition("\n  run:\n")[2]
+        .partition("\n\n")[0]
+    )
     plain = set(re.findall(r'^    "([\w-]+)', project, re.MULTILINE))
     assert "uv" in plain
-    assert set(re.findall(r"^    - ([\w-]+)", recipe, re.MULTILINE)) == plain | {"python", "onnxruntime"}
+    assert set(re.findall(r"^    - ([\w-]+)", recipe, re.MULTILINE)) == plain | {
+        "python",
+        "onnxruntime",
+    }
 
 
 def test_without_uv_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,14 +210,21 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
         folder()
 
 
-def test_uv_is_told_the_settings_of_pip_unless_it_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_is_told_the_settings_of_pip_unless_it_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [each for each in os.environ if each.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://two.example/simple\nfind-links = /a\n  /b\n")
+    (tmp_path / "pip.conf").write_text(
+        "[global]\nindex-url = https://two.example/simple\nfind-links = /a\n  /b\n"
+    )
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.setenv("PIP_INDEX_URL", "https://one.example/simple")
     told = index_settings()
-    assert (told["UV_DEFAULT_INDEX"], told["UV_FIND_LINKS"]) == ("https://one.example/simple", "/a,/b")
+    assert (told["UV_DEFAULT_INDEX"], told["UV_FIND_LINKS"]) == (
+        "https://one.example/simple",
+        "/a,/b",
+    )
     monkeypatch.setenv("UV_INDEX", "named=https://two.example/simple")
     assert index_settings() == {}

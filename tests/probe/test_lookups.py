@@ -35,8 +35,11 @@ def lookups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of the hosts that processes look up, all of which fail."""
     compiler = shutil.which("cc")
     if compiler is None or not sys.platform.startswith("linux"):
-        pytest.skip("a resolver is loaded before that of the system by ld.so, and made by a C compiler")
-    log, library = tmp_path / "lookups", tmp_path / "counter.so"
+        pytest.skip(
+            "a resolver is loaded before that of the system by ld.so, and made by a C compiler"
+        )
+    log = tmp_path / "lookups"
+    library = tmp_path / "counter.so"
     source = tmp_path / "counter.c"
     source.write_text(COUNTER.replace("LOG,", f'"{log}",'))
     subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
@@ -48,7 +51,9 @@ def lookups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_counts(lookups: Path) -> None:
-    subprocess.run([sys.executable, "-c", "import socket\nsocket.getaddrinfo('host.invalid', 1)"], check=False)
+    subprocess.run(
+        [sys.executable, "-c", "import socket\nsocket.getaddrinfo('host.invalid', 1)"], check=False
+    )
     assert lookups.read_text().split() == ["host.invalid"]
 
 
@@ -95,14 +100,24 @@ def test_every_process_that_loads_a_runtime_has_the_variables(
     overflowing(here / "m.onnx")
     environment = {**os.environ, "PYTHONPATH": str(here / "shadow")}
     program = [sys.executable, "-m", "bisect_trt"]
-    lines = ("diagnose m.onnx --onnxrt --fp16 -o shown", f"run m.onnx --onnxrt --on python={sys.executable}")
+    lines = (
+        "diagnose m.onnx --onnxrt --fp16 -o shown",
+        f"run m.onnx --onnxrt --on python={sys.executable}",
+    )
     for line in (*lines, "run m.onnx --openvino"):
-        subprocess.run([*program, *line.split()], check=False, cwd=here, env=environment, capture_output=True)
+        subprocess.run(
+            [*program, *line.split()], check=False, cwd=here, env=environment, capture_output=True
+        )
     subprocess.run([sys.executable, "shown/reproduce.py"], check=False, cwd=here, env=environment)
     seen = [line for file in here.rglob("seen") for line in file.read_text().splitlines()]
     wanted = ",".join(NO_TELEMETRY[name] for name in sorted(NO_TELEMETRY))
     assert len(seen) >= 4
     assert {*seen} == {wanted}
-    check = script(here / "check", 'echo "$ORT_DISABLE_TELEMETRY" >> checks; grep -q big_out "$1" && exit 1; exit 0')
-    cli("reduce", "m.onnx", "-o", "small.onnx", "--check", f"./{Path(check).name}", "{model}").ended(0)
+    check = script(
+        here / "check",
+        'echo "$ORT_DISABLE_TELEMETRY" >> checks; grep -q big_out "$1" && exit 1; exit 0',
+    )
+    cli(
+        "reduce", "m.onnx", "-o", "small.onnx", "--check", f"./{Path(check).name}", "{model}"
+    ).ended(0)
     assert {*(here / "checks").read_text().split()} == {"1"}

@@ -18,7 +18,18 @@ import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, load
 from standin_runtime import StandInPool, standin_pool
-from support import SHAPE, assert_gone, candidate_files, chain, gone, has, read_json, run_check, save, script
+from support import (
+    SHAPE,
+    assert_gone,
+    candidate_files,
+    chain,
+    gone,
+    has,
+    read_json,
+    run_check,
+    save,
+    script,
+)
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probe.oracles import BuiltinCheck, outcome_of_comparisons
@@ -49,7 +60,9 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInPoo
 
 
 @pytest.mark.parametrize(("name", "warm"), [("SIGKILL", False), ("SIGTERM", True)])
-def test_a_worker_that_is_ended_from_outside_is_asked_again(pool: StandInPool, name: str, warm: bool) -> None:
+def test_a_worker_that_is_ended_from_outside_is_asked_again(
+    pool: StandInPool, name: str, warm: bool
+) -> None:
     if warm:
         pool.ask("fine")
     assert pool.ask(f"{name} 2") is None
@@ -109,10 +122,15 @@ def test_workers_that_do_not_start_are_said(pool: StandInPool, tmp_path: Path) -
     assert (reply.kind, "before it began (exit status 7)" in reply.message) == ("lost", True)
 
 
-def test_what_an_ended_reference_leaves_is_no_answer_either(pool: StandInPool, tmp_path: Path) -> None:
+def test_what_an_ended_reference_leaves_is_no_answer_either(
+    pool: StandInPool, tmp_path: Path
+) -> None:
     (tmp_path / "m.onnx").write_text("SIGKILL 3")
     models = Models(Workspace(tmp_path / "run"), pool.workers)
-    with pytest.raises(UnavailableError, match=r"could not run a model: .*ended from outside \(SIGKILL\).*Free memory"):
+    with pytest.raises(
+        UnavailableError,
+        match=r"could not run a model: .*ended from outside \(SIGKILL\).*Free memory",
+    ):
         models.collect(tmp_path / "m.onnx", tmp_path / "i.npz", tmp_path / "out.npz", TRT)
 
 
@@ -150,11 +168,17 @@ def test_an_ended_reference_run_is_not_taken_for_operators_without_a_kernel(
         assert [node["name"] for node in read_json(Path("r.json"))["culprits"]] == ["<3>"]
     else:
         assert ran.status == 4
-        assert "ended from outside (SIGKILL), and so were those that were asked after it" in ran.error
+        assert (
+            "ended from outside (SIGKILL), and so were those that were asked after it" in ran.error
+        )
 
 
-@pytest.mark.parametrize("how", ["kill -9 $$", "kill -9 0", "kill -15 $$", "sh -c 'kill -9 $$'; exit $?", "exit 143"])
-def test_a_check_that_is_killed_is_run_again_and_no_verdict_if_it_always_is(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize(
+    "how", ["kill -9 $$", "kill -9 0", "kill -15 $$", "sh -c 'kill -9 $$'; exit $?", "exit 143"]
+)
+def test_a_check_that_is_killed_is_run_again_and_no_verdict_if_it_always_is(
+    tmp_path: Path, how: str
+) -> None:
     for times in (1, 2):
         body = f'cd "{tmp_path}"; echo x >> ran; test "$(grep -c x ran)" -gt {times} || {{ {how}; }}; exit 1'
         outcome = run_check(tmp_path, body)
@@ -163,11 +187,16 @@ def test_a_check_that_is_killed_is_run_again_and_no_verdict_if_it_always_is(tmp_
     outcome = run_check(tmp_path, f"cd '{tmp_path}'; echo x >> ran; {how}")
     assert (tmp_path / "ran").read_text().count("x") == 3
     assert (outcome.ending, outcome.signature) == (Ending.SKIPPED, LOST)
-    assert all(outcome.judge(original) is Verdict.UNRESOLVED for original in (None, LOST, "signal SIGKILL"))
+    assert all(
+        outcome.judge(original) is Verdict.UNRESOLVED for original in (None, LOST, "signal SIGKILL")
+    )
 
 
 def test_an_exit_status_that_was_asked_for_is_no_sign_of_a_kill(tmp_path: Path) -> None:
-    assert run_check(tmp_path, f"echo x >> '{tmp_path}/ran'; exit 137", fail_codes=(137,)).ending is Ending.FAILED
+    assert (
+        run_check(tmp_path, f"echo x >> '{tmp_path}/ran'; exit 137", fail_codes=(137,)).ending
+        is Ending.FAILED
+    )
     assert (tmp_path / "ran").read_text() == "x\n"
 
 
@@ -181,13 +210,17 @@ ORT = TargetSettings("onnxrt")
 def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compare:
     """A model of two outputs and the values that are right."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(serve, "_print_to", lambda _: None)  # what this process prints stays where it goes
+    monkeypatch.setattr(
+        serve, "_print_to", lambda _: None
+    )  # what this process prints stays where it goes
     nodes = [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["z"])]
     model = save(tmp_path / "model.onnx", nodes, outputs=["y", "z"])
     values = np.arange(6, dtype=np.float32).reshape(SHAPE)
     np.savez(tmp_path / "inputs.npz", x=values)
     np.savez(tmp_path / "golden.npz", y=-values, z=values)
-    return Compare(ORT, model, (Sample(tmp_path / "inputs.npz", tmp_path / "golden.npz"),), ToleranceOptions())
+    return Compare(
+        ORT, model, (Sample(tmp_path / "inputs.npz", tmp_path / "golden.npz"),), ToleranceOptions()
+    )
 
 
 def served(request: Compare) -> Compared:
@@ -206,7 +239,9 @@ def test_what_cannot_be_compared_is_said(compare: Compare) -> None:
     assert outcome.reason.startswith("2 outputs match (not compared: 's': a seq(tensor(float))")
 
 
-def test_an_error_of_a_plug_in_comes_over_as_one_of_ours(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_plug_in_comes_over_as_one_of_ours(
+    compare: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class OddError(UnavailableError):
         def __init__(self, one: str, other: str) -> None:
             super().__init__(f"{one} is not {other}")
@@ -222,7 +257,8 @@ def test_an_error_of_a_plug_in_comes_over_as_one_of_ours(compare: Compare, monke
 @pytest.mark.parametrize(
     ("module", "without"),
     [
-        # A worker in an interpreter of its own has NumPy and the runtime's package, and what it does not use takes time.
+        # A worker in an interpreter of its own has NumPy and the runtime's package, and what it
+        # does not use takes time.
         ("bisect_trt.worker.serve", ["onnx", "onnxruntime", "onnx_graphsurgeon", "typer", "rich"]),
         # What runs models as they lie in their files.
         ("bisect_trt.targets.onnxrt.runner", ["onnx", "onnx_graphsurgeon", "ml_dtypes"]),

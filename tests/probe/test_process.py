@@ -12,7 +12,17 @@ from typing import Any
 
 import pytest
 from conftest import CommandLine
-from support import assert_gone, chain, has, node_names, pids, read_json, run_check, script, wait_for
+from support import (
+    assert_gone,
+    chain,
+    has,
+    node_names,
+    pids,
+    read_json,
+    run_check,
+    script,
+    wait_for,
+)
 
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.tensors import kernel as memory
@@ -24,10 +34,14 @@ PYTHON = sys.executable
 
 
 def run(body: str, folder: Path, **limits: Any) -> ProcessEnd:
-    return run_to_end(["/bin/sh", "-c", f"cd '{folder}'; {body}"], log=folder / "log", environment={}, **limits)
+    return run_to_end(
+        ["/bin/sh", "-c", f"cd '{folder}'; {body}"], log=folder / "log", environment={}, **limits
+    )
 
 
-@pytest.mark.parametrize(("size", "kept"), [(0, 0), (999, 999), (2000, 2000), (2001, 2000), (5_000_000, 2000)])
+@pytest.mark.parametrize(
+    ("size", "kept"), [(0, 0), (999, 999), (2000, 2000), (2001, 2000), (5_000_000, 2000)]
+)
 def test_of_much_output_both_ends_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, kept: int
 ) -> None:
@@ -35,12 +49,14 @@ def test_of_much_output_both_ends_are_kept(
     monkeypatch.setattr(module, "_TAIL_BYTES", 1000)
     (tmp_path / "made").write_bytes(bytes(number * 7 % 251 for number in range(size)))
     end = run("cat made", tmp_path)
-    log, made = (tmp_path / "log").read_bytes(), (tmp_path / "made").read_bytes()
+    log = (tmp_path / "log").read_bytes()
+    made = (tmp_path / "made").read_bytes()
     if not end.left_out:
         assert size <= 2000
         assert (log, end.left_out) == (made, 0)
         return
-    head, tail = log[:1000], log[1000:]
+    head = log[:1000]
+    tail = log[1000:]
     assert head == made[:1000]
     left_out = f"\n[{end.left_out} bytes of output left out here]\n".encode()
     assert tail.startswith(left_out)
@@ -50,7 +66,9 @@ def test_of_much_output_both_ends_are_kept(
     assert kept / 2 <= len(tail) <= 1000 + len(left_out)
 
 
-def test_a_regex_may_match_in_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_regex_may_match_in_what_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "LOG_BYTES", 1000)
     monkeypatch.setattr(module, "_TAIL_BYTES", 1000)
     much = "yes | head -c 500000"
@@ -87,7 +105,9 @@ def test_a_check_that_takes_more_memory_than_it_may_is_ended(tmp_path: Path, bod
 def test_the_limit_reaches_checks_and_workers(cli: CommandLine, here: Path) -> None:
     check = script(here / "check", f"{has('<2>')} && {HOLD.format(300, 100)}; exit 0")
     model = chain(here / "model.onnx", 4)
-    cli("reduce", model, "-o", "out.onnx", "--memory-limit", "220M", "--check", check, "{model}").ended(0)
+    cli(
+        "reduce", model, "-o", "out.onnx", "--memory-limit", "220M", "--check", check, "{model}"
+    ).ended(0)
     assert node_names(Path("out.onnx")) == ["<2>"]
     refused = cli("run", model, "--onnxrt", "--memory-limit", "1M")
     refused.refused("BT2003", "it took more memory than --memory-limit")
@@ -102,13 +122,31 @@ def test_the_limit_reaches_checks_and_workers(cli: CommandLine, here: Path) -> N
         'touch -r "$1" t; for f in "$(dirname "$(dirname "$1")")"/*/*.onnx; do echo x > "$f"; touch -r t "$f"; done',
         'for f in "$(dirname "$1")"/*.npz; do : > "$f"; done',
     ],
-    ids=["its model", "its folder", "over its model", "over all models, times kept", "over its values"],
+    ids=[
+        "its model",
+        "its folder",
+        "over its model",
+        "over all models, times kept",
+        "over its values",
+    ],
 )
-def test_what_a_check_does_to_files_changes_no_later_answer(cli: CommandLine, here: Path, damage: str) -> None:
+def test_what_a_check_does_to_files_changes_no_later_answer(
+    cli: CommandLine, here: Path, damage: str
+) -> None:
     model = chain(here / "model.onnx", 8)
     body = f'test -s "$1" && test -s "$2" || exit 125; {has("<2>", "<5>")}; bad=$?; {damage}; test $bad -ne 0'
     words = ["--repeat", "3", "--workers", "1", "--json", "r.json"]
-    ran = cli("reduce", model, "-o", "out.onnx", *words, "--check", script(here / "check", body), "{model}", "{inputs}")
+    ran = cli(
+        "reduce",
+        model,
+        "-o",
+        "out.onnx",
+        *words,
+        "--check",
+        script(here / "check", body),
+        "{model}",
+        "{inputs}",
+    )
     assert ran.status in (0, 3), ran.err
     result = read_json(Path("r.json"))
     assert [node["name"] for node in result["culprits"]] == ["<2>", "<5>"]
@@ -121,7 +159,17 @@ def test_a_check_that_changes_the_models_of_others_is_named(cli: CommandLine, he
     model = chain(here / "model.onnx", 8)
     others = 'for f in "$(dirname "$(dirname "$1")")"/*/*.onnx; do test "$f" = "$1" || echo x > "$f"; done'
     body = f"{others}; sleep 2; {has('<2>')} && exit 1; exit 0"
-    ran = cli("reduce", model, "-o", "out.onnx", "--workers", "2", "--check", script(here / "check", body), "{model}")
+    ran = cli(
+        "reduce",
+        model,
+        "-o",
+        "out.onnx",
+        "--workers",
+        "2",
+        "--check",
+        script(here / "check", body),
+        "{model}",
+    )
     ran.refused("BT1011", "--workers 1")
 
 
@@ -144,7 +192,10 @@ def fake_system(root: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, st
     monkeypatch.setattr(memory, "_CGROUPS", root / "cgroup")
 
 
-HOST = {"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 600 kB\n", "proc/vmstat": "oom_kill 2\n"}
+HOST = {
+    "proc/meminfo": "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 600 kB\n",
+    "proc/vmstat": "oom_kill 2\n",
+}
 V2 = {
     "proc/self/cgroup": "0::/job/step\n",
     "cgroup/job/memory.max": "512000\n",
@@ -162,7 +213,12 @@ V2 = {
     ids=["not said", "the machine", "a control group"],
 )
 def test_the_limit_of_memory_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], total: int | None, free: int, kills: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, str],
+    total: int | None,
+    free: int,
+    kills: int,
 ) -> None:
     fake_system(tmp_path, monkeypatch, files)
     assert (memory.total_bytes(), memory.free_bytes(), memory.oom_kills()) == (total, free, kills)
@@ -170,7 +226,9 @@ def test_the_limit_of_memory_is_known(
 
 def several_at_a_time(gate: MemoryGate, *, alone: bool = False, patience: float = 0.05) -> bool:
     """Whether of eight who go through two meet, where each waits so many seconds for another."""
-    running, met, changed = 0, False, threading.Condition()
+    running = 0
+    met = False
+    changed = threading.Condition()
 
     def go() -> None:
         nonlocal running, met
@@ -189,7 +247,9 @@ def several_at_a_time(gate: MemoryGate, *, alone: bool = False, patience: float 
     return met
 
 
-def test_fewer_run_at_a_time_when_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_run_at_a_time_when_memory_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake_system(tmp_path, monkeypatch, HOST)
     gate = MemoryGate()
     assert several_at_a_time(gate, patience=20)
@@ -225,7 +285,9 @@ def run_past_its_time(body: str, folder: Path) -> tuple[ProcessEnd, float]:
     return end, timeout
 
 
-def test_environment_input_and_both_streams_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_input_and_both_streams_as_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CALLERS", "kept")
     monkeypatch.setenv("BOTH", "caller's")
     argv = ["/bin/sh", "-c", 'echo "$CALLERS,$BOTH,$NEW,$(cat)"; echo two >&2; printf "\\377\\n"']
@@ -262,14 +324,20 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: 
     assert_gone(int((tmp_path / name).read_text()) for name in ("child", "grandchild"))
 
 
-def test_a_process_may_tidy_up_after_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_may_tidy_up_after_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "GRACE_SECONDS", 60.0)
     # It is timed out whatever it exits with.
-    run_past_its_time("trap 'echo tidy > tidied; exit 0' TERM; touch ready; sleep 300 & wait", tmp_path)
+    run_past_its_time(
+        "trap 'echo tidy > tidied; exit 0' TERM; touch ready; sleep 300 & wait", tmp_path
+    )
     assert (tmp_path / "tidied").exists()
 
 
-def test_one_that_does_not_listen_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_does_not_listen_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "GRACE_SECONDS", 0.2)
     end, _ = run_past_its_time("trap '' TERM; touch ready; while :; do sleep 0.05; done", tmp_path)
     assert end.code == -signal.SIGKILL

@@ -61,7 +61,9 @@ def keys(units: Iterable[Subset]) -> set[str]:
 
 @settings(max_examples=examples(30), deadline=None)
 @given(cases(25), st.data(), st.integers(1, 8), st.integers(1, 8), st.integers(0, 1 << 30))
-def test_killed_after_any_verdict(case: Case, data: st.DataObject, workers: int, later: int, seed: int) -> None:
+def test_killed_after_any_verdict(
+    case: Case, data: st.DataObject, workers: int, later: int, seed: int
+) -> None:
     with scratch() as folder:
         with FakeRun(Path(folder, "whole"), FakeCheck(case.predicate)) as whole:
             minimum = whole.reduce(case.count, case.algorithm)
@@ -82,7 +84,13 @@ share = st.floats(0, 1)
 
 
 @settings(max_examples=examples(30), deadline=None)
-@given(cases(25), st.tuples(share, share), st.integers(1, 8), st.integers(1, 8), st.integers(0, 1 << 30))
+@given(
+    cases(25),
+    st.tuples(share, share),
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.integers(0, 1 << 30),
+)
 def test_the_journal_ends_at_any_byte(
     case: Case, moments: tuple[float, float], workers: int, later: int, seed: int
 ) -> None:
@@ -94,12 +102,16 @@ def test_the_journal_ends_at_any_byte(
         for moment in moments:
             content = (run / JOURNAL).read_bytes()
             (run / JOURNAL).write_bytes(content[: round(moment * len(content))])
-            known = {entry["key"] for entry in read_journal(run / JOURNAL) if entry["event"] == "outcome"}
+            known = {
+                entry["key"] for entry in read_journal(run / JOURNAL) if entry["event"] == "outcome"
+            }
             with FakeRun(run, FakeCheck(case.predicate, seed), later) as resumed:
                 assert resumed.reduce(case.count, case.algorithm) == minimum
             assert decisions(resumed.told.records) == decisions(whole.told.records)
             assert known.isdisjoint(keys(resumed.check.ended))
-            assert keys(resumed.check.ended) | known >= {record.key for record in whole.told.records}
+            assert keys(resumed.check.ended) | known >= {
+                record.key for record in whole.told.records
+            }
             # Every line is whole again.
             assert answered(run) >= {record.key for record in whole.told.records}
 
@@ -117,11 +129,17 @@ def test_a_second_look_is_remembered_beside_the_first(tmp_path: Path) -> None:
                 looks.append(run.prober.probe(candidate, again=True))
             seen.append([look.verdict for look in looks])
             assert run.check.ended.total() == 1
-    first, second, third = Verdict.FAIL, Verdict.PASS, Verdict.UNRESOLVED
+    first = Verdict.FAIL
+    second = Verdict.PASS
+    third = Verdict.UNRESOLVED
     assert seen == [[first], [first, second], [first, second, third]]
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(["outcome", "moot", None])), max_size=6))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.sampled_from(["outcome", "moot", None])), max_size=6
+    )
+)
 def test_a_probe_that_never_ended_is_known(probes: list[tuple[str, str | None]]) -> None:
     """A check that takes the machine down is on record before it starts."""
     with scratch() as folder:
@@ -132,7 +150,10 @@ def test_a_probe_that_never_ended_is_known(probes: list[tuple[str, str | None]])
             first.start(candidate)
             begun.add(key)
             if end is not None:
-                first.end(candidate, Outcome(Ending.PASSED, "pass", "it passes") if end == "outcome" else None)
+                first.end(
+                    candidate,
+                    Outcome(Ending.PASSED, "pass", "it passes") if end == "outcome" else None,
+                )
                 begun.discard(key)
         first.close()
         second = Ledger(Path(folder))
@@ -145,10 +166,15 @@ def test_a_probe_that_never_ended_is_known(probes: list[tuple[str, str | None]])
 def test_a_damaged_run_is_said_to_be_damaged(cli: CommandLine, here: Path) -> None:
     """Whatever line or value of its journal or of run.json is another, ``log`` and ``resume`` say so, or go on."""
     check = ["--check", "./" + script(Path("check"), f"{has('<1>')} && exit 1; exit 0"), "{model}"]
-    assert cli("reduce", chain(here / "model.onnx", 3), "-o", "out.onnx", "--no-shrink", *check).status == 0
+    assert (
+        cli("reduce", chain(here / "model.onnx", 3), "-o", "out.onnx", "--no-shrink", *check).status
+        == 0
+    )
     (run,) = Path(".bisect-trt").iterdir()
-    journal, binding = run / JOURNAL, run / RUN_FILE
-    lines, bound = journal.read_text().splitlines(), binding.read_text()
+    journal = run / JOURNAL
+    binding = run / RUN_FILE
+    lines = journal.read_text().splitlines()
+    bound = binding.read_text()
     kinds = {entry["event"]: number for number, entry in enumerate(map(json.loads, lines))}
     damage: list[tuple[Path, str]] = [
         (file, text) for file in (journal, binding) for text in ("", "\0\n", "[]\n", "7\n", "{}\n")
@@ -157,10 +183,20 @@ def test_a_damaged_run_is_said_to_be_damaged(cli: CommandLine, here: Path) -> No
     for value in values:
         for number in kinds.values():
             entry = json.loads(lines[number])
-            inner = [{**entry, "outcome": {**entry["outcome"], name: value}} for name in entry.get("outcome", {})]
-            changed = [json.dumps(each) for each in [*({**entry, name: value} for name in entry), *inner]]
-            damage += [(journal, "\n".join([*lines[:number], each, *lines[number + 1 :]]) + "\n") for each in changed]
-        damage += [(binding, json.dumps({**json.loads(bound), name: value})) for name in json.loads(bound)]
+            inner = [
+                {**entry, "outcome": {**entry["outcome"], name: value}}
+                for name in entry.get("outcome", {})
+            ]
+            changed = [
+                json.dumps(each) for each in [*({**entry, name: value} for name in entry), *inner]
+            ]
+            damage += [
+                (journal, "\n".join([*lines[:number], each, *lines[number + 1 :]]) + "\n")
+                for each in changed
+            ]
+        damage += [
+            (binding, json.dumps({**json.loads(bound), name: value})) for name in json.loads(bound)
+        ]
     assert len(damage) > 63
     read = 0
     for file, text in damage:
@@ -188,7 +224,11 @@ def flakiness() -> st.SearchStrategy[Flakiness]:
     runs = st.integers(2, 60)
     return runs.flatmap(
         lambda runs: st.builds(
-            Flakiness, st.just(runs), st.integers(1, runs), st.floats(0.5, 0.9999), st.integers(1, 100)
+            Flakiness,
+            st.just(runs),
+            st.integers(1, runs),
+            st.floats(0.5, 0.9999),
+            st.integers(1, 100),
         )
     )
 
@@ -196,10 +236,14 @@ def flakiness() -> st.SearchStrategy[Flakiness]:
 def missed(flaky: Flakiness, passes: int) -> float:
     """The chance that a failing candidate passes so often in a row.
 
-    B(x + m, y) / B(x, y), where Beta(x, y) = Beta(1/2 + passes, 1/2 + failures) is the posterior of the chance of a pass.
+    B(x + m, y) / B(x, y), where Beta(x, y) = Beta(1/2 + passes, 1/2 + failures) is the posterior of
+    the chance of a pass.
     """
-    x, y = flaky.runs - flaky.failures + 0.5, flaky.failures + 0.5
-    log = math.lgamma(x + passes) - math.lgamma(x) + math.lgamma(x + y) - math.lgamma(x + y + passes)
+    x = flaky.runs - flaky.failures + 0.5
+    y = flaky.failures + 0.5
+    log = (
+        math.lgamma(x + passes) - math.lgamma(x) + math.lgamma(x + y) - math.lgamma(x + y + passes)
+    )
     return math.exp(log)
 
 
@@ -219,7 +263,9 @@ def test_the_confidence_that_is_stated_was_reached(flaky: Flakiness, verdicts: i
     reached = flaky.reached(verdicts)
     assert 0 <= reached <= 1
     if flaky.failures < flaky.runs and flaky.passes_needed < MOST_PASSES:
-        assert math.isclose(reached, max(1 - verdicts * missed(flaky, flaky.passes_needed), 0), abs_tol=1e-9)
+        assert math.isclose(
+            reached, max(1 - verdicts * missed(flaky, flaky.passes_needed), 0), abs_tol=1e-9
+        )
         if verdicts <= flaky.verdicts:
             assert reached >= flaky.confidence - 1e-9
 
@@ -246,10 +292,14 @@ def test_a_wrong_answer_is_hardly_ever_called_proven(required: int) -> None:
         for seed in range(4):
             for repeat in (1, 5, 20):
                 with scratch() as folder:
-                    ended.append(simulate(Path(folder), 1000 * seed + repeat, 60, rate, repeat, 1, required))
+                    ended.append(
+                        simulate(Path(folder), 1000 * seed + repeat, 60, rate, repeat, 1, required)
+                    )
     wrong = sum(search is not None and search.proven and not search.right for search in ended)
     assert wrong <= 0.01 * len(ended)
-    assert sum(search is not None and search.proven and search.right for search in ended) > 0.2 * len(ended)
+    assert sum(
+        search is not None and search.proven and search.right for search in ended
+    ) > 0.2 * len(ended)
 
 
 @pytest.mark.parametrize(("rate", "required"), [(0.5, 1), (0.75, 1), (0.9, 2), (1.0, 5)])
@@ -262,7 +312,9 @@ def test_a_search_simulated_in_memory_is_the_same(rate: float, required: int) ->
 
 @pytest.mark.parametrize("until", [Verdict.FAIL, Verdict.PASS])
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(1, 8))
-def test_runs_end_with_the_answer_that_ends_them(until: Verdict, fails: list[bool], most: int) -> None:
+def test_runs_end_with_the_answer_that_ends_them(
+    until: Verdict, fails: list[bool], most: int
+) -> None:
     said = iter([*fails, *[until is Verdict.FAIL] * most])
     check = FakeCheck(lambda _: Verdict.FAIL if next(said) else Verdict.PASS)
     with scratch() as folder, FakeRun(Path(folder), check) as run:
@@ -288,7 +340,8 @@ def test_the_failure_rate_is_measured_and_remembered(tmp_path: Path) -> None:
     assert again.runs == 0
 
 
-# Parallel probes: the same answer and the same decisions as with one worker, and nothing left running.
+# Parallel probes: the same answer and the same decisions as with one worker, and nothing left
+# running.
 
 
 def halving(count: int) -> Algorithm:
@@ -296,7 +349,11 @@ def halving(count: int) -> Algorithm:
 
 
 @settings(max_examples=examples(30), deadline=None)
-@given(cases(25), st.lists(st.integers(2, 8), min_size=2, max_size=2, unique=True), st.integers(0, 1 << 30))
+@given(
+    cases(25),
+    st.lists(st.integers(2, 8), min_size=2, max_size=2, unique=True),
+    st.integers(0, 1 << 30),
+)
 def test_any_number_of_workers_decides_the_same(case: Case, numbers: list[int], seed: int) -> None:
     """The last question is about what the search has left, which several workers begin before it ends."""
     with scratch() as folder:
@@ -309,7 +366,9 @@ def test_any_number_of_workers_decides_the_same(case: Case, numbers: list[int], 
             with FakeRun(many, FakeCheck(case.predicate, seed), workers) as run:
                 assert run.reduce(case.count, case.algorithm, rest=True) == minimum
             assert decisions(run.told.records) == decisions(alone.told.records)
-            assert [{**entry, "seconds": 0, "own_seconds": 0} for entry in journal(many, "verdict")] == written
+            assert [
+                {**entry, "seconds": 0, "own_seconds": 0} for entry in journal(many, "verdict")
+            ] == written
             assert run.ledger.counts() == alone.ledger.counts()
             assert run.check.most <= workers
             assert run.check.running == 0

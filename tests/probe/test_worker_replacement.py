@@ -134,7 +134,9 @@ def test_each_of_several_workers_has_a_gpu_of_its_own(make_pool: MakePool, tmp_p
 
 def test_with_one_gpu_nothing_is_hidden_from_a_worker(make_pool: MakePool, tmp_path: Path) -> None:
     make_pool(["0"]).process()
-    assert (tmp_path / "ran.txt").read_text().split()[1] == str(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    assert (tmp_path / "ran.txt").read_text().split()[1] == str(
+        os.environ.get("CUDA_VISIBLE_DEVICES")
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,9 @@ def test_with_one_gpu_nothing_is_hidden_from_a_worker(make_pool: MakePool, tmp_p
         ("-1", []),
     ],
 )
-def test_gpus_that_cuda_may_use(monkeypatch: pytest.MonkeyPatch, visible: str, gpus: list[str]) -> None:
+def test_gpus_that_cuda_may_use(
+    monkeypatch: pytest.MonkeyPatch, visible: str, gpus: list[str]
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert visible_gpus() == gpus
     assert default_workers() == (len(gpus) or len(os.sched_getaffinity(0)))
@@ -164,7 +168,9 @@ def test_gpus_that_the_kernel_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 @pytest.fixture
-def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine) -> Iterator[Callable[..., Ran]]:
+def target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
+) -> Iterator[Callable[..., Ran]]:
     """Command lines whose workers take the stand-in for TensorRT."""
     end_spare()  # one that an earlier test has kept knows nothing of the stand-in
     monkeypatch.chdir(tmp_path)
@@ -182,7 +188,9 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine) ->
 
 def test_fresh_process_reaches_every_probe(target: Callable[..., Ran], tmp_path: Path) -> None:
     target("reduce", "-o", "out.onnx", "--fresh-process", "--no-shrink", "--workers", "1").ended(0)
-    processes = [line.split()[0] for line in (tmp_path / "standin" / "ran.txt").read_text().splitlines()]
+    processes = [
+        line.split()[0] for line in (tmp_path / "standin" / "ran.txt").read_text().splitlines()
+    ]
     assert len(set(processes)) == len(processes) > 2
 
 
@@ -191,7 +199,12 @@ def test_fresh_process_reaches_every_probe(target: Callable[..., Ran], tmp_path:
     [
         (["run"], "missing", "BT2000", "no NVIDIA GPU"),
         (["diagnose", "-o", "out"], "missing", "BT2000", "no NVIDIA GPU"),
-        (["precision", "-o", "mixed.onnx"], "crash", "BT2003", "does not start: it crashed (SIGSEGV)"),
+        (
+            ["precision", "-o", "mixed.onnx"],
+            "crash",
+            "BT2003",
+            "does not start: it crashed (SIGSEGV)",
+        ),
     ],
 )
 def test_a_target_that_is_not_there_ends_it_before_any_search(

@@ -1,6 +1,7 @@
 """What is released, as somebody gets it: built, installed into clean environments, run, and typed against.
 
-Run by ``make release``, not by ``make test``: it installs packages from an index, into environments of its own.
+Run by ``make release``, not by ``make test``: it installs packages from an index, into environments
+of its own.
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ from browser import CHROMIUM, Browser
 
 ROOT = Path(__file__).parents[2]
 FALLBACK = re.findall(
-    r'^fallback-version = "(.*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
+    r'^fallback-version = "(.*)"',
+    (ROOT / "pyproject.toml").read_text(encoding="utf-8"),
+    re.MULTILINE,
 )[0]
-RELEASES = re.findall(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+RELEASES = re.findall(
+    r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
+)
 VERSION = RELEASES[0] if RELEASES else FALLBACK
 """The newest release; before the first, what the package calls itself."""
 STRANGER = '''"""What somebody types who knows the documentation alone."""
@@ -50,7 +55,9 @@ onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], 
 
 def run(*words: str | Path, cwd: Path, status: int = 0) -> str:
     """Run a command; what it prints."""
-    done = subprocess.run(list(map(str, words)), cwd=cwd, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        list(map(str, words)), cwd=cwd, capture_output=True, text=True, check=False
+    )
     assert done.returncode == status, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
 
@@ -59,7 +66,15 @@ def run(*words: str | Path, cwd: Path, status: int = 0) -> str:
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Wheel and source distribution, of what git has: the wheel is built from the unpacked source, where there is no git."""
     out = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--outdir", out, checkout(tmp_path_factory.mktemp("source")), cwd=out)
+    run(
+        sys.executable,
+        "-m",
+        "build",
+        "--outdir",
+        out,
+        checkout(tmp_path_factory.mktemp("source")),
+        cwd=out,
+    )
     return out
 
 
@@ -112,7 +127,14 @@ def test_the_source_holds_what_is_needed_to_build_and_to_test(dist: Path) -> Non
     (source,) = dist.glob("*.tar.gz")
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "tests/conftest.py"} <= names
+    assert {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "Makefile",
+        "tests/conftest.py",
+    } <= names
 
 
 def test_what_an_index_shows_of_it_is_valid(dist: Path) -> None:
@@ -134,18 +156,36 @@ def test_the_program_in_a_clean_environment(clean: Path, version: str, tmp_path:
 def test_without_an_environment(tool: str, wheel: Path, version: str, tmp_path: Path) -> None:
     if shutil.which(tool) is None:
         pytest.skip(f"there is no {tool} here (pip install {'uv' if tool == 'uvx' else tool})")
-    words: list[str | Path] = ["uvx", "--from", wheel] if tool == "uvx" else ["pipx", "run", "--spec", wheel]
+    words: list[str | Path] = (
+        ["uvx", "--from", wheel] if tool == "uvx" else ["pipx", "run", "--spec", wheel]
+    )
     assert version in run(*words, "bisect-trt", "--version", cwd=tmp_path)
 
 
 def test_its_types_hold_for_a_stranger(clean: Path, tmp_path: Path) -> None:
     (tmp_path / "stranger.py").write_text(STRANGER)
     said = run(
-        sys.executable, "-m", "mypy", "--strict", "--python-executable", clean / "python", "stranger.py", cwd=tmp_path
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--python-executable",
+        clean / "python",
+        "stranger.py",
+        cwd=tmp_path,
     )
     assert 'Revealed type is "str"' in said or "builtins.str" in said
-    (tmp_path / "wrong.py").write_text('import bisect_trt\n\nprint(bisect_trt.reduce("model.onnx", "check").stauts)\n')
-    wrong: list[str | Path] = ["-m", "mypy", "--strict", "--python-executable", clean / "python", "wrong.py"]
+    (tmp_path / "wrong.py").write_text(
+        'import bisect_trt\n\nprint(bisect_trt.reduce("model.onnx", "check").stauts)\n'
+    )
+    wrong: list[str | Path] = [
+        "-m",
+        "mypy",
+        "--strict",
+        "--python-executable",
+        clean / "python",
+        "wrong.py",
+    ]
     assert "has no attribute" in run(sys.executable, *wrong, cwd=tmp_path, status=1)
 
 
@@ -155,7 +195,8 @@ def test_a_tag_says_the_version_that_it_tags() -> None:
 
 
 def test_a_version_is_that_of_the_tag_or_a_step_past_it(tmp_path: Path) -> None:
-    source, archive = checkout(tmp_path / "source", "--no-tags"), tmp_path / "archive"
+    source = checkout(tmp_path / "source", "--no-tags")
+    archive = tmp_path / "archive"
 
     def unpacked() -> str:
         shutil.rmtree(archive, ignore_errors=True)
@@ -174,7 +215,9 @@ def test_a_version_is_that_of_the_tag_or_a_step_past_it(tmp_path: Path) -> None:
     assert version_in(source) == unpacked() == "9.8.8.dev1"
 
 
-def test_a_checkout_that_is_installed_keeps_its_version_while_it_is_worked_on(tmp_path: Path) -> None:
+def test_a_checkout_that_is_installed_keeps_its_version_while_it_is_worked_on(
+    tmp_path: Path,
+) -> None:
     source = checkout(tmp_path / "source")
     run("git", "tag", "--force", "v9.8.7", cwd=source)
     run(sys.executable, "-m", "venv", "--system-site-packages", "venv", cwd=tmp_path)
@@ -189,19 +232,35 @@ def test_a_checkout_that_is_installed_keeps_its_version_while_it_is_worked_on(tm
 
 def test_the_changelog_and_the_citation_know_the_version() -> None:
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    assert [f"version: {VERSION}"] * bool(RELEASES) == re.findall(r"^version: .*$", citation, re.MULTILINE)
+    assert [f"version: {VERSION}"] * bool(RELEASES) == re.findall(
+        r"^version: .*$", citation, re.MULTILINE
+    )
     assert f'default="{VERSION}"' in (ROOT / "conda" / "recipe.yaml").read_text(encoding="utf-8")
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here (on Debian: apt-get install chromium)")
+@pytest.mark.skipif(
+    CHROMIUM is None, reason="there is no Chromium here (on Debian: apt-get install chromium)"
+)
 @pytest.mark.timeout(1200)
-def test_every_page_of_the_site_opens_from_the_disk_for_everybody_and_asks_nobody(tmp_path: Path) -> None:
+def test_every_page_of_the_site_opens_from_the_disk_for_everybody_and_asks_nobody(
+    tmp_path: Path,
+) -> None:
     axe = importlib.util.find_spec("axe_core_python")
     assert axe is not None
     assert axe.origin is not None
     rules = Path(axe.origin).with_name("axe.min.js").read_text(encoding="utf-8")
     run(sys.executable, ROOT / "docs" / "site.py", cwd=ROOT)
-    run(sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site", cwd=ROOT)
+    run(
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        tmp_path / "site",
+        cwd=ROOT,
+    )
     pages = sorted((tmp_path / "site").rglob("*.html"))
     assert len(pages) > 50
     with Browser(tmp_path / "profile") as browser:
@@ -211,7 +270,9 @@ def test_every_page_of_the_site_opens_from_the_disk_for_everybody_and_asks_nobod
             assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
             assert browser.problems == []
             assert "```" not in browser.evaluate("document.body.innerText"), page
-            assert browser.evaluate("document.body.dataset.mdColorScheme") == ("slate" if dark else "default")
+            assert browser.evaluate("document.body.dataset.mdColorScheme") == (
+                "slate" if dark else "default"
+            )
             assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), page
             browser.evaluate(f"{rules};0")
             broken = "axe.run().then(r => r.violations.map(v => [v.id, ...v.nodes.map(n => n.html.slice(0, 120))]))"
@@ -231,7 +292,14 @@ import pathlib, sys, rattler_build
 (variant,) = rattler_build.Stage0Recipe.from_yaml(pathlib.Path(sys.argv[1]).read_text()).render(rattler_build.VariantConfig())
 print(variant)
 """
-    assert f"version='{VERSION}'" in run(sys.executable, "-c", recipe, ROOT / "conda" / "recipe.yaml", cwd=ROOT)
+    assert f"version='{VERSION}'" in run(
+        sys.executable, "-c", recipe, ROOT / "conda" / "recipe.yaml", cwd=ROOT
+    )
     check: list[str | Path] = [sys.executable, "-m", "check_jsonschema", "--builtin-schema"]
     run(*check, "vendor.github-actions", ROOT / "action.yml", cwd=ROOT)
-    run(*check, "vendor.github-workflows", *sorted((ROOT / ".github" / "workflows").iterdir()), cwd=ROOT)
+    run(
+        *check,
+        "vendor.github-workflows",
+        *sorted((ROOT / ".github" / "workflows").iterdir()),
+        cwd=ROOT,
+    )

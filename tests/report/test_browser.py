@@ -18,9 +18,14 @@ from bisect_trt.report.page import write_report
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here (on Debian: apt-get install chromium)"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="there is no Chromium here (on Debian: apt-get install chromium)"
+    ),
 ]
-HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">" + "x" * 400
+HOSTILE = (
+    "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
+    + "x" * 400
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +49,12 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a comparison whose marks hide the failure."""
     folder = tmp_path_factory.mktemp("hidden")
     cancelling(folder / "model.onnx")
-    assert bisect_trt("layerwise", "model.onnx", "--onnxrt", "--report", "report.html", cwd=folder).status == 3
+    assert (
+        bisect_trt(
+            "layerwise", "model.onnx", "--onnxrt", "--report", "report.html", cwd=folder
+        ).status
+        == 3
+    )
     return folder / "report.html"
 
 
@@ -53,11 +63,15 @@ def search(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a search; its probes are repeated until there are 200."""
     folder = tmp_path_factory.mktemp("search")
     chain(folder / "model.onnx", 20)
-    check = script(folder / "check.sh", f"if {has(node_tag(3), node_tag(11))}; then exit 1; fi; exit 125")
+    check = script(
+        folder / "check.sh", f"if {has(node_tag(3), node_tag(11))}; then exit 1; fi; exit 125"
+    )
     options = ["-o", "o.onnx", "--json", "r.json", "--check", check, "{model}"]
     result = bisect_trt("reduce", "model.onnx", *options, cwd=folder).ended(3).result
     probes = result["report"]["probes"]
-    many = ({**probes[n % len(probes)], "number": n + 1, "reason": f"reason {n}"} for n in range(200))
+    many = (
+        {**probes[n % len(probes)], "number": n + 1, "reason": f"reason {n}"} for n in range(200)
+    )
     result["report"]["probes"] = [*many]
     result["probes"]["run"] = 200
     write_report(result, folder / "report.html")
@@ -71,7 +85,10 @@ def branching(path: Path, length: int) -> Path:
     last = "x"
     for block in range(length // 5):
         ends = [f"/block.{block}/branch.{branch}/out" for branch in range(4)]
-        nodes += [helper.make_node("Mul", [last, "quarter"], [end], name=end.replace("out", "Mul")) for end in ends]
+        nodes += [
+            helper.make_node("Mul", [last, "quarter"], [end], name=end.replace("out", "Mul"))
+            for end in ends
+        ]
         last = f"/block.{block}/Sum_output_0"
         nodes.append(helper.make_node("Sum", ends, [last], name=f"/block.{block}/Sum"))
         if block == length // 10:
@@ -83,11 +100,17 @@ def branching(path: Path, length: int) -> Path:
 
 def fits(browser: Browser) -> bool:
     """Whether nothing makes the page itself scroll sideways."""
-    return bool(browser.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
+    return bool(
+        browser.evaluate(
+            "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+        )
+    )
 
 
 @pytest.mark.slow
-def test_a_large_model_loads_at_once_and_shows_the_region_that_matters(browser: Browser, tmp_path: Path) -> None:
+def test_a_large_model_loads_at_once_and_shows_the_region_that_matters(
+    browser: Browser, tmp_path: Path
+) -> None:
     branching(tmp_path / "model.onnx", 5000)
     bisect_trt("layerwise", "model.onnx", *TARGET, "--report", "report.html", cwd=tmp_path).ended(0)
     page = tmp_path / "report.html"
@@ -98,7 +121,9 @@ def test_a_large_model_loads_at_once_and_shows_the_region_that_matters(browser: 
     assert "big" in browser.evaluate("document.querySelector('#graph article').textContent")
 
 
-@pytest.mark.parametrize(("width", "dark"), [(400, False), (1400, True)], ids=["narrow and light", "wide and dark"])
+@pytest.mark.parametrize(
+    ("width", "dark"), [(400, False), (1400, True)], ids=["narrow and light", "wide and dark"]
+)
 def test_it_opens_without_a_network_at_any_width(
     browser: Browser, layers: Path, hidden: Path, search: Path, width: int, dark: bool
 ) -> None:
@@ -107,7 +132,9 @@ def test_it_opens_without_a_network_at_any_width(
         assert browser.problems == []
         assert [url for url in browser.requests if not url.startswith("data:")] == [page.as_uri()]
         assert fits(browser)
-        shade = browser.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+        shade = browser.evaluate(
+            "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+        )
         assert (max(shade) < 60) == dark
         assert browser.evaluate(LOW_CONTRAST) == []
 
@@ -160,9 +187,7 @@ def test_the_curve_by_mouse_and_keyboard(browser: Browser, layers: Path) -> None
 
 def rows(browser: Browser, column: int) -> list[str]:
     """What the rows that are shown say in a column."""
-    script = (
-        "[...document.querySelectorAll('#probes tbody tr')].filter(r => !r.hidden).map(r => r.cells[%d].dataset.value)"
-    )
+    script = "[...document.querySelectorAll('#probes tbody tr')].filter(r => !r.hidden).map(r => r.cells[%d].dataset.value)"
     return [str(value) for value in browser.evaluate(script % column)]
 
 
@@ -175,7 +200,10 @@ def test_probes_are_sorted_and_filtered(browser: Browser, search: Path) -> None:
     assert units == sorted(units)
     browser.click("#probes th.units button")
     assert list(map(int, rows(browser, 2))) == units[::-1]
-    assert browser.evaluate("document.querySelector('#probes th.units').getAttribute('aria-sort')") == "descending"
+    assert (
+        browser.evaluate("document.querySelector('#probes th.units').getAttribute('aria-sort')")
+        == "descending"
+    )
     browser.evaluate("document.querySelector('#by-verdict').value = 'FAIL'")
     browser.evaluate("document.querySelector('#by-verdict').dispatchEvent(new Event('change')), 0")
     assert set(rows(browser, 1)) == {"FAIL"}
@@ -184,7 +212,9 @@ def test_probes_are_sorted_and_filtered(browser: Browser, search: Path) -> None:
     shown = rows(browser, 5)
     assert shown
     assert all(value.startswith("reason 1") for value in shown)
-    assert browser.evaluate("document.querySelector('#shown').textContent") == f"{len(shown)} of 200"
+    assert (
+        browser.evaluate("document.querySelector('#shown').textContent") == f"{len(shown)} of 200"
+    )
 
 
 def test_a_command_is_copied(browser: Browser, search: Path) -> None:
@@ -197,10 +227,18 @@ def test_a_command_is_copied(browser: Browser, search: Path) -> None:
     assert browser.evaluate("said[0]") == "Copied"
 
 
-def test_without_scripts_the_answer_the_nodes_and_the_tables_are_there(browser: Browser, layers: Path) -> None:
+def test_without_scripts_the_answer_the_nodes_and_the_tables_are_there(
+    browser: Browser, layers: Path
+) -> None:
     browser.open(layers, script=False)
     shown = browser.evaluate("document.body.innerText")
-    for words in ("First mismatch: Mul 'big'", "Nodes of the answer", "Where errors begin", "big_out", "Environment"):
+    for words in (
+        "First mismatch: Mul 'big'",
+        "Nodes of the answer",
+        "Where errors begin",
+        "big_out",
+        "Environment",
+    ):
         assert words in shown
     for words in ("Contains", "Copy"):  # what would do nothing is not shown
         assert words not in shown
@@ -221,13 +259,32 @@ def test_names_run_no_script(browser: Browser, layers: Path, tmp_path: Path) -> 
 
 def poisoned(value: Any) -> Any:
     """The same with every text that a model or a check may choose made hostile."""
-    chosen = ("name", "op", "domain", "tensor", "title", "reason", "tail", "path", "why", "step", "what", "command")
+    chosen = (
+        "name",
+        "op",
+        "domain",
+        "tensor",
+        "title",
+        "reason",
+        "tail",
+        "path",
+        "why",
+        "step",
+        "what",
+        "command",
+    )
     if isinstance(value, dict) and "schema" not in value:
         replaced = {
-            key: HOSTILE if key in chosen and isinstance(each, str) else poisoned(each) for key, each in value.items()
+            key: HOSTILE if key in chosen and isinstance(each, str) else poisoned(each)
+            for key, each in value.items()
         }
         named = {HOSTILE: HOSTILE}
-        whole = {"answers": [HOSTILE] * 2, "lines": [HOSTILE], "attributes": named, "environment": named}
+        whole = {
+            "answers": [HOSTILE] * 2,
+            "lines": [HOSTILE],
+            "attributes": named,
+            "environment": named,
+        }
         return replaced | {key: each for key, each in whole.items() if key in value}
     if isinstance(value, dict):
         return {key: poisoned(each) for key, each in value.items()}

@@ -18,31 +18,61 @@ from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, Wors
 
 WORST = WorstElement((0, 1), float("inf"), 70000.0, float("inf"))
 SEEN = TensorComparison(
-    "a:b", False, ComparisonKind.INF, ErrorStat.QUANTILE, 1e-3, 1e-2, worst=WORST, quantile=0.9, quantile_abs=2.0
+    "a:b",
+    False,
+    ComparisonKind.INF,
+    ErrorStat.QUANTILE,
+    1e-3,
+    1e-2,
+    worst=WORST,
+    quantile=0.9,
+    quantile_abs=2.0,
 )
-TRT = TrtSettings(pool_limits=(("workspace", 1 << 30),), builder_optimization_level=3, plugins=("p.so",))
+TRT = TrtSettings(
+    pool_limits=(("workspace", 1 << 30),), builder_optimization_level=3, plugins=("p.so",)
+)
 TARGET = TargetSettings("trt", fp16=True, int8=True, held=True, own=TRT)
 
 
 def chained(nodes: int) -> onnx.ModelProto:
     names = ["x", *(f"t{number}" for number in range(1, nodes)), "a:b"]
-    adds = [helper.make_node("Add", [names[n], "x"], [names[n + 1]], name=f"add{n}") for n in range(nodes)]
+    adds = [
+        helper.make_node("Add", [names[n], "x"], [names[n + 1]], name=f"add{n}")
+        for n in range(nodes)
+    ]
     return model_of(adds, types=dict.fromkeys(("x", "a:b"), TensorProto.FLOAT16))
 
 
-def issue(target: TargetSettings = TARGET, *, lowered: bool = False, refusal: str | None = None) -> Reproducer:
+def issue(
+    target: TargetSettings = TARGET, *, lowered: bool = False, refusal: str | None = None
+) -> Reproducer:
     seen, failure = ([], "build: no kernel for Foo") if refusal else ([SEEN], "inf")
     model = chained(14)
     here = {"place": "ssh=box", "GPU": "H100"}
     ran = model if lowered else None
-    return Reproducer(model, ran, lowered, {}, {}, seen, "It fails.", target, "Found.", failure, refusal, places=[here])
+    return Reproducer(
+        model,
+        ran,
+        lowered,
+        {},
+        {},
+        seen,
+        "It fails.",
+        target,
+        "Found.",
+        failure,
+        refusal,
+        places=[here],
+    )
 
 
 def test_what_a_newer_release_mends_is_said_first_unless_it_is_no_bug() -> None:
     since = Since("foo 1.0 passes, 1.1 fails; 1.2 passes again.", "upgrade to foo 1.2 or later")
     found = replace(issue(), since=since)
     page = found.render(ISSUE)
-    assert page.startswith("> **Fixed in a newer release**: upgrade to foo 1.2 or later rather than")
+    assert page.startswith(
+        "> **Fixed in a newer release**: upgrade to foo 1.2 or later rather than"
+    )
     assert f"**Have you tried the latest release?** {since.sentence}\n" in page
     page = replace(found, is_bug=False, fault="Too large.").render(ISSUE)
     assert page.startswith("> **Not a bug report.** Too large.")
@@ -57,7 +87,9 @@ def test_the_issue_has_the_form_of_its_tracker_and_no_blank_field(runtime: str) 
     assert len(fields) >= 2, page
     assert all(value for _, value in fields)
     assert "Not tried; 'bisect-trt releases'" in page
-    assert len(set(re.findall(r"^## .+$", page, re.MULTILINE))) == len(re.findall(r"^## .+$", page, re.MULTILINE))
+    assert len(set(re.findall(r"^## .+$", page, re.MULTILINE))) == len(
+        re.findall(r"^## .+$", page, re.MULTILINE)
+    )
 
 
 def test_a_title_names_runtime_symptom_and_operators() -> None:

@@ -44,7 +44,8 @@ def test_progress_is_one_line_no_wider_than_the_terminal(
     title: str, probes: list[tuple[Verdict, str]], stopping: bool, columns: int, encoding: str
 ) -> None:
     line = console.ProgressLine()
-    line.title, line.stopping = title, stopping
+    line.title = title
+    line.stopping = stopping
     for number, (verdict, name) in enumerate(probes, 1):
         line.probed(record(number, verdict, name))
     shown = line._cropped(mock.Mock(width=columns, encoding=encoding)).plain
@@ -71,21 +72,29 @@ def test_off_a_terminal_progress_is_a_line_every_ten_seconds(
     assert len(err + capsys.readouterr().err) == before
 
 
-@given(st.lists(TEXTS | st.sampled_from([":bug:", "[bold]x[/bold]", "\\[x]", "a " * 100]), max_size=4))
+@given(
+    st.lists(TEXTS | st.sampled_from([":bug:", "[bold]x[/bold]", "\\[x]", "a " * 100]), max_size=4)
+)
 def test_a_terminal_and_a_file_get_the_same_lines(texts: list[str]) -> None:
     """A name is what it is, whatever rich would make of it."""
     written = []
     for forced in ("", "1"):
         out = io.StringIO()
         variables = {"FORCE_COLOR": forced, "TTY_COMPATIBLE": ""}
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), mock.patch.dict(os.environ, variables):
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(out),
+            mock.patch.dict(os.environ, variables),
+        ):
             told = console.Console(1)
             for text in texts:
                 for say in (told.say, told.step, told.answer, told.warn, told.error):
                     say(text)
         written.append(re.sub(r"\x1b\[[\d;]*m", "", out.getvalue()))
     plainly, by_rich = ([line.rstrip() for line in each.split("\n")] for each in written)
-    assert plainly == by_rich  # but for blanks at a line's end, which older releases of rich leave out
+    assert (
+        plainly == by_rich
+    )  # but for blanks at a line's end, which older releases of rich leave out
     assert written[0].split("\n")[:-1:5] == [plain(text) for text in texts]
 
 
@@ -94,8 +103,15 @@ def node(op: str, name: str) -> dict[str, object]:
 
 
 def test_nodes_are_grouped_by_operators_and_modules() -> None:
-    norms = [node(op, f"/blocks.{place}/norm/{op}") for place in range(13) for op in ("Pow", "ReduceMean", "Sqrt")]
-    assert grouped(norms) == "Pow, ReduceMean, Sqrt in 13 LayerNorms, /blocks.0/norm to /blocks.12/norm"
+    norms = [
+        node(op, f"/blocks.{place}/norm/{op}")
+        for place in range(13)
+        for op in ("Pow", "ReduceMean", "Sqrt")
+    ]
+    assert (
+        grouped(norms)
+        == "Pow, ReduceMean, Sqrt in 13 LayerNorms, /blocks.0/norm to /blocks.12/norm"
+    )
     assert grouped(norms[:1]) == "Pow '/blocks.0/norm/Pow'"
     assert grouped([node("Add", f"n{place}") for place in range(9)]) == "Add"
 

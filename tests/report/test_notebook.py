@@ -20,7 +20,9 @@ def test_a_notebook_runs(here: Path) -> None:
     overflowing(here / "model.onnx")
     code = "import bisect_trt\nbisect_trt.diagnose('model.onnx', fp16=True, shrink=False)"
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-    NotebookClient(book, timeout=240, startup_timeout=240, resources={"metadata": {"path": str(here)}}).execute()
+    NotebookClient(
+        book, timeout=240, startup_timeout=240, resources={"metadata": {"path": str(here)}}
+    ).execute()
     result = book.cells[0].outputs[-1]
     assert result.output_type == "execute_result"
     assert result.data["text/plain"].startswith("<Result of diagnose: found, 1-minimal")

@@ -31,7 +31,11 @@ PIECES = [
     "&", "*", "_", "#", "../", "/", ":", "$(x)", "\x1b[31m", "\u202e", "\x00", "é", "漢", "😀", "\udc80", "-", "1. ", " ",
     "[x](y)",
 ]  # fmt: skip
-names = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), min_size=1, max_size=6).map("".join).filter(str.strip)
+names = (
+    st.lists(st.sampled_from(PIECES) | st.text(max_size=3), min_size=1, max_size=6)
+    .map("".join)
+    .filter(str.strip)
+)
 HINTS: dict[str, Any] = {"inputs": [], "outputs": [], "lowered": False, "nodes": []}
 
 
@@ -39,7 +43,9 @@ def rendered(runtime: str, name: str, failure: str = "build: no kernel") -> str:
     settings = TargetSettings(runtime, fp16=True, keep=(name,), held=True)
     how = settings.target.script(settings, {**HINTS, "nodes": [[name, [name, "out"]]]})
     seen = [TensorComparison(name, False, ComparisonKind.MISMATCH, atol=1e-3, rtol=float("inf"))]
-    return render_script(how, seen, case_of(f"{failure} {name}", names=[name], answer=name, target=name))
+    return render_script(
+        how, seen, case_of(f"{failure} {name}", names=[name], answer=name, target=name)
+    )
 
 
 def shape_of(source: str) -> str:
@@ -71,14 +77,21 @@ def markdown(name: str) -> list[str]:
     node = model.graph.node[0]
     text = name.encode("utf-8", "replace").decode()
     node.name = node.op_type = node.input[0] = node.output[0] = text
-    seen = [TensorComparison(name, False, ComparisonKind.SHAPE, reference_shape=(1,), target_shape=(2,))]
+    seen = [
+        TensorComparison(name, False, ComparisonKind.SHAPE, reference_shape=(1,), target_shape=(2,))
+    ]
     about: dict[str, Any] = {"fault": name, "cause": [name]}
     here = TargetSettings()
     wrong = Reproducer(model, None, False, {}, {}, seen, name, here, "Found.", "shape", **about)
-    refused = Reproducer(model, None, False, {}, {}, [], name, here, "Found.", "build: x", name, is_bug=False)
+    refused = Reproducer(
+        model, None, False, {}, {}, [], name, here, "Found.", "build: x", name, is_bug=False
+    )
     parser = MarkdownIt("gfm-like", {"linkify": False})
     tokens = [
-        token for case in (wrong, refused) for file in (ISSUE, README) for token in parser.parse(case.render(file))
+        token
+        for case in (wrong, refused)
+        for file in (ISSUE, README)
+        for token in parser.parse(case.render(file))
     ]
     return [f"{token.type} {[child.type for child in token.children or ()]}" for token in tokens]
 
@@ -103,25 +116,36 @@ def test_markdown_shows_what_it_is_given(name: str) -> None:
 def doubled(folder: Path, node: onnx.NodeProto | None = None, *, weight: float = 2.0) -> None:
     """A model ``y = 2 x`` with what it should give for ``x = 3``, which is 6."""
     node = node or helper.make_node("Mul", ["x", "w"], ["y"], name="twice")
-    model = model_of([node], {"w": [weight]} if "w" in node.input else {}, inputs={"x": [1]}, outputs={"y": [1]})
+    model = model_of(
+        [node], {"w": [weight]} if "w" in node.input else {}, inputs={"x": [1]}, outputs={"y": [1]}
+    )
     model.opset_import.append(helper.make_opsetid("nobody", 1))
     onnx.save(model, str(folder / "model.onnx"))
     np.savez(folder / "inputs.npz", x=np.full(1, 3, np.float32))
     np.savez(folder / "golden.npz", y=np.full(1, 6, np.float32))
 
 
-def reproduce(folder: Path, failure: str, *, runtime: str = "onnxrt", timeout: float | None = None) -> tuple[int, str]:
+def reproduce(
+    folder: Path, failure: str, *, runtime: str = "onnxrt", timeout: float | None = None
+) -> tuple[int, str]:
     settings = TargetSettings(runtime)
     how = settings.target.script(settings, HINTS)
     seen = [TensorComparison("y", False, ComparisonKind.MISMATCH, atol=1e-3, rtol=1e-3)]
     case = case_of(
-        failure, names=["x", "y"], timeout=timeout, answer="It\x1b[2J fails", target="Here\n", model="model.onnx"
+        failure,
+        names=["x", "y"],
+        timeout=timeout,
+        answer="It\x1b[2J fails",
+        target="Here\n",
+        model="model.onnx",
     )
     source = render_script(how, seen, case)
     (folder / "reproduce.py").write_text(source, encoding="utf-8")
     command = [sys.executable, str(folder / "reproduce.py")]
     told = {**os.environ, "PYTHONPATH": str(folder / "installed")}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder.parent, env=told)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=folder.parent, env=told
+    )
     assert "Traceback" not in done.stdout + done.stderr
     assert done.stdout.startswith("Here\\n: It\\x1b[2J fails\n")
     assert done.stdout.replace("\n", "").isprintable()  # no name and no message moves a cursor
@@ -137,7 +161,9 @@ def reproduce(folder: Path, failure: str, *, runtime: str = "onnxrt", timeout: f
         (2.5, "build: no kernel", 2, "is gone"),  # and is no wrong number
     ],
 )
-def test_a_failure_is_there_or_gone(tmp_path: Path, weight: float, failure: str, status: int, said: str) -> None:
+def test_a_failure_is_there_or_gone(
+    tmp_path: Path, weight: float, failure: str, status: int, said: str
+) -> None:
     doubled(tmp_path, weight=weight)
     for runtime in ("onnxrt", "onnx") if failure == "mismatch" else ("onnxrt",):
         found, out = reproduce(tmp_path, failure, runtime=runtime)
@@ -159,8 +185,12 @@ def test_a_refusal_counts_by_its_signature(tmp_path: Path) -> None:
         assert (found, said in out) == (status, True)
 
 
-@pytest.mark.parametrize(("name", "content"), [("model.onnx", b"junk"), ("inputs.npz", None), ("golden.npz", b"junk")])
-def test_a_file_that_cannot_be_read_is_no_failure(tmp_path: Path, name: str, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"), [("model.onnx", b"junk"), ("inputs.npz", None), ("golden.npz", b"junk")]
+)
+def test_a_file_that_cannot_be_read_is_no_failure(
+    tmp_path: Path, name: str, content: bytes | None
+) -> None:
     doubled(tmp_path, weight=2.5)
     (tmp_path / name).unlink()
     if content is not None:
@@ -175,18 +205,30 @@ CRASH = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)"
 @pytest.mark.parametrize(
     ("source", "failure", "status", "said"),
     [
-        ("raise ImportError('No module named onnxruntime')", "mismatch", 2, "This needs onnxruntime and numpy."),
+        (
+            "raise ImportError('No module named onnxruntime')",
+            "mismatch",
+            2,
+            "This needs onnxruntime and numpy.",
+        ),
         (CRASH, "signal SIGSEGV", 1, "CRASHED"),
         (CRASH, "signal SIGABRT", 2, "inconclusive: "),
         (CRASH, "mismatch", 2, "inconclusive: "),
         ("import os\nos._exit(1)", "mismatch", 2, "inconclusive: "),
         ("raise KeyError('oops')", "run: KeyError", 1, "REFUSED: KeyError: 'oops'"),
         ("raise KeyError('oops')", "run: TypeError", 2, "inconclusive: KeyError"),
-        (r"raise ValueError('\x1b[2J\nmatch')", "run: KeyError", 2, r"inconclusive: ValueError: \x1b[2J\nmatch"),
+        (
+            r"raise ValueError('\x1b[2J\nmatch')",
+            "run: KeyError",
+            2,
+            r"inconclusive: ValueError: \x1b[2J\nmatch",
+        ),
         ("import time\ntime.sleep(1000)", "time-out", 1, "TIME-OUT"),
     ],
 )
-def test_it_fails_for_its_own_failure_alone(tmp_path: Path, source: str, failure: str, status: int, said: str) -> None:
+def test_it_fails_for_its_own_failure_alone(
+    tmp_path: Path, source: str, failure: str, status: int, said: str
+) -> None:
     doubled(tmp_path)
     (tmp_path / "installed").mkdir()
     (tmp_path / "installed" / "onnxruntime.py").write_text(source)  # in place of ONNX Runtime

@@ -54,7 +54,9 @@ def test_a_template_escapes_text_and_attributes(text: str, value: str) -> None:
 @given(ANY)
 def test_a_page_holds_no_control_characters_and_can_be_encoded(text: str) -> None:
     markup = render("{{ text }}{{ text | breakable }}", text=text)
-    assert not [char for char in markup if char != "\n" and unicodedata.category(char) in ("Cc", "Cs")]
+    assert not [
+        char for char in markup if char != "\n" and unicodedata.category(char) in ("Cc", "Cs")
+    ]
     assert not set(markup) & set("\u202a\u202b\u202d\u202e\u2066\u2067\u2068\u2069\u200e\u200f")
     markup.encode("utf-8")
 

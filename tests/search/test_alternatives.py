@@ -34,7 +34,10 @@ def minimal(answers: list[Subset]) -> set[Subset]:
 def test_all_smallest_sets_are_found_and_no_other(seed: int) -> None:
     rng = random.Random(seed)
     units = list(range(rng.randint(1, 14)))
-    answers = [frozenset(rng.sample(units, rng.randint(1, min(3, len(units))))) for _ in range(rng.randint(1, 3))]
+    answers = [
+        frozenset(rng.sample(units, rng.randint(1, min(3, len(units)))))
+        for _ in range(rng.randint(1, 3))
+    ]
     weights = {unit: rng.choice((1.0, 10.0)) for unit in units}
     ask = Asked(*answers)
     result = find_alternatives(units, ask, weights=weights)

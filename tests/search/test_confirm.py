@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from benchmarks.flaky import steady_runs
 from bisect_trt.search.confirm import FLAKY, confirm, confirm_enough, read_back
 from bisect_trt.search.keep import find_keep
-from bisect_trt.search.oracle import Again, Minimum, Original, Question, Subset, Transcript, Units, Verdict, about_units
+from bisect_trt.search.oracle import (
+    Again,
+    Minimum,
+    Original,
+    Question,
+    Subset,
+    Transcript,
+    Units,
+    Verdict,
+    about_units,
+)
 from bisect_trt.search.statistics import Flakiness, confirmations
 from bisect_trt.search.strategy import minimise
 
@@ -22,7 +32,9 @@ pytestmark = pytest.mark.any_version
 class Oracle:
     """Answers the first time from one predicate and again from another, and keeps the questions that ask again."""
 
-    def __init__(self, first: Callable[[Subset], Verdict], again: Callable[[Question], Verdict] | None = None) -> None:
+    def __init__(
+        self, first: Callable[[Subset], Verdict], again: Callable[[Question], Verdict] | None = None
+    ) -> None:
         self.again: list[Again] = []
         self._first = first
         self._again = again or self._first_time
@@ -69,11 +81,18 @@ def test_a_steady_check_runs_seldom_in_all(required: int, most: int) -> None:
     [(None, True, 5), (frozenset({20, 21}), False, 6), (frozenset({7, 20}), False, 7)],
     ids=["none", "in the rest", "shares a unit"],
 )
-def test_all_units_but_one_show_whether_the_rest_fails(second: Subset | None, again: int, *, rest_passes: bool) -> None:
-    found, everything = frozenset({3, 7}), frozenset(range(30))
+def test_all_units_but_one_show_whether_the_rest_fails(
+    second: Subset | None, again: int, *, rest_passes: bool
+) -> None:
+    found = frozenset({3, 7})
+    everything = frozenset(range(30))
 
     def check(units: Subset) -> Verdict:
-        return Verdict.FAIL if found <= units or (second is not None and second <= units) else Verdict.PASS
+        return (
+            Verdict.FAIL
+            if found <= units or (second is not None and second <= units)
+            else Verdict.PASS
+        )
 
     oracle = Oracle(check)
     heard = Transcript(oracle)
@@ -107,11 +126,16 @@ def test_what_passed_although_it_holds_the_answer_is_asked_again(*, steady: bool
         about = getattr(question, "units", larger)
         return needs(frozenset({3, 7}))(about) if about != larger or not steady else Verdict.PASS
 
-    oracle = Oracle(lambda units: Verdict.PASS if units == larger else needs(frozenset({3, 7}))(units), again)
+    oracle = Oracle(
+        lambda units: Verdict.PASS if units == larger else needs(frozenset({3, 7}))(units), again
+    )
     heard = Transcript(oracle)
     assert heard(Units(larger)) is Verdict.PASS
     assert confirm(Minimum(frozenset({3, 7}), proven=True), heard, frozenset, None).proven is steady
-    assert sum(question.runs or 0 for question in oracle.again if question.question == Units(larger)) == 3
+    assert (
+        sum(question.runs or 0 for question in oracle.again if question.question == Units(larger))
+        == 3
+    )
 
 
 @given(some_culprits, st.sampled_from([None, Flakiness(1, 1), Flakiness(5, 5)]), st.data())
@@ -135,7 +159,8 @@ def test_a_pass_that_does_not_hold_makes_the_answer_smaller_and_unproven(
         return needs(frozenset({true}))(question.units)
 
     minimum = search(count, Oracle(first, again), flakiness)
-    # What passed often enough while it was searched is not asked again: that it was chance each time is unlikely.
+    # What passed often enough while it was searched is not asked again: that it was chance each
+    # time is unlikely.
     if len(seeming) == 1 or not any(true in units for units in asked if units != seeming):
         assert (minimum.units, minimum.proven) == (seeming, True)
     else:
@@ -156,8 +181,12 @@ def test_a_failure_that_does_not_hold_leaves_no_proof(flakiness: Flakiness) -> N
     assert "--repeat 20" in minimum.why
 
 
-@given(st.integers(1, 60), st.lists(st.integers(0, 6), min_size=1, max_size=9), st.floats(0.5, 0.9999))
-def test_the_confirmations_are_enough_together_at_any_rate(runs: int, seen: list[int], confidence: float) -> None:
+@given(
+    st.integers(1, 60), st.lists(st.integers(0, 6), min_size=1, max_size=9), st.floats(0.5, 0.9999)
+)
+def test_the_confirmations_are_enough_together_at_any_rate(
+    runs: int, seen: list[int], confidence: float
+) -> None:
     failures, passes = confirmations(runs, seen, 1 - confidence)
     for rate in (number / 200 for number in range(201)):
         each = ((1 - rate) ** (before + more) for before, more in zip(seen, passes, strict=True))
@@ -173,7 +202,11 @@ def test_what_is_enough_is_asked_again() -> None:
         return Verdict.PASS if {3, 7} <= units else Verdict.FAIL
 
     def nothing_passes(question: Question) -> Verdict:
-        return Verdict.PASS if question == Units(frozenset()) else enough(getattr(question, "units", frozenset()))
+        return (
+            Verdict.PASS
+            if question == Units(frozenset())
+            else enough(getattr(question, "units", frozenset()))
+        )
 
     steady = Oracle(enough)
     assert keep(steady, Flakiness(1, 1)).proven
@@ -182,7 +215,10 @@ def test_what_is_enough_is_asked_again() -> None:
         Again(Units(frozenset({3, 7})), runs=passes),
         Again(Units(frozenset()), runs=failures, until=Verdict.PASS),
     ]
-    for again, sentence in ((lambda _: Verdict.FAIL, "the answer passed"), (nothing_passes, "nothing kept")):
+    for again, sentence in (
+        (lambda _: Verdict.FAIL, "the answer passed"),
+        (nothing_passes, "nothing kept"),
+    ):
         minimum = keep(Oracle(enough, again), Flakiness(1, 1))
         assert not minimum.proven
         assert minimum.why is not None

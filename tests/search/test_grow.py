@@ -29,7 +29,8 @@ def test_exactly_what_the_samples_need_is_added(
     start: Subset, before: Subset, needed: Subset, order: list[int]
 ) -> None:
     """What an earlier growth added and no sample needs goes again."""
-    samples, kept = Samples(needed), start | before
+    samples = Samples(needed)
+    kept = start | before
     grown = grow_and_shrink(start, kept, order, samples, most=999)
     if needed - kept:  # otherwise the set was enough, and there was nothing to ask
         assert grown == start | needed
@@ -49,7 +50,11 @@ def test_a_search_that_is_ended_has_a_set_that_is_enough_or_none(
 def test_the_whole_is_never_an_answer_that_was_not_halved() -> None:
     samples = Samples(frozenset({0, 4999}))
     assert grow_and_shrink(frozenset(), frozenset(), range(5000), samples, most=8) is None
-    assert grow_and_shrink(frozenset(), frozenset(), range(5000), samples, most=99) == frozenset({0, 4999})
+    assert grow_and_shrink(frozenset(), frozenset(), range(5000), samples, most=99) == frozenset(
+        {0, 4999}
+    )
     samples = Samples(frozenset({1, 2}), frozenset({3}))
-    assert grow_and_shrink(frozenset({0}), frozenset({0}), range(5000), samples, most=99) == frozenset(range(4))
+    assert grow_and_shrink(
+        frozenset({0}), frozenset({0}), range(5000), samples, most=99
+    ) == frozenset(range(4))
     assert samples.asked <= 10

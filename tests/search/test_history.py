@@ -47,9 +47,14 @@ def test_one_stretch(before: int, failing: int, after: int, every: bool) -> None
     assert found.oldest is not None
     assert found.newest is not None
     assert (found.oldest.failing, found.oldest.passing) == (before, before - 1 if before else None)
-    assert (found.newest.failing, found.newest.passing) == (before + failing - 1, before + failing if after else None)
+    assert (found.newest.failing, found.newest.passing) == (
+        before + failing - 1,
+        before + failing if after else None,
+    )
     assert found.oldest.between == found.newest.between == ()
-    assert found.stretches == [(min(s for s in found.seen if history[s] == "F"), before + failing - 1)]
+    assert found.stretches == [
+        (min(s for s in found.seen if history[s] == "F"), before + failing - 1)
+    ]
 
 
 @given(st.integers(0, 200), st.integers(1, 200), st.integers(0, 200), st.data())
@@ -79,23 +84,36 @@ def test_whatever_the_history_the_edges_were_seen(history: str, every: bool) -> 
             assert list(edge.between) == sorted(range(edge.failing + step, edge.passing, step))
             assert {history[place] for place in edge.between} <= {"U"}
     assert found.oldest.failing <= found.newest.failing
-    inside = {verdict for place, verdict in found.seen.items() if found.oldest.failing <= place <= found.newest.failing}
+    inside = {
+        verdict
+        for place, verdict in found.seen.items()
+        if found.oldest.failing <= place <= found.newest.failing
+    }
     assert Verdict.PASS not in inside
     newest = [place for place, verdict in found.seen.items() if verdict is Verdict.FAIL]
     assert found.newest.failing == max(newest)
     if every:
         assert (found.oldest.failing, found.newest.failing) == edges(history)
-        assert len(found.stretches) == len("".join(c for c in history if c != "U").replace("P", " ").split())
+        assert len(found.stretches) == len(
+            "".join(c for c in history if c != "U").replace("P", " ").split()
+        )
 
 
 @given(st.integers(1, 12), st.integers(0, 12), st.integers(1, 12))
-def test_what_says_nothing_at_one_end_hides_no_pass(untold: int, passing: int, failing: int) -> None:
+def test_what_says_nothing_at_one_end_hides_no_pass(
+    untold: int, passing: int, failing: int
+) -> None:
     """As where old releases cannot read the model, or new ones cannot be installed."""
-    for history in ("U" * untold + "P" * passing + "F" * failing, "F" * failing + "P" * passing + "U" * untold):
+    for history in (
+        "U" * untold + "P" * passing + "F" * failing,
+        "F" * failing + "P" * passing + "U" * untold,
+    ):
         found = find(history)
         assert found.oldest is not None
         assert found.newest is not None
-        here, there = (found.oldest, found.newest) if history[-1] == "F" else (found.newest, found.oldest)
+        here, there = (
+            (found.oldest, found.newest) if history[-1] == "F" else (found.newest, found.oldest)
+        )
         assert (here.passing is None) == (passing == 0)
         assert passing == 0 or abs(here.failing - (here.passing or 0)) == 1
         assert there.passing is None

@@ -43,13 +43,19 @@ def needs(culprits: Sequence[int] | Subset) -> Predicate:
 @st.composite
 def hints(draw: st.DrawFn, count: int) -> dict[str, Any]:
     """Suspects, right or wrong, few or all, some of them no units."""
-    return {"suspects": draw(st.lists(st.integers(0, count + 3), max_size=draw(st.sampled_from([0, 5, count]))))}
+    return {
+        "suspects": draw(
+            st.lists(st.integers(0, count + 3), max_size=draw(st.sampled_from([0, 5, count])))
+        )
+    }
 
 
 @given(st.data())
 def test_monotone_checks_end_at_exactly_the_culprits(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 200))
-    culprits = data.draw(st.frozensets(st.integers(0, count - 1), min_size=1, max_size=min(12, count)))
+    culprits = data.draw(
+        st.frozensets(st.integers(0, count - 1), min_size=1, max_size=min(12, count))
+    )
     oracle = Oracle(count, needs(culprits))
     minimum = find_keep(range(count), oracle, **data.draw(hints(count)))
     assert minimum.units == culprits
@@ -57,8 +63,11 @@ def test_monotone_checks_end_at_exactly_the_culprits(data: st.DataObject) -> Non
     assert minimum.why is None
     # Nothing is kept that was not seen to be needed, so the proof finds nothing left to lower.
     assert any(f"lowering in groups: {len(culprits)} units left" in step for step in minimum.steps)
-    # What passes only shrinks, so a search that is cut short has the best so far, which the oracle was told of.
-    assert all(later <= earlier for earlier, later in zip(oracle.passed, oracle.passed[1:], strict=False))
+    # What passes only shrinks, so a search that is cut short has the best so far, which the oracle
+    # was told of.
+    assert all(
+        later <= earlier for earlier, later in zip(oracle.passed, oracle.passed[1:], strict=False)
+    )
     assert len(culprits) == count or minimum.units == oracle.passed[-1]
 
 

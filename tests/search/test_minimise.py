@@ -16,7 +16,9 @@ pytestmark = pytest.mark.any_version
 
 
 @given(st.sets(st.integers(0, 9000)), st.integers(0, 9000), st.booleans())
-def test_a_question_about_many_units_is_the_one_about_the_same_units(some: set[int], unit: int, many: bool) -> None:
+def test_a_question_about_many_units_is_the_one_about_the_same_units(
+    some: set[int], unit: int, many: bool
+) -> None:
     units = frozenset(some).symmetric_difference(range(9000)) if many else frozenset(some)
     question = Units(units)
     assert (question.units, len(question), bool(question)) == (units, len(units), True)
@@ -43,7 +45,8 @@ def test_monotone_failures_end_at_exactly_the_culprits(
 ) -> None:
     """Whatever belongs together; by bisection at about the information bound."""
     count, culprits = case
-    oracle, size = Oracle(needs(culprits)), data.draw(st.integers(1, 12))
+    oracle = Oracle(needs(culprits))
+    size = data.draw(st.integers(1, 12))
     minimum = minimise(range(count), oracle, mode)
     assert minimum.units == culprits
     assert minimum.proven
@@ -51,7 +54,9 @@ def test_monotone_failures_end_at_exactly_the_culprits(
     if mode is Mode.AUTO:
         assert len(oracle.asked) <= len(culprits) * (math.ceil(math.log2(max(count, 2))) + 3)
     patterns = Oracle(needs(culprits))
-    grouped = minimise(range(count), patterns, mode, pattern=lambda u: frozenset(range(u // size * size, u + size)))
+    grouped = minimise(
+        range(count), patterns, mode, pattern=lambda u: frozenset(range(u // size * size, u + size))
+    )
     assert (grouped.units, grouped.proven) == (culprits, True)
 
 
@@ -63,13 +68,20 @@ def test_one_culprit_costs_one_bisection_and_one_question(count: int, data: st.D
 
 
 @given(culprits_among(), st.data())
-def test_a_suspect_changes_the_cost_and_not_the_answer(case: tuple[int, frozenset[int]], data: st.DataObject) -> None:
+def test_a_suspect_changes_the_cost_and_not_the_answer(
+    case: tuple[int, frozenset[int]], data: st.DataObject
+) -> None:
     count, culprits = case
-    plain, guided = Oracle(needs(culprits)), Oracle(needs(culprits))
+    plain = Oracle(needs(culprits))
+    guided = Oracle(needs(culprits))
     suspect = data.draw(st.integers(0, count - 1))
-    assert minimise(range(count), guided, suspect=suspect).units == minimise(range(count), plain).units
+    assert (
+        minimise(range(count), guided, suspect=suspect).units == minimise(range(count), plain).units
+    )
     assert len(guided.asked) <= len(plain.asked) + math.ceil(math.log2(max(count, 2))) + 2
-    if suspect == max(culprits) and len(culprits) == 1:  # the prefix that ends with it, the one before, and it alone
+    if (
+        suspect == max(culprits) and len(culprits) == 1
+    ):  # the prefix that ends with it, the one before, and it alone
         assert len(guided.asked) <= 3
 
 
@@ -79,8 +91,11 @@ def test_any_failure_ends_one_minimal(case: Case, mode: Mode, data: st.DataObjec
 
     What is wrongly thought to pass is no wrong answer.
     """
-    count, predicate = case.count, case.predicate
-    oracle, again, passing = Oracle(predicate), Oracle(predicate), data.draw(st.integers(0, count - 1))
+    count = case.count
+    predicate = case.predicate
+    oracle = Oracle(predicate)
+    again = Oracle(predicate)
+    passing = data.draw(st.integers(0, count - 1))
     minimum = minimise(range(count), oracle, mode, passing=passing)
     assert predicate(minimum.units) is Verdict.FAIL
     smaller = [minimum.units - {unit} for unit in minimum.units if len(minimum.units) > 1]
@@ -93,7 +108,9 @@ def test_any_failure_ends_one_minimal(case: Case, mode: Mode, data: st.DataObjec
 
 
 @given(culprits_among(most=3), st.data())
-def test_units_that_come_along_are_left_out_in_the_end(case: tuple[int, frozenset[int]], data: st.DataObject) -> None:
+def test_units_that_come_along_are_left_out_in_the_end(
+    case: tuple[int, frozenset[int]], data: st.DataObject
+) -> None:
     """Even numbers are searched; the odd one after each comes along with it, and some are needed."""
     count, culprits = case
     needed = data.draw(st.frozensets(st.sampled_from(sorted(2 * c + 1 for c in culprits))))
@@ -120,14 +137,22 @@ def test_inseparable_units_stay_together(case: tuple[int, frozenset[int]]) -> No
 
 
 @given(culprits_among(most=3))
-def test_one_end_at_a_time_stops_at_the_last_and_the_first_culprit(case: tuple[int, frozenset[int]]) -> None:
+def test_one_end_at_a_time_stops_at_the_last_and_the_first_culprit(
+    case: tuple[int, frozenset[int]],
+) -> None:
     count, culprits = case
-    assert shrink_end(range(count), Oracle(needs(culprits))).units == frozenset(range(max(culprits) + 1))
-    assert shrink_end(range(count)[::-1], Oracle(needs(culprits))).units == frozenset(range(min(culprits), count))
+    assert shrink_end(range(count), Oracle(needs(culprits))).units == frozenset(
+        range(max(culprits) + 1)
+    )
+    assert shrink_end(range(count)[::-1], Oracle(needs(culprits))).units == frozenset(
+        range(min(culprits), count)
+    )
 
 
 @given(culprits_among(), st.data())
-def test_what_is_known_to_pass_is_not_searched_again(case: tuple[int, frozenset[int]], data: st.DataObject) -> None:
+def test_what_is_known_to_pass_is_not_searched_again(
+    case: tuple[int, frozenset[int]], data: st.DataObject
+) -> None:
     """As after another failure was found: no prefix that ends before its last culprit fails."""
     count, culprits = case
     oracle = Oracle(needs(culprits))

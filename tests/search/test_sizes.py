@@ -26,16 +26,26 @@ def seen(axes: list[range], fails: Truth, most: int) -> dict[Point, Verdict]:
     return found
 
 
-@pytest.mark.parametrize(("low", "high"), [(5, 4096), (777, 4096), (1, 300), (100, 300), (17, 17), (1, 4096)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(5, 4096), (777, 4096), (1, 300), (100, 300), (17, 17), (1, 4096)]
+)
 def test_a_planted_interval_is_found_in_64_of_4096(low: int, high: int) -> None:
-    found = {size: verdict for (size,), verdict in seen([range(1, 4097)], lambda at: low <= at[0] <= high, 64).items()}
-    assert [(row["from"], row["to"]) for row in intervals(found) if row["verdict"] == "FAIL"] == [(low, high)]
+    found = {
+        size: verdict
+        for (size,), verdict in seen([range(1, 4097)], lambda at: low <= at[0] <= high, 64).items()
+    }
+    assert [(row["from"], row["to"]) for row in intervals(found) if row["verdict"] == "FAIL"] == [
+        (low, high)
+    ]
 
 
 @given(st.sets(st.integers(1, 200), min_size=1), st.integers(1, 200), st.integers(2, 80))
 def test_rows_say_what_was_seen_and_no_more(failing: set[int], high: int, most: int) -> None:
     found = {
-        size: verdict for (size,), verdict in seen([range(1, high + 1)], lambda at: at[0] in failing, most).items()
+        size: verdict
+        for (size,), verdict in seen(
+            [range(1, high + 1)], lambda at: at[0] in failing, most
+        ).items()
     }
     assert {1, high} <= set(found)
     assert len(found) == min(high, most)
@@ -52,5 +62,11 @@ def test_two_dimensions_are_tried_within_what_may_be_asked(one: int, other: int,
 
 def test_the_boundary_of_each_of_two_dimensions_is_found() -> None:
     found = seen([range(1, 65), range(1, 513)], lambda at: at[0] >= 5 and at[1] > 100, 128)
-    assert any(found.get((4, size)) is Verdict.PASS and found.get((5, size)) is Verdict.FAIL for size in range(513))
-    assert any(found.get((n, 100)) is Verdict.PASS and found.get((n, 101)) is Verdict.FAIL for n in range(65))
+    assert any(
+        found.get((4, size)) is Verdict.PASS and found.get((5, size)) is Verdict.FAIL
+        for size in range(513)
+    )
+    assert any(
+        found.get((n, 100)) is Verdict.PASS and found.get((n, 101)) is Verdict.FAIL
+        for n in range(65)
+    )

@@ -13,18 +13,34 @@ from hypothesis import strategies as st
 from bisect_trt.search.statistics import ERROR, SignTest, evidence, rate_interval
 
 
-@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.5, 0.999))
-def test_an_interval_ends_where_what_was_seen_becomes_unlikely(counts: tuple[int, int], confidence: float) -> None:
+@given(
+    st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))),
+    st.floats(0.5, 0.999),
+)
+def test_an_interval_ends_where_what_was_seen_becomes_unlikely(
+    counts: tuple[int, int], confidence: float
+) -> None:
     events, trials = counts
     low, high = rate_interval(events, trials, confidence)
 
     def chance(numbers: range, rate: float) -> float:
-        return sum(comb(trials, number) * rate**number * (1 - rate) ** (trials - number) for number in numbers)
+        return sum(
+            comb(trials, number) * rate**number * (1 - rate) ** (trials - number)
+            for number in numbers
+        )
 
     assert 0 <= low <= events / trials <= high <= 1
     share = (1 - confidence) / 2
-    assert low == 0 if events == 0 else chance(range(events, trials + 1), low) == pytest.approx(share, rel=1e-6)
-    assert high == 1 if events == trials else chance(range(events + 1), high) == pytest.approx(share, rel=1e-6)
+    assert (
+        low == 0
+        if events == 0
+        else chance(range(events, trials + 1), low) == pytest.approx(share, rel=1e-6)
+    )
+    assert (
+        high == 1
+        if events == trials
+        else chance(range(events + 1), high) == pytest.approx(share, rel=1e-6)
+    )
 
 
 def test_thirteen_cases_that_agree_are_enough_and_twelve_are_not() -> None:
@@ -33,7 +49,9 @@ def test_thirteen_cases_that_agree_are_enough_and_twelve_are_not() -> None:
 
 def test_a_fair_coin_is_almost_never_called_unfair_however_often_one_looks() -> None:
     """Exactly: of all sequences of 300 tosses, looked at after each, not one in a thousand."""
-    open_cases, called, enough = {0: 1.0}, 0.0, 0
+    open_cases = {0: 1.0}
+    called = 0.0
+    enough = 0
     for cases in range(1, 301):
         tossed: defaultdict[int, float] = defaultdict(float)
         for holds, chance in open_cases.items():
@@ -46,13 +64,22 @@ def test_a_fair_coin_is_almost_never_called_unfair_however_often_one_looks() -> 
     assert 0 < called <= ERROR
 
 
-@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.floats(0.01, 0.99))
+@given(
+    st.integers(1, 60).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))),
+    st.floats(0.01, 0.99),
+)
 def test_evidence_is_the_mean_likelihood_of_larger_shares_by_that_of_the_share(
     counts: tuple[int, int], share: float
 ) -> None:
     holds, cases = counts
     steps = [share + (1 - share) * (place + 0.5) / 20000 for place in range(20000)]
-    mean = sum((each / share) ** holds * ((1 - each) / (1 - share)) ** (cases - holds) for each in steps) / 20000
+    mean = (
+        sum(
+            (each / share) ** holds * ((1 - each) / (1 - share)) ** (cases - holds)
+            for each in steps
+        )
+        / 20000
+    )
     assert evidence(cases, holds, share) == pytest.approx(min(mean, 1e9), rel=1e-3) or mean > 1e9
 
 

@@ -13,15 +13,22 @@ from building import text_model
 from bisect_trt.targets.evaluator import EvaluatorSession
 
 
-@pytest.mark.parametrize(("opset", "axis"), [(10, None), (13, None), (13, 0), (18, -1), (19, 1), (21, 0)])
+@pytest.mark.parametrize(
+    ("opset", "axis"), [(10, None), (13, None), (13, 0), (18, -1), (19, 1), (21, 0)]
+)
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8])
-def test_quantized_models_of_every_opset(opset: int, axis: int | None, dtype: type[np.integer]) -> None:
+def test_quantized_models_of_every_opset(
+    opset: int, axis: int | None, dtype: type[np.integer]
+) -> None:
     shape: Sequence[int] = () if axis is None else ((3, 5)[axis],)
     rng = np.random.default_rng(opset)
-    scale, zero = rng.uniform(0.01, 0.1, shape).astype(np.float32), rng.integers(0, 9, shape).astype(dtype)
+    scale = rng.uniform(0.01, 0.1, shape).astype(np.float32)
+    zero = rng.integers(0, 9, shape).astype(dtype)
     along = "" if axis is None else f"<axis = {axis}>"
     body = f"q = QuantizeLinear{along}(x, s, z) y = DequantizeLinear{along}(q, s, z)"
-    model = text_model("(float[3, 5] x) => (float[3, 5] y)", body, {"s": scale, "z": zero}, opset=opset)
+    model = text_model(
+        "(float[3, 5] x) => (float[3, 5] y)", body, {"s": scale, "z": zero}, opset=opset
+    )
     onnx.checker.check_model(model)
     fed = {"x": rng.standard_normal((3, 5)).astype(np.float32)}
     wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(None, fed)[0]

@@ -30,7 +30,9 @@ def load(path: Path, settings: TargetSettings | None = None) -> RuntimeSession:
 
 
 def square_root_of_square(path: Path) -> Path:
-    return save_text(path, "(float[2, 3] x) => (float[2, 3] y)", "p = Pow(x, two) y = Sqrt(p)", {"two": 2.0})
+    return save_text(
+        path, "(float[2, 3] x) => (float[2, 3] y)", "p = Pow(x, two) y = Sqrt(p)", {"two": 2.0}
+    )
 
 
 def of(path: Path, body: str, outputs: Sequence[str]) -> Path:
@@ -44,7 +46,10 @@ def of(path: Path, body: str, outputs: Sequence[str]) -> Path:
 
 def test_the_reference_has_the_same_bits_without_spinning() -> None:
     light = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"
-    ready, waiting = (make_runtime(reference_settings(spinning=spinning)).load(light) for spinning in (True, False))
+    ready, waiting = (
+        make_runtime(reference_settings(spinning=spinning)).load(light)
+        for spinning in (True, False)
+    )
     image = np.linspace(-1, 1, 3 * 224 * 224, dtype=np.float32).reshape(1, 3, 224, 224)
     feed = {info.name: image for info in ready.inputs}
     for name, value in ready.run(feed).items():
@@ -55,7 +60,9 @@ def test_the_reference_has_the_same_bits_without_spinning() -> None:
 def test_fp16_overflows_where_a_gpu_would(tmp_path: Path, optimize: bool) -> None:
     model = square_root_of_square(tmp_path / "m.onnx")
     own = OnnxRuntimeSettings(graph_optimization_level=ALL if optimize else OFF)
-    full, half = (load(model, TargetSettings(fp16=fp16, own=own)).run({"x": X}) for fp16 in (False, True))
+    full, half = (
+        load(model, TargetSettings(fp16=fp16, own=own)).run({"x": X}) for fp16 in (False, True)
+    )
     assert list(full) == list(half) == ["y"]
     assert np.array_equal(full["y"], X)
     assert overflowed(half["y"])
@@ -72,7 +79,8 @@ def test_outputs_that_are_no_arrays_are_left_out(tmp_path: Path) -> None:
     }
 
 
-# Weights outside the model --------------------------------------------------------------------------------------------
+# Weights outside the model
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settings", [TargetSettings(), FP16], ids=["fp32", "fp16"])
@@ -94,7 +102,8 @@ def test_external_data(
     assert sorted(folder.iterdir()) == before, "nothing is left beside the model"
 
 
-# Operators that ONNX does not know ------------------------------------------------------------------------------------
+# Operators that ONNX does not know
+# ------------------------------------------------------------------------------------
 
 
 def test_types_behind_a_contributed_operator_are_found(tmp_path: Path) -> None:
@@ -109,7 +118,9 @@ def test_types_behind_a_contributed_operator_are_found(tmp_path: Path) -> None:
 
 def reshape(path: Path, columns: int) -> Path:
     weights = {"shape": np.array([columns, columns])}
-    return save_text(path, "(float[a, b] x) => (float[] resh)", "r = Relu(x) resh = Reshape(r, shape)", weights)
+    return save_text(
+        path, "(float[a, b] x) => (float[] resh)", "r = Relu(x) resh = Reshape(r, shape)", weights
+    )
 
 
 def test_a_failure_while_running_says_where_and_is_the_same_for_other_sizes(tmp_path: Path) -> None:
@@ -129,10 +140,17 @@ def test_a_failure_while_running_says_where_and_is_the_same_for_other_sizes(tmp_
 
 @pytest.mark.parametrize(
     ("inputs", "said"),
-    [({}, "x"), ({"x": X, "z": X}, "z"), ({"x": X.astype(np.float64)}, "double"), ({"x": X[:, :2]}, "Expected: 3")],
+    [
+        ({}, "x"),
+        ({"x": X, "z": X}, "z"),
+        ({"x": X.astype(np.float64)}, "double"),
+        ({"x": X[:, :2]}, "Expected: 3"),
+    ],
     ids=["none", "unknown", "type", "shape"],
 )
-def test_wrong_inputs_fail_the_run(tmp_path: Path, inputs: dict[str, np.ndarray], said: str) -> None:
+def test_wrong_inputs_fail_the_run(
+    tmp_path: Path, inputs: dict[str, np.ndarray], said: str
+) -> None:
     session = load(square_root_of_square(tmp_path / "m.onnx"))
     with pytest.raises(RunError, match=said) as caught:
         session.run(inputs)
@@ -141,14 +159,26 @@ def test_wrong_inputs_fail_the_run(tmp_path: Path, inputs: dict[str, np.ndarray]
 
 def assert_clean(message: str) -> None:
     assert message
-    for noise in ("ONNXRuntimeError", "\n", ".cc:", ".h:", "onnxruntime::", "Status Message", "Encountered"):
+    for noise in (
+        "ONNXRuntimeError",
+        "\n",
+        ".cc:",
+        ".h:",
+        "onnxruntime::",
+        "Status Message",
+        "Encountered",
+    ):
         assert noise not in message, message
 
 
 # Providers ------------------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.sampled_from(("cpu", "CPU", "CPUExecutionProvider", "cpuexecutionprovider")), max_size=3))
+@given(
+    st.lists(
+        st.sampled_from(("cpu", "CPU", "CPUExecutionProvider", "cpuexecutionprovider")), max_size=3
+    )
+)
 def test_providers_by_long_and_short_names(names: list[str]) -> None:
     assert find_providers(names or ["cpu"]) == ["CPUExecutionProvider"]
 
@@ -165,9 +195,13 @@ def test_a_gpu_gets_real_fp16_nodes(tmp_path: Path) -> None:
     assert [tensor.data_type for tensor in lowered.graph.initializer] == [TensorProto.FLOAT16]
 
 
-@pytest.mark.skipif(not CUDA_HERE or Path("/dev/nvidia0").exists(), reason="needs a GPU build and no GPU")
+@pytest.mark.skipif(
+    not CUDA_HERE or Path("/dev/nvidia0").exists(), reason="needs a GPU build and no GPU"
+)
 @pytest.mark.parametrize("provider", ["cuda", "tensorrt"])
-def test_a_gpu_that_is_not_there_is_no_finding_about_the_model(tmp_path: Path, provider: str) -> None:
+def test_a_gpu_that_is_not_there_is_no_finding_about_the_model(
+    tmp_path: Path, provider: str
+) -> None:
     """In a process of its own, so that what libraries print is seen."""
     model = square_root_of_square(tmp_path / "m.onnx")
     code = (
@@ -181,10 +215,17 @@ def test_a_gpu_that_is_not_there_is_no_finding_about_the_model(tmp_path: Path, p
         "except UnavailableError as error:\n"
         "    print(f'unavailable: {error}')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, model, provider], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, model, provider], capture_output=True, text=True, check=True
+    )
     lines = done.stdout.lower().splitlines()
-    assert lines[-1].startswith(f"unavailable: onnx runtime cannot use {provider}executionprovider here")
-    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 20):  # 1.18 prints of it too: into a worker's log
+    assert lines[-1].startswith(
+        f"unavailable: onnx runtime cannot use {provider}executionprovider here"
+    )
+    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (
+        1,
+        20,
+    ):  # 1.18 prints of it too: into a worker's log
         assert len(lines) == 1
         assert done.stderr == ""
 
@@ -224,7 +265,13 @@ def test_all_optimizers_are_switches_where_a_session_is_refused(refused: bool) -
 
     settings = TargetSettings()
     switches = settings.target.switches(settings, Looked(listen(load), frozenset({"Add"})))
-    names = {each.name.removeprefix(OPTIMIZER + ":") for each in switches if each.name.startswith(OPTIMIZER)}
+    names = {
+        each.name.removeprefix(OPTIMIZER + ":")
+        for each in switches
+        if each.name.startswith(OPTIMIZER)
+    }
     assert "ConstantSharing" in names
-    assert ({"ConstantFolding", "SimplifiedLayerNormFusion", "TransposeOptimizer"} <= names) is refused
+    assert (
+        {"ConstantFolding", "SimplifiedLayerNormFusion", "TransposeOptimizer"} <= names
+    ) is refused
     assert not names & set(FIXED)

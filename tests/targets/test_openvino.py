@@ -45,15 +45,25 @@ def load(path: Path, target: TargetSettings = PLAIN) -> RuntimeSession:
 def test_outputs_of_any_type_by_their_names(tmp_path: Path) -> None:
     """Also those that OpenVINO merges, and those that no node computes."""
     kinds = {"h": 10, "b": 9, "i8": 3, "u8": 2, "i32": 6, "i64": 7, "d": 11, "bf": 16}
-    nodes = [make("Relu", ["x"], ["r"]), make("Identity", ["r"], ["same"]), make("Identity", ["x"], ["in"])]
+    nodes = [
+        make("Relu", ["x"], ["r"]),
+        make("Identity", ["r"], ["same"]),
+        make("Identity", ["x"], ["in"]),
+    ]
     nodes += [make("Cast", ["r"], [name], to=kind) for name, kind in kinds.items()]
     nodes += [make("Identity", ["w"], ["stored"]), make("ReduceSum", ["x"], ["scalar"], keepdims=0)]
     nodes += [make("TopK", ["x", "k"], ["a/b:0", "index\n"], axis=1)]
-    ends = dict.fromkeys(("r", "same", "in", "a/b:0", "index\n", "stored", "scalar"), FLOAT) | {"index\n": 7} | kinds
+    ends = (
+        dict.fromkeys(("r", "same", "in", "a/b:0", "index\n", "stored", "scalar"), FLOAT)
+        | {"index\n": 7}
+        | kinds
+    )
     weights = {"w": np.array([1, 2], np.float32), "k": np.array([2], np.int64)}
     path = save(tmp_path / "m.onnx", nodes, ends, weights=weights)
-    session, reference = load(path), load(path, reference_settings())
-    found, expected = session.run({"x": X}), reference.run({"x": X})
+    session = load(path)
+    reference = load(path, reference_settings())
+    found = session.run({"x": X})
+    expected = reference.run({"x": X})
     assert list(found) == list(ends)
     for name, value in expected.items():
         assert found[name].dtype == value.dtype, name
@@ -72,7 +82,9 @@ def test_an_input_that_is_passed_on_is_fed_by_its_own_name(tmp_path: Path, kind:
 def test_a_low_precision_is_seen(tmp_path: Path) -> None:
     """By a hint or by rounding: either way a product has no more digits than that."""
     weights = {"w": np.full((3, 4), 1.0003)}
-    path = save_text(tmp_path / "m.onnx", "(float[2, 3] x) => (float[2, 4] y)", "y = MatMul(x, w)", weights)
+    path = save_text(
+        tmp_path / "m.onnx", "(float[2, 3] x) => (float[2, 4] y)", "y = MatMul(x, w)", weights
+    )
     full = load(path).run({"x": X})["y"]
     half = load(path, TargetSettings("openvino", bf16=True)).run({"x": X})["y"]
     error = np.abs(half - full).max() / np.abs(full).max()
@@ -84,7 +96,11 @@ def test_a_low_precision_is_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("own", "code", "complaint"),
     [
-        ({"device": "XYZ"}, "BT2003", r"has no device 'XYZ' here; it has: CPU.*\. Its message: .*not registered"),
+        (
+            {"device": "XYZ"},
+            "BT2003",
+            r"has no device 'XYZ' here; it has: CPU.*\. Its message: .*not registered",
+        ),
         ({"properties": (("NOSUCH", "1"),)}, "BT1002", "does not take NOSUCH:1 for CPU: "),
         (
             {"properties": (("INFERENCE_PRECISION_HINT", "i9"),)},
@@ -93,29 +109,43 @@ def test_a_low_precision_is_seen(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_it_does_not_take_is_no_failure_of_the_model(own: dict[str, Any], code: str, complaint: str) -> None:
+def test_what_it_does_not_take_is_no_failure_of_the_model(
+    own: dict[str, Any], code: str, complaint: str
+) -> None:
     with pytest.raises(BisectError, match=complaint) as refused:
         make_runtime(PLAIN.with_own(**own))
     assert refused.value.code == code
 
 
 @pytest.mark.parametrize(
-    "node", [make("Mystery", ["r"], ["y"], domain="mine"), make("Reshape", ["r", "w"], ["y"])], ids=lambda n: n.op_type
+    "node",
+    [make("Mystery", ["r"], ["y"], domain="mine"), make("Reshape", ["r", "w"], ["y"])],
+    ids=lambda n: n.op_type,
 )
-def test_the_same_refusal_of_another_model_has_the_same_signature(tmp_path: Path, node: NodeProto) -> None:
+def test_the_same_refusal_of_another_model_has_the_same_signature(
+    tmp_path: Path, node: NodeProto
+) -> None:
     signatures = set()
     for number, name in enumerate(["r", "other_name"]):
         before = [
-            make("Relu", ["x" if not place else f"b{place - 1}"], [f"b{place}"]) for place in range(1 + 3 * number)
+            make("Relu", ["x" if not place else f"b{place - 1}"], [f"b{place}"])
+            for place in range(1 + 3 * number)
         ]
         changed = NodeProto()
         changed.CopyFrom(node)
         changed.input[0] = name
         nodes = [*before, make("Neg", [before[-1].output[0]], [name]), changed]
-        path = save(tmp_path / "m.onnx", nodes, weights={"w": np.array([7, 2], np.int64)}, shape=(2, 3 + number))
+        path = save(
+            tmp_path / "m.onnx",
+            nodes,
+            weights={"w": np.array([7, 2], np.int64)},
+            shape=(2, 3 + number),
+        )
         with pytest.raises(BuildError) as refused:
             load(path)
-        signatures.add(refused.value.sign(["x", name, "w", "y", *(each.output[0] for each in before)]))
+        signatures.add(
+            refused.value.sign(["x", name, "w", "y", *(each.output[0] for each in before)])
+        )
         assert ".cpp" not in refused.value.message
     assert len(signatures) == 1
 
@@ -130,10 +160,17 @@ def test_diagnose_and_its_reproducer(cli: CommandLine) -> None:
 def quantized(path: Path) -> Path:
     """What OpenVINO 2024.2 to 2026.4 computes wrong on a CPU: the scale of a quantized Concat is lost before a Conv."""
     steps = np.arange(32) * 37 % 255 - 127
-    weights = {"s": 0.03, "z": np.int8(0), "k": steps.reshape(4, 8, 1, 1).astype(np.int8), "ks": 2 / 4 / 127}
+    weights = {
+        "s": 0.03,
+        "z": np.int8(0),
+        "k": steps.reshape(4, 8, 1, 1).astype(np.int8),
+        "ks": 2 / 4 / 127,
+    }
     body = """t = Tanh(x) g = Sigmoid(t) joined = Concat<axis = 1>(t, g) q = QuantizeLinear(joined, s, z)
         d = DequantizeLinear(q, s, z) kd = DequantizeLinear(k, ks, z) c = Conv(d, kd) y = Tanh(c)"""
-    return save_text(path, "(float[1, 4, 6, 6] x) => (float[a, b, c, d] y)", body, weights, opset=17)
+    return save_text(
+        path, "(float[1, 4, 6, 6] x) => (float[a, b, c, d] y)", body, weights, opset=17
+    )
 
 
 def test_the_cause_of_a_wrong_value(cli: CommandLine) -> None:
@@ -152,9 +189,13 @@ def test_what_can_be_turned_is_taken(tmp_path: Path) -> None:
     assert "EXECUTION_MODE_HINT" in trace["takes"]
     switches = given.target.switches(given, Looked(trace, frozenset({"Relu"}), frozenset()))
     assert "option:NUM_STREAMS" in [switch.name for switch in switches]
-    assert not [switch for switch in switches if "LP_TRANSFORMS" in switch.name]  # nothing is quantized
+    assert not [
+        switch for switch in switches if "LP_TRANSFORMS" in switch.name
+    ]  # nothing is quantized
     for switch in switches:
         turned = switch.turn(given)
         assert turned != given
         np.testing.assert_array_equal(load(path, turned).run({"x": X})["y"], np.maximum(X, 0))
-        assert np.float32(1e-40) * np.float32(1) > 0, f"{switch.name} changed the arithmetic of this thread"
+        assert np.float32(1e-40) * np.float32(1) > 0, (
+            f"{switch.name} changed the arithmetic of this thread"
+        )

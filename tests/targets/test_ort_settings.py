@@ -30,7 +30,10 @@ def model(path: Path) -> Path:
 def runs(path: Path, **own: Any) -> list[str]:
     """The operators that ONNX Runtime runs instead of the model's, by way of a session option that writes them."""
     written = path.with_suffix(".optimised.onnx")
-    own["session_options"] = (*own.get("session_options", ()), ("optimized_model_filepath", str(written)))
+    own["session_options"] = (
+        *own.get("session_options", ()),
+        ("optimized_model_filepath", str(written)),
+    )
     session = make_runtime(TargetSettings(own=OnnxRuntimeSettings(**own))).load(path)
     assert np.array_equal(session.run({"x": X})["y"], np.maximum(X.T, 0))
     return [node.op_type for node in onnx.load(written).graph.node]
@@ -43,8 +46,16 @@ def test_an_optimizer_is_left_out(tmp_path: Path) -> None:
 
 
 def test_attributes_and_entries_of_a_session(tmp_path: Path) -> None:
-    options = [("session.disable_prepacking", "1"), ("enable_mem_pattern", "off"), ("intra_op_num_threads", "1")]
-    options += [("execution_mode", "parallel"), ("execution_mode", "ORT_PARALLEL"), ("logid", "some: text")]
+    options = [
+        ("session.disable_prepacking", "1"),
+        ("enable_mem_pattern", "off"),
+        ("intra_op_num_threads", "1"),
+    ]
+    options += [
+        ("execution_mode", "parallel"),
+        ("execution_mode", "ORT_PARALLEL"),
+        ("logid", "some: text"),
+    ]
     assert runs(model(tmp_path / "m.onnx"), session_options=tuple(options)) == ["FusedGemm"]
 
 
@@ -56,26 +67,51 @@ def test_attributes_and_entries_of_a_session(tmp_path: Path) -> None:
             {"session_options": {"nothing": "1"}},
             "option nothing: .* no such attribute; it has: .*enable_cpu_mem_arena, ",
         ),
-        ("BT1005", {"session_options": {"add_initializer": "1"}}, "option add_initializer: .* no such attribute"),
+        (
+            "BT1005",
+            {"session_options": {"add_initializer": "1"}},
+            "option add_initializer: .* no such attribute",
+        ),
         (
             "BT1002",
             {"session_options": {"enable_mem_pattern": "maybe"}},
             "enable_mem_pattern: it takes 1 or 0, not 'maybe'",
         ),
         ("BT1002", {"session_options": {"inter_op_num_threads": "x"}}, "it takes a whole number"),
-        ("BT1002", {"session_options": {"execution_mode": "x"}}, "it takes ORT_SEQUENTIAL or ORT_PARALLEL"),
+        (
+            "BT1002",
+            {"session_options": {"execution_mode": "x"}},
+            "it takes ORT_SEQUENTIAL or ORT_PARALLEL",
+        ),
         (
             "BT1003",
-            {"session_options": {"session.intra_op_thread_affinities": "x", "intra_op_num_threads": "2"}},
+            {
+                "session_options": {
+                    "session.intra_op_thread_affinities": "x",
+                    "intra_op_num_threads": "2",
+                }
+            },
             "does not take session.intra_op_thread_affinities:x, intra_op_num_threads:2: .*; correct or drop it",
         ),
         ("BT1005", {"provider_options": {"device_id": "0"}}, "--provider-option device_id: "),
-        ("BT2003", {"custom_op_libraries": ["/nowhere/a.so"]}, "cannot load the custom-op library /nowhere/a.so: "),
-        ("BT2003", {"custom_op_libraries": [__file__]}, "cannot load the custom-op library .*test_ort_settings.py: "),
+        (
+            "BT2003",
+            {"custom_op_libraries": ["/nowhere/a.so"]},
+            "cannot load the custom-op library /nowhere/a.so: ",
+        ),
+        (
+            "BT2003",
+            {"custom_op_libraries": [__file__]},
+            "cannot load the custom-op library .*test_ort_settings.py: ",
+        ),
     ],
 )
-def test_what_it_does_not_take_is_no_failure_of_the_model(code: str, own: dict[str, Any], complaint: str) -> None:
-    given: Any = {name: tuple(each.items() if isinstance(each, dict) else each) for name, each in own.items()}
+def test_what_it_does_not_take_is_no_failure_of_the_model(
+    code: str, own: dict[str, Any], complaint: str
+) -> None:
+    given: Any = {
+        name: tuple(each.items() if isinstance(each, dict) else each) for name, each in own.items()
+    }
     with pytest.raises(BisectError, match=complaint) as refused:
         make_runtime(TargetSettings(own=OnnxRuntimeSettings(**given)))
     assert refused.value.code == code
@@ -90,10 +126,19 @@ def test_the_reference_has_the_custom_operators_too(cli: CommandLine) -> None:
     ]
     x, y = ((name, TensorProto.FLOAT, (3, 3)) for name in "xy")
     path = save_proto("m.onnx", nodes, [x], [y], domains=["ai.onnx.contrib"])
-    np.savez("x.npz", x=np.diag([0.05, 0.5, 0.5]).astype(np.float32))  # exp(20) is past fp16's range
+    np.savez(
+        "x.npz", x=np.diag([0.05, 0.5, 0.5]).astype(np.float32)
+    )  # exp(20) is past fp16's range
     words = ("--onnxrt", "--fp16", "--load-inputs", "x.npz")
     assert "Inverse(-1) is not a registered function/op" in cli("diagnose", path, *words).err
-    options = ("--custom-op-library", library, "--session-option", "session.disable_prepacking:1", "-o", "out")
+    options = (
+        "--custom-op-library",
+        library,
+        "--session-option",
+        "session.disable_prepacking:1",
+        "-o",
+        "out",
+    )
     ran = cli("diagnose", path, *words, *options).ended(0)
     assert "'big' fails alone (1-minimal)." in ran.out
     assert [each.name for each in Path("out/files").iterdir()] == [f"1-{Path(library).name}"]

@@ -25,7 +25,8 @@ def doubling(path: Path, kind: int, shape: tuple[int, ...] = (2, 3)) -> Path:
     """x of some type -> as fp32, doubled -> y of the type; and a plain input beside."""
     body = f"wide = Cast<to = 1>(x) doubled = Mul(wide, two) y = Cast<to = {kind}>(doubled)"
     nodes = [*text_model("() => ()", body).graph.node]
-    inputs, outputs = [("x", kind, shape), ("two", 1, [])], [("y", kind, shape), ("doubled", 1, shape)]
+    inputs = [("x", kind, shape), ("two", 1, [])]
+    outputs = [("y", kind, shape), ("doubled", 1, shape)]
     return save_proto(path, nodes, inputs, outputs, opset=19, ir_version=9)
 
 
@@ -49,7 +50,9 @@ def test_bits_go_through(tmp_path: Path, name: str, shape: tuple[int, ...]) -> N
 @pytest.mark.skipif(CAN_FEED, reason="this ONNX Runtime takes such tensors")
 def test_an_older_version_says_so(tmp_path: Path) -> None:
     pytest.importorskip("ml_dtypes")
-    with pytest.raises(BuildError, match=r"input 'x' is a tensor\(bfloat16\), which ONNX Runtime .* later version"):
+    with pytest.raises(
+        BuildError, match=r"input 'x' is a tensor\(bfloat16\), which ONNX Runtime .* later version"
+    ):
         make_runtime(TargetSettings()).load(doubling(tmp_path / "m.onnx", TensorProto.BFLOAT16))
 
 
@@ -57,7 +60,22 @@ def test_an_older_version_says_so(tmp_path: Path) -> None:
 def test_from_the_command_line(cli: CommandLine, here: Path) -> None:
     model = doubling(here / "m.onnx", TensorProto.BFLOAT16)
     common = ["--val-range", "x:[1,2]"]
-    assert cli("run", model, "--onnxrt", *common, "--save-inputs", "x.json", "--save-outputs", "y.npz").status == 0
+    assert (
+        cli(
+            "run", model, "--onnxrt", *common, "--save-inputs", "x.json", "--save-outputs", "y.npz"
+        ).status
+        == 0
+    )
     assert arrays("y.npz")["y"].dtype == np.uint16  # as NumPy alone reads it
-    cli("run", model, "--onnxrt", "--load-inputs", "x.json", "--load-outputs", "y.npz", "--atol", "0").ended(0)
+    cli(
+        "run",
+        model,
+        "--onnxrt",
+        "--load-inputs",
+        "x.json",
+        "--load-outputs",
+        "y.npz",
+        "--atol",
+        "0",
+    ).ended(0)
     assert cli("layerwise", model, "--onnxrt", *common).status == 1

@@ -30,7 +30,9 @@ def imports_of(tree: ast.Module) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             below = {f"{node.module}.{each.name}" for each in node.names}
-            modules = {name for name in below if (ROOT / (name.replace(".", "/") + ".py")).is_file()}
+            modules = {
+                name for name in below if (ROOT / (name.replace(".", "/") + ".py")).is_file()
+            }
             found |= modules or {str(node.module)}
         elif isinstance(node, ast.Import):
             found |= {each.name for each in node.names}
@@ -38,9 +40,13 @@ def imports_of(tree: ast.Module) -> set[str]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_runner_imports_the_standard_library_numpy_its_runtime_and_what_goes_with_it(target: str) -> None:
+def test_a_runner_imports_the_standard_library_numpy_its_runtime_and_what_goes_with_it(
+    target: str,
+) -> None:
     modules = (*_SHARED, *find(target).sent)
-    runtime = {"onnxrt": "onnxruntime", "trt": "tensorrt", "through": "onnxruntime"}.get(target, target)
+    runtime = {"onnxrt": "onnxruntime", "trt": "tensorrt", "through": "onnxruntime"}.get(
+        target, target
+    )
     for place, module in enumerate(modules):
         imported = imports_of(tree_of(module))
         ours = {name for name in imported if name.startswith("bisect_trt")}
@@ -57,7 +63,9 @@ def test_joined_modules_share_no_name(target: str) -> None:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 defined[node.name] += 1
             elif isinstance(node, ast.Assign):
-                defined.update(n.id for each in node.targets for n in ast.walk(each) if isinstance(n, ast.Name))
+                defined.update(
+                    n.id for each in node.targets for n in ast.walk(each) if isinstance(n, ast.Name)
+                )
             elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
                 defined[node.target.id] += 1
     assert {name for name, times in defined.items() if times > 1} <= {"make"}
@@ -72,14 +80,19 @@ def test_joined_modules_import_names_of_each_other_and_no_modules(target: str) -
                 for each in node.names:
                     name = f"{node.module}.{each.name}"
                     assert each.asname is None, f"{module}: {name} as {each.asname}"
-                    assert not (ROOT / (name.replace(".", "/") + ".py")).is_file(), f"{module}: {name}"
+                    assert not (ROOT / (name.replace(".", "/") + ".py")).is_file(), (
+                        f"{module}: {name}"
+                    )
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_script_defines_every_name_that_it_uses(target: str) -> None:
     settings = TargetSettings(target)
-    how = settings.target.script(settings, {"inputs": [], "outputs": [], "lowered": False, "nodes": []})
-    made, used = {*dir(builtins), "__file__"}, set[str]()
+    how = settings.target.script(
+        settings, {"inputs": [], "outputs": [], "lowered": False, "nodes": []}
+    )
+    made = {*dir(builtins), "__file__"}
+    used = set[str]()
     for node in ast.walk(ast.parse(render_script(how, [], case_of("inf")))):
         if isinstance(node, ast.Name):
             (used if isinstance(node.ctx, ast.Load) else made).add(node.id)

@@ -64,7 +64,12 @@ UNSAID = {
 }
 """Settings that no option of all targets says, or that conflict with others."""
 FILE = str(Path(__file__).resolve())
-HINTS = {"inputs": ["x"], "outputs": [], "lowered": False, "nodes": [["a", ["a_out"]], ["b", ["b_out"]]]}
+HINTS = {
+    "inputs": ["x"],
+    "outputs": [],
+    "lowered": False,
+    "nodes": [["a", ["a_out"]], ["b", ["b_out"]]],
+}
 
 
 def own_settings() -> Iterator[Any]:
@@ -113,16 +118,22 @@ def test_files_are_settings(name: str) -> None:
 def asked_for(words: Sequence[str]) -> TargetSettings | None:
     """What a command line asks for, read by the parser that every command has."""
     _, values = parse(["run", *words])
-    return make_group(Options, {entry.name: values[entry.name] for entry in entries(Options)}, words=True).settings(
-        engines=True
-    )
+    return make_group(
+        Options, {entry.name: values[entry.name] for entry in entries(Options)}, words=True
+    ).settings(engines=True)
 
 
 @pytest.mark.parametrize("name", [plugin.name for plugin in selectable()])
 def test_options_say_all_settings_and_settings_cross_to_the_worker(name: str) -> None:
     target = find(name)
-    samples = {each.name: SAMPLES[each.name] for each in fields(target.own) if each.name not in UNSAID}
-    files = {each: (FILE,) if isinstance(samples[each], tuple) else FILE for each in target.files if each in samples}
+    samples = {
+        each.name: SAMPLES[each.name] for each in fields(target.own) if each.name not in UNSAID
+    }
+    files = {
+        each: (FILE,) if isinstance(samples[each], tuple) else FILE
+        for each in target.files
+        if each in samples
+    }
     settings = TargetSettings(name, fp16=name != "through").with_own(**{**samples, **files})
     assert asked_for(settings.flags()) == settings
     assert TargetSettings.from_json(settings.to_json()) == settings

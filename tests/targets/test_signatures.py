@@ -30,7 +30,10 @@ make = helper.make_node
 
 
 def unknown(name: Callable[[str], str], size: int) -> list[NodeProto]:
-    return [make("Relu", ["a"], [name("r")], name("relu")), make("Mystery", [name("r")] * size, ["y"], name("n"))]
+    return [
+        make("Relu", ["a"], [name("r")], name("relu")),
+        make("Mystery", [name("r")] * size, ["y"], name("n")),
+    ]
 
 
 def unknown_of_a_domain(name: Callable[[str], str], size: int) -> list[NodeProto]:  # noqa: ARG001 - as the others
@@ -48,14 +51,23 @@ def of_no_shape(name: Callable[[str], str], size: int) -> list[NodeProto]:
 
 
 def fused(name: Callable[[str], str], size: int) -> list[NodeProto]:  # noqa: ARG001 - as the others
-    return [make("Gemm", ["a", "b"], [name("g")], name("n")), make("Relu", [name("g")], ["y"], name("m"))]
+    return [
+        make("Gemm", ["a", "b"], [name("g")], name("n")),
+        make("Relu", [name("g")], ["y"], name("m")),
+    ]
 
 
 def quantized(name: Callable[[str], str], size: int) -> list[NodeProto]:  # noqa: ARG001 - as the others
     """Refused by 1.28 to 1.31.1, which add a node of their own of another type."""
     nodes = [
         make("Constant", [], [name("one")], name("k"), value_float=0.5),
-        make("Constant", [], [name("zero")], name("l"), value=numpy_helper.from_array(np.array(3, np.int8))),
+        make(
+            "Constant",
+            [],
+            [name("zero")],
+            name("l"),
+            value=numpy_helper.from_array(np.array(3, np.int8)),
+        ),
         make("QuantizeLinear", ["a", name("one"), name("zero")], [name("q")], name("n")),
         make("Identity", [name("q")], [name("i")], name("i")),
         make("DequantizeLinear", [name("i"), name("one"), name("zero")], [name("d")], name("m")),
@@ -64,14 +76,29 @@ def quantized(name: Callable[[str], str], size: int) -> list[NodeProto]:  # noqa
 
 
 def no_kernel(name: Callable[[str], str], size: int) -> list[NodeProto]:  # noqa: ARG001 - as the others
-    return [make("Cast", ["a"], [name("c")], name("k"), to=16), make("Erf", [name("c")], ["y"], name("n"))]
+    return [
+        make("Cast", ["a"], [name("c")], name("k"), to=16),
+        make("Erf", [name("c")], ["y"], name("n")),
+    ]
 
 
 def twice(name: Callable[[str], str], size: int) -> list[NodeProto]:  # noqa: ARG001 - as the others
-    return [make("Relu", ["a"], [name("r")], name("n")), make("Relu", ["b"], [name("r")], name("m"))]
+    return [
+        make("Relu", ["a"], [name("r")], name("n")),
+        make("Relu", ["b"], [name("r")], name("m")),
+    ]
 
 
-FAILING: list[Build] = [unknown, unknown_of_a_domain, too_wide, of_no_shape, fused, quantized, no_kernel, twice]
+FAILING: list[Build] = [
+    unknown,
+    unknown_of_a_domain,
+    too_wide,
+    of_no_shape,
+    fused,
+    quantized,
+    no_kernel,
+    twice,
+]
 NAMINGS: dict[str, Callable[[str], str]] = {
     "plain": lambda name: name,
     "exported": lambda name: f"/blocks.{len(name)}/attn/{name.upper()}_{len(name)}",
@@ -85,7 +112,9 @@ NAMINGS: dict[str, Callable[[str], str]] = {
 def failure(nodes: Sequence[NodeProto], folder: Path) -> RuntimeFailure | None:
     """How ONNX Runtime fails on a model, and the model's names; None where this version does not."""
     sides = [(name, TensorProto.FLOAT, (f"{name}0", f"{name}1")) for name in "ab"]
-    path = save_proto(folder / "m.onnx", nodes, sides, ["y"], opset=21, ir_version=10, domains=["com.microsoft"])
+    path = save_proto(
+        folder / "m.onnx", nodes, sides, ["y"], opset=21, ir_version=10, domains=["com.microsoft"]
+    )
     try:
         session = make_runtime(TargetSettings()).load(path)
         session.run({name: np.ones((5, 7), np.float32) for name in "ab"})
@@ -113,9 +142,7 @@ def test_other_refusals_have_other_signatures(tmp_path: Path) -> None:
     assert len(set(seen)) == len(seen)
 
 
-RUNNING = (
-    "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running {} node. Name:'{}' Status Message: {}"
-)
+RUNNING = "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running {} node. Name:'{}' Status Message: {}"
 MADE = [
     "SkipLayerNormalization_token_220",
     "fused /a/Add",
@@ -128,31 +155,47 @@ MADE = [
 @pytest.mark.parametrize("generated", MADE)
 def test_a_name_that_the_runtime_made_is_none_of_the_models_and_is_masked(generated: str) -> None:
     def sign(name: str) -> str:
-        said = clean_message(RUNNING.format("SkipLayerNormalization", name, "skip should have the shape of input"))
+        said = clean_message(
+            RUNNING.format("SkipLayerNormalization", name, "skip should have the shape of input")
+        )
         return mask_message(said, ["/a/Add", "/a/Add_output_0", "y"])
 
     said = "SkipLayerNormalization node #: skip should have the shape of input"
     assert sign(generated) == sign("SkipLayerNormalization") == said
-    assert mask_message(f"Duplicate definition of name ({generated}).") == "Duplicate definition of name #."
+    assert (
+        mask_message(f"Duplicate definition of name ({generated}).")
+        == "Duplicate definition of name #."
+    )
 
 
 def test_what_is_no_name_stays() -> None:
-    axis, perm = (mask_message(f"unknown attribute '{name}' of Split", ["n"]) for name in ("axis", "perm"))
+    axis, perm = (
+        mask_message(f"unknown attribute '{name}' of Split", ["n"]) for name in ("axis", "perm")
+    )
     assert axis != perm
-    assert "tensor(float#)" in mask_message("Type 'tensor(float16)' of input parameter (n) is invalid", ["n"])
-    assert "Conv" in mask_message("Could not find an implementation for Conv(22) node with name 'Conv'", ["Conv"])
+    assert "tensor(float#)" in mask_message(
+        "Type 'tensor(float16)' of input parameter (n) is invalid", ["n"]
+    )
+    assert "Conv" in mask_message(
+        "Could not find an implementation for Conv(22) node with name 'Conv'", ["Conv"]
+    )
 
 
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
         ("Add node 'a': axis was false", "Mul node 'b': axis was false", True),
-        ("bound to types (tensor(float) and tensor(int64))", "bound to types (tensor(double))", True),
+        (
+            "bound to types (tensor(float) and tensor(int64))",
+            "bound to types (tensor(double))",
+            True,
+        ),
         ("Conv node 'a': no kernel", "Conv node 'a': dimension mismatch", False),
     ],
 )
 def test_the_class_of_an_error_has_no_operands(one: str, other: str, *, same: bool) -> None:
-    first, second = mask_message(one, "ab"), mask_message(other, "ab")
+    first = mask_message(one, "ab")
+    second = mask_message(other, "ab")
     assert first != second
     assert (error_class(first) == error_class(second)) is same
 

@@ -16,9 +16,13 @@ from bisect_trt.onnxlib.roundings import widened
 from bisect_trt.targets.evaluator import EvaluatorSession
 
 RNG = np.random.default_rng(0)
-X, IMAGE = RNG.normal(0, 2, (2, 3, 4)), RNG.normal(0, 1, (1, 4, 6, 6))
+X = RNG.normal(0, 2, (2, 3, 4))
+IMAGE = RNG.normal(0, 1, (1, 4, 6, 6))
 ROWS = RNG.normal(0, 1, (5, 2, 3))
-W = {name: RNG.normal(0, 1, shape) for name, shape in (("w", (1, 6, 3)), ("r", (1, 6, 2)), ("b", (1, 12)))}
+W = {
+    name: RNG.normal(0, 1, shape)
+    for name, shape in (("w", (1, 6, 3)), ("r", (1, 6, 2)), ("b", (1, 12)))
+}
 GRU = {"w": W["w"], "r": W["r"], "b": W["b"]}
 CHANNELS = {name: np.abs(RNG.normal(1, 0.3, 4)) for name in "sbmv"}
 PADS = "pads = [1, 1, 1, 1], ceil_mode = 1"
@@ -31,7 +35,9 @@ def flat(compute: Callable[[Any], Any], x: Any, axis: int) -> Any:
 
 
 def softmax(x: Any, axis: int = -1) -> Any:
-    return np.exp(x - x.max(axis, keepdims=True)) / np.exp(x - x.max(axis, keepdims=True)).sum(axis, keepdims=True)
+    return np.exp(x - x.max(axis, keepdims=True)) / np.exp(x - x.max(axis, keepdims=True)).sum(
+        axis, keepdims=True
+    )
 
 
 def log_softmax(x: Any, axis: int = -1) -> Any:
@@ -45,7 +51,8 @@ def hardmax(x: Any, axis: int = -1) -> Any:
 
 
 def lrn(x: Any, size: int) -> Any:
-    low, high = (size - 1) // 2, -(-(size - 1) // 2)
+    low = (size - 1) // 2
+    high = -(-(size - 1) // 2)
     sums = [np.square(x[:, max(0, c - low) : c + high + 1]).sum(1) for c in range(x.shape[1])]
     return x / (1.5 + 0.5 / size * np.stack(sums, 1)) ** 0.6
 
@@ -66,12 +73,24 @@ def averages(x: Any, *, counts_padding: bool) -> Any:
 
 def gru(x: Any, lengths: Any = (5, 5), limit: float = np.inf) -> Any:
     w, r, (wb, rb) = GRU["w"][0], GRU["r"][0], GRU["b"][0].reshape(2, 6)
-    hidden, made = np.zeros((2, 2)), []
+    hidden = np.zeros((2, 2))
+    made = []
     for step in range(5):
-        gates = [np.clip(x[step] @ w[i : i + 2].T + wb[i : i + 2], -np.inf, np.inf) for i in (0, 2, 4)]
+        gates = [
+            np.clip(x[step] @ w[i : i + 2].T + wb[i : i + 2], -np.inf, np.inf) for i in (0, 2, 4)
+        ]
         z, reset = (
             1
-            / (1 + np.exp(-np.clip(gates[i] + hidden @ r[2 * i : 2 * i + 2].T + rb[2 * i : 2 * i + 2], -limit, limit)))
+            / (
+                1
+                + np.exp(
+                    -np.clip(
+                        gates[i] + hidden @ r[2 * i : 2 * i + 2].T + rb[2 * i : 2 * i + 2],
+                        -limit,
+                        limit,
+                    )
+                )
+            )
             for i in (0, 1)
         )
         new = np.tanh(np.clip(gates[2] + (reset * hidden) @ r[4:6].T + rb[4:6], -limit, limit))
@@ -90,11 +109,14 @@ def normalized(x: Any) -> Any:
 def aligned(x: Any) -> Any:
     """Five elements resized to floor(5 * 1.5) along the last axis, ends on ends."""
     places = np.arange(7) * 4 / 6
-    return np.stack([np.interp(places, np.arange(5), row) for row in x.reshape(-1, 5)]).reshape(*x.shape[:-1], 7)
+    return np.stack([np.interp(places, np.arange(5), row) for row in x.reshape(-1, 5)]).reshape(
+        *x.shape[:-1], 7
+    )
 
 
 Row = tuple[str, Any, dict[str, Any], Callable[[Any], Any], tuple[int, ...]]
-OLD, NEW = (9, 11), (13, 17, 20)
+OLD = (9, 11)
+NEW = (13, 17, 20)
 TABLE: list[Row] = [
     *(
         (f"y = {op}<axis = {axis}>(x)", X, {}, (lambda x, f=f, a=axis: flat(f, x, a)), OLD)
@@ -146,11 +168,17 @@ TABLE: list[Row] = [
     ("y = Attention<is_causal = 1>(x, k, v)", X[None], {"k": 2 * X[None], "v": X[None] + 1},
         lambda x: softmax(x @ np.swapaxes(2 * x, -1, -2) / 2 + np.where(np.tri(3) > 0, 0, -np.inf)) @ (x + 1), (23,)),
 ]  # fmt: skip
-CASES = [(body, x, weights, exact, opset) for body, x, weights, exact, opsets in TABLE for opset in opsets]
+CASES = [
+    (body, x, weights, exact, opset)
+    for body, x, weights, exact, opsets in TABLE
+    for opset in opsets
+]
 
 
 @pytest.mark.parametrize(
-    ("body", "x", "weights", "exact", "opset"), CASES, ids=[f"{case[4]}-{case[0][4:40]}" for case in CASES]
+    ("body", "x", "weights", "exact", "opset"),
+    CASES,
+    ids=[f"{case[4]}-{case[0][4:40]}" for case in CASES],
 )
 def test_the_evaluator_is_right_or_has_no_vote(
     body: str, x: Any, weights: dict[str, Any], exact: Callable[[Any], Any], opset: int

@@ -41,11 +41,14 @@ shutil.copyfile(*sys.argv[1:])
 def model(path: Path, length: int = 12) -> Path:
     """A chain with a branch: each Tanh is behind an Add, but one."""
     rng = np.random.default_rng(0)
-    nodes, last = [helper.make_node("Neg", ["x"], ["side"])], "x"
+    nodes = [helper.make_node("Neg", ["x"], ["side"])]
+    last = "x"
     for place in range(length):
         kinds = ("MatMul", "Tanh") if place == length // 2 else ("MatMul", "Add", "Tanh", "Add")
         for kind in kinds:
-            inputs = [last, "w"] if kind == "MatMul" else [last, "side"] if kind == "Add" else [last]
+            inputs = (
+                [last, "w"] if kind == "MatMul" else [last, "side"] if kind == "Add" else [last]
+            )
             last = f"{kind}_{len(nodes)}"
             nodes.append(helper.make_node(kind, inputs, [last], name=f"n_{last}"))
     nodes.append(helper.make_node("Identity", [last], ["y"]))
@@ -59,7 +62,9 @@ def script(path: Path, body: str) -> str:
 
 
 def edit(path: Path, change: str) -> str:
-    return script(path, f"import sys, onnx\nm = onnx.load(sys.argv[1])\n{change}\nonnx.save(m, sys.argv[2])\n")
+    return script(
+        path, f"import sys, onnx\nm = onnx.load(sys.argv[1])\n{change}\nonnx.save(m, sys.argv[2])\n"
+    )
 
 
 def run(tool: str, path: Path) -> np.ndarray:
@@ -94,19 +99,31 @@ def test_tools_that_are_right(tmp_path: Path, tool: str) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ('m.graph.output[0].name = m.graph.node[-1].output[0] = "z"', "the tool writes has no output 'y' any more"),
+        (
+            'm.graph.output[0].name = m.graph.node[-1].output[0] = "z"',
+            "the tool writes has no output 'y' any more",
+        ),
         (
             'm.graph.input[0].name = "z"\nfor n in m.graph.node: n.input[:] = ["z" if i == "x" else i for i in n.input]',
             "the tool writes has an input 'z', which the original has not",
         ),
-        ('m.graph.node[0].op_type = "Mystery"', "the model that the tool writes does not load: .*Mystery"),
+        (
+            'm.graph.node[0].op_type = "Mystery"',
+            "the model that the tool writes does not load: .*Mystery",
+        ),
         ("sys.exit(0)", "the tool succeeds and writes no model"),
         ("open(sys.argv[2], 'w').close(); sys.exit(0)", "the tool succeeds and writes no model"),
-        ("open(sys.argv[2], 'w').write('junk'); sys.exit(0)", "the model that the tool writes does not load: "),
+        (
+            "open(sys.argv[2], 'w').write('junk'); sys.exit(0)",
+            "the model that the tool writes does not load: ",
+        ),
         ("sys.exit('out of ideas')", "the tool exits with status 1: out of ideas"),
         ("sys.exit(3)", "the tool exits with status 3"),
         ("raise ValueError('no 7')", "the tool exits with status 1: ValueError: no 7"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", r"the tool crashes \(SIGSEGV\)"),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+            r"the tool crashes \(SIGSEGV\)",
+        ),
     ],
 )
 def test_what_a_tool_may_do_wrong(tmp_path: Path, change: str, complaint: str) -> None:

@@ -43,7 +43,9 @@ def polygraphy_result(target: NDArray[Any], reference: NDArray[Any], **options: 
     from polygraphy.comparator import CompareFunc, IterationResult
 
     # It writes into what it is given where that is 0.
-    results = [IterationResult({"x": values.copy()}, runner_name="") for values in (target, reference)]
+    results = [
+        IterationResult({"x": values.copy()}, runner_name="") for values in (target, reference)
+    ]
     return CompareFunc.simple(**options)(*results)["x"]
 
 
@@ -95,7 +97,8 @@ def test_agrees_with_polygraphy(
         # It compares in float64 then, and still fails where both are NaN.
         target = np.where(np.isnan(target) & np.isnan(reference), 1, target)
         if target.dtype.kind == "f":
-            target, reference = target.astype(np.float64), reference.astype(np.float64)
+            target = target.astype(np.float64)
+            reference = reference.astype(np.float64)
     theirs = polygraphy_result(
         target,
         reference,
@@ -116,7 +119,11 @@ def test_agrees_with_polygraphy(
     )
     assert ours.passed == bool(theirs)
     assert (ours.kind is ComparisonKind.MATCH) == ours.passed
-    numbers = {"max_abs": theirs.max_absdiff, "mean_abs": theirs.mean_absdiff, "median_abs": theirs.median_absdiff}
+    numbers = {
+        "max_abs": theirs.max_absdiff,
+        "mean_abs": theirs.mean_absdiff,
+        "median_abs": theirs.median_absdiff,
+    }
     numbers["max_rel"] = theirs.max_reldiff
     if stat in (ErrorStat.MEAN, ErrorStat.MEDIAN, ErrorStat.QUANTILE):
         numbers[f"{stat.value}_abs"] = getattr(theirs, f"{stat.value}_absdiff")
@@ -128,11 +135,17 @@ def test_agrees_with_polygraphy(
 @given(pairs(), TOLERANCES, TOLERANCES, st.sampled_from(ErrorStat), st.booleans())
 @settings(max_examples=examples(300), deadline=None)
 def test_what_it_says_is_consistent(
-    pair: tuple[NDArray[Any], NDArray[Any]], atol: float, rtol: float, stat: ErrorStat, nonfinite_equal: bool
+    pair: tuple[NDArray[Any], NDArray[Any]],
+    atol: float,
+    rtol: float,
+    stat: ErrorStat,
+    nonfinite_equal: bool,
 ) -> None:
     target, reference = pair
     before = target.tobytes(), reference.tobytes()
-    result = compared("x", reference, target, Tolerance(atol, rtol), stat, nonfinite_equal=nonfinite_equal)
+    result = compared(
+        "x", reference, target, Tolerance(atol, rtol), stat, nonfinite_equal=nonfinite_equal
+    )
     assert before == (target.tobytes(), reference.tobytes())
     assert result.worst is not None
     assert str(target[result.worst.index].item()) == str(result.worst.target)
@@ -154,7 +167,13 @@ def test_what_it_says_is_consistent(
     made_inf = (np.isinf(target) & ~np.isinf(reference)).any() and math.inf not in (atol, rtol)
     one_inf = made_inf or ((np.isinf(reference) & ~np.isinf(target)).any() and atol != math.inf)
     if not result.passed:
-        wanted = ComparisonKind.NAN if one_nan else ComparisonKind.INF if one_inf else ComparisonKind.MISMATCH
+        wanted = (
+            ComparisonKind.NAN
+            if one_nan
+            else ComparisonKind.INF
+            if one_inf
+            else ComparisonKind.MISMATCH
+        )
         assert result.kind is wanted
     assert "\n" not in result.describe()
     assert json.loads(json.dumps(result.to_json(), allow_nan=False))["kind"] == result.kind.value
@@ -162,11 +181,18 @@ def test_what_it_says_is_consistent(
 
 @given(st.sampled_from([*INTEGERS, np.uint64]), st.data())
 @settings(deadline=None)
-def test_integer_errors_are_exact_however_far_apart(dtype: type[np.integer[Any]], data: st.DataObject) -> None:
+def test_integer_errors_are_exact_however_far_apart(
+    dtype: type[np.integer[Any]], data: st.DataObject
+) -> None:
     limits = np.iinfo(dtype)
-    numbers = st.integers(int(limits.min), int(limits.max)) | st.sampled_from([int(limits.min), int(limits.max)])
-    target, reference = data.draw(numbers), data.draw(numbers)
-    result = compared("x", np.array([reference], dtype), np.array([target], dtype), Tolerance(0.0, 0.0))
+    numbers = st.integers(int(limits.min), int(limits.max)) | st.sampled_from(
+        [int(limits.min), int(limits.max)]
+    )
+    target = data.draw(numbers)
+    reference = data.draw(numbers)
+    result = compared(
+        "x", np.array([reference], dtype), np.array([target], dtype), Tolerance(0.0, 0.0)
+    )
     error = abs(target - reference)
     assert result.max_abs == float(error)
     assert result.passed == (error == 0)
@@ -176,7 +202,9 @@ def test_integer_errors_are_exact_however_far_apart(dtype: type[np.integer[Any]]
 
 @pytest.mark.parametrize("stat", ErrorStat)
 @pytest.mark.parametrize(("lost", "kind"), [(np.nan, "nan"), (np.inf, "inf"), (-np.inf, "inf")])
-def test_what_the_target_loses_is_the_worst_and_no_rounding(lost: float, kind: str, stat: ErrorStat) -> None:
+def test_what_the_target_loses_is_the_worst_and_no_rounding(
+    lost: float, kind: str, stat: ErrorStat
+) -> None:
     """Beside errors of rounding, and beside one that is past the tolerance."""
     reference = np.linspace(1, 2, 99, dtype=np.float32)
     target = reference + np.float32(8e-6)
@@ -232,7 +260,12 @@ def test_compare_all_keeps_the_references_order() -> None:
     target = {"d": np.ones(3), "b": np.full(3, 0.5), "c": np.zeros(3), "other": np.zeros(1)}
     options = tolerances(atol=["1e-3", "b:1"], rtol=["0"])
     results = compare_all(reference, target, options)
-    assert [f"{each.name} {each.kind.value}" for each in results] == ["c match", "a missing", "b match", "d mismatch"]
+    assert [f"{each.name} {each.kind.value}" for each in results] == [
+        "c match",
+        "a missing",
+        "b match",
+        "d mismatch",
+    ]
 
 
 # What else a comparison does and says: Polygraphy's other comparisons, and the further numbers.
@@ -245,7 +278,11 @@ Array = NDArray[Any]
 @st.composite
 def coarse(draw: st.DrawFn) -> tuple[Array, Array]:
     """Reference and target of one shape, in sixteenths."""
-    values = draw(SMALL_SHAPES.flatmap(lambda shape: hnp.arrays(np.int16, (2, *shape), elements=st.integers(-99, 99))))
+    values = draw(
+        SMALL_SHAPES.flatmap(
+            lambda shape: hnp.arrays(np.int16, (2, *shape), elements=st.integers(-99, 99))
+        )
+    )
     reference, target = (values / 16).astype(np.float32)
     return reference, target
 
@@ -278,16 +315,23 @@ def test_comparisons_survive_json() -> None:
         options = ToleranceOptions(check_error_stat={"": ErrorStat.QUANTILE}, validate=validate)
         for target in (values, values[::-1], values[:2]):
             (result,) = compare_all({"nan": values}, {"nan": target}, options, details=True)
-            again = TensorComparison.from_json(json.loads(json.dumps(result.to_json(), allow_nan=False)))
+            again = TensorComparison.from_json(
+                json.loads(json.dumps(result.to_json(), allow_nan=False))
+            )
             assert repr(again) == repr(result)
 
 
 def test_validate_fails_whatever_is_not_finite() -> None:
-    good, bad = np.ones(4, np.float32), np.array([1, math.nan, -math.inf, math.inf], np.float32)
+    good = np.ones(4, np.float32)
+    bad = np.array([1, math.nan, -math.inf, math.inf], np.float32)
     for reference, target, said in (
         (good, bad, "the target has 1 NaN and 2 Inf among 4 elements"),
         (bad, good, "the reference has 1 NaN and 2 Inf among 4 elements"),
-        (bad[2:], bad[2:], "the target has 2 Inf among 2 elements, the reference has 2 Inf among 2 elements"),
+        (
+            bad[2:],
+            bad[2:],
+            "the target has 2 Inf among 2 elements, the reference has 2 Inf among 2 elements",
+        ),
     ):
         options = ToleranceOptions(nonfinite_equal=True, atol={"": math.inf}, validate=True)
         (result,) = compare_all({"x": reference}, {"x": target}, options)
@@ -318,7 +362,8 @@ answer = lambda target, reference: True
 def test_a_script_compares(tmp_path: Path) -> None:
     script = tmp_path / "compare.py"
     script.write_text(SCRIPT)
-    reference, target = {"x": np.zeros(2), "y": np.zeros(2)}, {"x": np.ones(2), "y": np.array([1, 0])}
+    reference = {"x": np.zeros(2), "y": np.zeros(2)}
+    target = {"x": np.ones(2), "y": np.array([1, 0])}
 
     def compare(function: str) -> list[TensorComparison]:
         options = ToleranceOptions(compare_func_script=f"{script}{function}")

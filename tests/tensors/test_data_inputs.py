@@ -34,8 +34,16 @@ def info(name: str, dtype: Any = "float32", shape: Any = (2, 3)) -> TensorInfo:
 @pytest.mark.parametrize(
     ("group", "option", "texts"),
     [
-        (Data, "input_shapes", ["x", "x:", "x:1,2", "x:[1,a]", "x:[1,-2]", "x:[1.5]", "x:[1,,2]", "[1,2]", "x:[1,2"]),
-        (Data, "val_range", ["", "x", "1", "[1]", "[1,2,3]", "[2,1]", "[0,inf]", "[nan,1]", "x:[]", "x:[a,b]"]),
+        (
+            Data,
+            "input_shapes",
+            ["x", "x:", "x:1,2", "x:[1,a]", "x:[1,-2]", "x:[1.5]", "x:[1,,2]", "[1,2]", "x:[1,2"],
+        ),
+        (
+            Data,
+            "val_range",
+            ["", "x", "1", "[1]", "[1,2,3]", "[2,1]", "[0,inf]", "[nan,1]", "x:[]", "x:[a,b]"],
+        ),
         (CompareOptions, "error_quantile", ["-0.1", "1.1", "nan", "x"]),
         (CompareOptions, "atol", ["", "x", "out:", "out:-1", "nan", "-1e-3", "1e-3,1e-4"]),
         (CompareOptions, "check_error_stat", ["out:worst"]),
@@ -57,11 +65,15 @@ def test_malformed_values_are_refused(group: type, option: str, texts: list[str]
 def test_random_values_lie_in_the_range_and_repeat(
     dtype: str, shape: tuple[int, ...], bounds: tuple[int, int], seed: int
 ) -> None:
-    low, high = bounds[0], bounds[0] + bounds[1]
+    low = bounds[0]
+    high = bounds[0] + bounds[1]
     infos = [info("x", dtype, shape), info("y", dtype, shape)]
     options = Data(seed=seed, val_range={"": (low, high), "y": (0, 1)})
-    limits = {"bool": (0, 1), "uint8": (0, 255), "int8": (-128, 127), "uint64": (0, 2**64)}.get(dtype, (low, high))
-    low, high = max(low, limits[0]), min(high, limits[1])
+    limits = {"bool": (0, 1), "uint8": (0, 255), "int8": (-128, 127), "uint64": (0, 2**64)}.get(
+        dtype, (low, high)
+    )
+    low = max(low, limits[0])
+    high = min(high, limits[1])
     if low > high:
         with pytest.raises(UsageError, match="'x'"):
             make_inputs(infos, options)
@@ -115,7 +127,13 @@ def test_free_dimensions_take_any_size(sizes: list[int], data: st.DataObject) ->
 
 @pytest.mark.parametrize(
     ("given", "wanted"),
-    [("float64", "float32"), ("float32", "float64"), ("float16", "float32"), ("int64", "int32"), ("uint8", "int64")],
+    [
+        ("float64", "float32"),
+        ("float32", "float64"),
+        ("float16", "float32"),
+        ("int64", "int32"),
+        ("uint8", "int64"),
+    ],
 )
 def test_numbers_of_another_width_become_what_the_model_takes(given: str, wanted: str) -> None:
     values = np.array([0, 1, 127], given)
@@ -150,8 +168,14 @@ def test_raw_bytes_of_extension_types_are_taken(tmp_path: Path) -> None:
 
 def test_files_merge_if_disjoint_and_are_samples_otherwise(tmp_path: Path) -> None:
     infos = [info("x"), info("y")]
-    one, two = np.ones((2, 3), np.float32), np.full((2, 3), 2, np.float32)
-    files = {"x": {"x": one}, "y": {"y": two}, "both": {"y": one, "x": two}, "other": {"x": one, "y": one}}
+    one = np.ones((2, 3), np.float32)
+    two = np.full((2, 3), 2, np.float32)
+    files = {
+        "x": {"x": one},
+        "y": {"y": two},
+        "both": {"y": one, "x": two},
+        "other": {"x": one, "y": one},
+    }
     paths = {name: tmp_path / f"{name}.npz" for name in files}
     for name, values in files.items():
         save_npz(paths[name], values)
@@ -201,10 +225,17 @@ def test_scripts_give_samples(tmp_path: Path) -> None:
     script = folder / "load"
     script.write_text(GOOD_SCRIPT)
     path = list(sys.path)
-    for function, values in (("", [5, 6]), (":load_data", [5, 6]), (":as_list", [5, 6]), (":variable", [0])):
+    for function, values in (
+        ("", [5, 6]),
+        (":load_data", [5, 6]),
+        (":as_list", [5, 6]),
+        (":variable", [0]),
+    ):
         samples = make_inputs([info("x")], Data(data_loader_script=f"{script}{function}"))
         assert [sample["x"][0, 0] for sample in samples] == values
-    with pytest.raises(UsageError, match=r"Sample 1 of .*load:not_fitting does not fit the model: 'x' missing"):
+    with pytest.raises(
+        UsageError, match=r"Sample 1 of .*load:not_fitting does not fit the model: 'x' missing"
+    ):
         make_inputs([info("x")], Data(data_loader_script=f"{script}:not_fitting"))
     assert sys.path == path
 
@@ -219,7 +250,10 @@ def test_scripts_give_samples(tmp_path: Path) -> None:
         ("import no_such_module_anywhere", r"No module named 'no_such_module_anywhere'"),
         ("", r"has no function 'load_data'"),
         ("def load_data(required): yield {}", r"raised TypeError"),
-        ("def load_data():\n  yield {}\n  raise RuntimeError('half way')", r"line 3 raised RuntimeError: half way"),
+        (
+            "def load_data():\n  yield {}\n  raise RuntimeError('half way')",
+            r"line 3 raised RuntimeError: half way",
+        ),
         ("def load_data(): return []", r"gives no sample"),
         ("def load_data(): return {'x': 1}", r"gives a dict"),
         ("def load_data(): return None", r"gives a NoneType"),
@@ -227,7 +261,9 @@ def test_scripts_give_samples(tmp_path: Path) -> None:
         ("def load_data(): yield {'x': [[1], [1, 2]]}", r"raised ValueError"),
     ],
 )
-def test_bad_scripts_are_named_with_the_reason(text: str | None, message: str, tmp_path: Path) -> None:
+def test_bad_scripts_are_named_with_the_reason(
+    text: str | None, message: str, tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
     if text is not None:
         script.write_text(text)
@@ -248,11 +284,15 @@ def test_bad_scripts_are_named_with_the_reason(text: str | None, message: str, t
 )
 def test_random_values_that_no_memory_holds(shape: tuple[int, ...], samples: int | None) -> None:
     """Said before they are asked for."""
-    with pytest.raises(UsageError, match=r"samples of random values for 'x' \[.*\] take .* GiB, and .* GiB are free"):
+    with pytest.raises(
+        UsageError,
+        match=r"samples of random values for 'x' \[.*\] take .* GiB, and .* GiB are free",
+    ):
         make_inputs([info("x", shape=shape)], Data(iterations=samples))
 
 
-# Fresh samples are of the kind of those given: types, shapes, bounds, tables, masks, and the law of floats.
+# Fresh samples are of the kind of those given: types, shapes, bounds, tables, masks, and the law of
+# floats.
 
 
 IDS = np.array([[5, 17, 3, 3, 99, 0, 1, 2]], np.int64)
@@ -262,7 +302,9 @@ NORMAL = RNG.standard_normal((1, 3, 16, 16)).astype(np.float32)
 PADDED = np.array([[1, 1, 1, 1, 1, 0, 0, 0]], np.int64)
 
 
-def drawn(samples: list[Sample], sizes: dict[str, int] | None = None, count: int = 24) -> list[Sample]:
+def drawn(
+    samples: list[Sample], sizes: dict[str, int] | None = None, count: int = 24
+) -> list[Sample]:
     law = FreshSamples.like(samples, sizes or {})
     return [law.draw(number) for number in range(count)]
 
@@ -270,11 +312,19 @@ def drawn(samples: list[Sample], sizes: dict[str, int] | None = None, count: int
 @given(st.integers(0, 10**6))
 def test_a_number_is_a_sample(number: int) -> None:
     law = FreshSamples.like([{"image": IMAGE, "ids": IDS}], {"ids": 100})
-    one, again, other = law.draw(number), law.draw(number), law.draw(number + 1)
+    one = law.draw(number)
+    again = law.draw(number)
+    other = law.draw(number + 1)
     for name, value in one.items():
         assert np.array_equal(value, again[name])
-        assert (value.dtype, value.shape) == (IMAGE.dtype, IMAGE.shape) if name == "image" else (IDS.dtype, IDS.shape)
-    if number % len(law.ways) != law.ways.index("permuted"):  # else both are, and three channels have few orders
+        assert (
+            (value.dtype, value.shape) == (IMAGE.dtype, IMAGE.shape)
+            if name == "image"
+            else (IDS.dtype, IDS.shape)
+        )
+    if number % len(law.ways) != law.ways.index(
+        "permuted"
+    ):  # else both are, and three channels have few orders
         assert not np.array_equal(one["image"], other["image"])
     assert not np.array_equal(one["image"], IMAGE)
 
@@ -283,11 +333,15 @@ KINDS = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "ui
 
 
 @given(
-    st.sampled_from(KINDS).flatmap(lambda kind: arrays(kind, array_shapes(min_dims=0, max_dims=3, max_side=6))),
+    st.sampled_from(KINDS).flatmap(
+        lambda kind: arrays(kind, array_shapes(min_dims=0, max_dims=3, max_side=6))
+    ),
     st.one_of(st.none(), st.integers(1, 50)),
     st.integers(0, 15),
 )
-def test_any_input_keeps_its_type_and_shape(value: np.ndarray, size: int | None, number: int) -> None:
+def test_any_input_keeps_its_type_and_shape(
+    value: np.ndarray, size: int | None, number: int
+) -> None:
     made = FreshSamples.like([{"x": value}], {} if size is None else {"x": size}).draw(number)["x"]
     assert (made.dtype, made.shape) == (value.dtype, value.shape)
 
@@ -316,7 +370,10 @@ def test_ids_are_those_of_the_table() -> None:
     assert everything.max() == 99
     assert len(np.unique(everything)) > 90
     unknown = np.concatenate([sample["ids"].reshape(-1) for sample in drawn([{"ids": IDS}])])
-    assert (unknown.min(), unknown.max()) == (0, 99)  # those that were seen, where no table says more
+    assert (unknown.min(), unknown.max()) == (
+        0,
+        99,
+    )  # those that were seen, where no table says more
 
 
 def test_masks_of_padding_get_other_lengths() -> None:
@@ -356,13 +413,16 @@ def test_numbers_whose_squares_overflow() -> None:
     assert all(np.isfinite(sample["x"]).all() for sample in drawn([{"x": huge}]))
 
 
-# Each built-in metric against its definition, written down plainly; functions of the user; the set on the disk.
+# Each built-in metric against its definition, written down plainly; functions of the user; the set
+# on the disk.
 
 
 DRAWN = np.random.default_rng(4)
 
 
-def value(metric: Metric, seen: list[Any], reference: list[Any], labels: list[Any] | None = None) -> float:
+def value(
+    metric: Metric, seen: list[Any], reference: list[Any], labels: list[Any] | None = None
+) -> float:
     """The metric of a whole set."""
     labels = [None] * len(seen) if labels is None else labels
     if metric.of_sample is None:
@@ -379,7 +439,8 @@ def logits(count: int, *shape: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_top_k(k: int) -> None:
-    seen, reference = logits(40, 2, 7), logits(40, 2, 7)
+    seen = logits(40, 2, 7)
+    reference = logits(40, 2, 7)
     labels = [DRAWN.integers(0, 7, 2) for _ in seen]
     hits = [
         label in np.argsort(-row, kind="stable")[:k]
@@ -402,9 +463,11 @@ def test_a_row_with_nan_is_wrong_and_ties_go_to_the_first() -> None:
 
 
 def test_signals() -> None:
-    seen, reference = logits(6, 3, 4), logits(6, 3, 4)
+    seen = logits(6, 3, 4)
+    reference = logits(6, 3, 4)
     pairs = [
-        (s["out"].astype(float).ravel(), r["out"].astype(float).ravel()) for s, r in zip(seen, reference, strict=True)
+        (s["out"].astype(float).ravel(), r["out"].astype(float).ravel())
+        for s, r in zip(seen, reference, strict=True)
     ]
     expected = {
         "cosine": [s @ r / np.linalg.norm(s) / np.linalg.norm(r) for s, r in pairs],
@@ -429,12 +492,19 @@ ROW = {"out": np.zeros((1, 3), np.float32)}
         ("top-1", ROW, np.array([3]), "a label is no class of 'out', which has 3"),
         ("top-1", {"out": np.zeros((2, 3), np.float32)}, np.array([0]), "2 rows to be labelled"),
         ("top-1", ROW, np.array(["cat"]), "give a class for each row"),
-        ("top-3", {"out": np.zeros((2, 3), np.float32)}, None, "every label is among its 3 largest"),
+        (
+            "top-3",
+            {"out": np.zeros((2, 3), np.float32)},
+            None,
+            "every label is among its 3 largest",
+        ),
         ("top-1:other", ROW, None, "there is no such output"),
         ("cosine", {"out": np.zeros((1, 3), np.int64)}, None, "there is none among 'out'"),
     ],
 )
-def test_what_does_not_fit(asked: str, outputs: dict[str, Any], label: object, message: str) -> None:
+def test_what_does_not_fit(
+    asked: str, outputs: dict[str, Any], label: object, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         value(find_metric(asked), [outputs], [outputs], [label])
     with pytest.raises(UsageError, match="for top-1 more is better"):
@@ -449,7 +519,10 @@ def test_what_does_not_fit(asked: str, outputs: dict[str, Any], label: object, m
             "def metric(labels, outputs, k=5): return [float(o['out'].size + l[0]) for o, l in zip(outputs, labels)]",
             4.0,
         ),
-        ("def metric(outputs, reference, *, labels): return outputs[0].runner_name != reference[0].runner_name", 1.0),
+        (
+            "def metric(outputs, reference, *, labels): return outputs[0].runner_name != reference[0].runner_name",
+            1.0,
+        ),
         ("def metric(outputs): raise RuntimeError('no labels')", "raised RuntimeError: no labels"),
         ("def score(outputs): return 0.5", "has no function 'metric'"),
         ("def metric(predictions): return 0.5", "must take lists"),
@@ -462,7 +535,8 @@ def test_what_does_not_fit(asked: str, outputs: dict[str, Any], label: object, m
 def test_a_function_of_the_user(tmp_path: Path, source: str, expected: float | str) -> None:
     path = tmp_path / "my.py"
     path.write_text(source)
-    seen, labels = logits(5, 1, 3), [np.array([1])] * 5
+    seen = logits(5, 1, 3)
+    labels = [np.array([1])] * 5
     if isinstance(expected, str):
         with pytest.raises(UsageError, match=expected):
             value(find_metric(str(path)), seen, seen, labels)
@@ -474,18 +548,24 @@ def test_a_function_of_the_user(tmp_path: Path, source: str, expected: float | s
 
 @pytest.mark.parametrize("first", [True, False])
 def test_all_samples_have_labels_or_none(tmp_path: Path, first: bool) -> None:
-    samples = [({"x": np.zeros(1)}, np.zeros(1) if (number == 2) ^ first else None) for number in range(4)]
+    samples = [
+        ({"x": np.zeros(1)}, np.zeros(1) if (number == 2) ^ first else None) for number in range(4)
+    ]
     with pytest.raises(UsageError, match="sample 2 "):
         Evaluation.write(tmp_path, samples)
 
 
 @pytest.mark.parametrize("asked", ["top-1", "cosine"])
 def test_a_set_on_the_disk_scores_what_its_samples_score(asked: str, tmp_path: Path) -> None:
-    reference, labels = logits(30, 1, 5), [DRAWN.integers(0, 5, 1) for _ in range(30)]
+    reference = logits(30, 1, 5)
+    labels = [DRAWN.integers(0, 5, 1) for _ in range(30)]
     data = Evaluation.write(tmp_path, [({"x": np.zeros(1)}, label) for label in labels])
     metric = find_metric(asked)
     for place, outputs in enumerate(reference):
         save_npz(data.golden(place), outputs)
-    for seen in (reference, [{"out": each["out"] + DRAWN.normal(size=(1, 5))} for each in reference]):
+    for seen in (
+        reference,
+        [{"out": each["out"] + DRAWN.normal(size=(1, 5))} for each in reference],
+    ):
         found = data.score(metric, lambda place, seen=seen: seen[place])  # type: ignore[misc]
         assert found == pytest.approx(value(metric, seen, reference, labels))

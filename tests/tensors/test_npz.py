@@ -26,12 +26,19 @@ from bisect_trt.tensors.files import NpzFile, load_npz, load_runs, save_npz
 from bisect_trt.tensors.info import tensor_stats
 from bisect_trt.tensors.store import ActivationStore, write_store
 
-NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
+NAMES = st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12
+) | st.sampled_from(
     ["file", "/a/b", "a/b:0", "", " ", ".npy", "x", "x.npy", "../up", "allow_pickle", "args"]
 )
 SHAPES = hnp.array_shapes(min_dims=0, min_side=0, max_dims=3, max_side=4)
 PLAIN = hnp.arrays(
-    st.one_of(hnp.floating_dtypes(endianness="="), hnp.integer_dtypes(endianness="="), hnp.boolean_dtypes()), SHAPES
+    st.one_of(
+        hnp.floating_dtypes(endianness="="),
+        hnp.integer_dtypes(endianness="="),
+        hnp.boolean_dtypes(),
+    ),
+    SHAPES,
 )
 EXTENSION_TYPES = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4"]
 
@@ -45,7 +52,9 @@ def assert_same(loaded: NDArray[Any], saved: NDArray[Any]) -> None:
 
 @given(st.dictionaries(NAMES, PLAIN, max_size=5))
 @settings(deadline=None)
-def test_any_name_and_array_comes_back_in_order_and_plain_numpy_reads_them(arrays: dict[str, NDArray[Any]]) -> None:
+def test_any_name_and_array_comes_back_in_order_and_plain_numpy_reads_them(
+    arrays: dict[str, NDArray[Any]],
+) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "t.npz"
         save_npz(path, arrays)
@@ -54,7 +63,9 @@ def test_any_name_and_array_comes_back_in_order_and_plain_numpy_reads_them(array
         for name, values in arrays.items():
             assert_same(loaded[name], values)
         assert [file.name for file in Path(folder).iterdir()] == ["t.npz"]
-        if not any(name.endswith(".npy") for name in arrays):  # which NumPy takes for its own ending
+        if not any(
+            name.endswith(".npy") for name in arrays
+        ):  # which NumPy takes for its own ending
             with np.load(path, allow_pickle=False) as plain:
                 assert set(plain.files) == set(arrays)
                 for name, values in arrays.items():
@@ -62,7 +73,9 @@ def test_any_name_and_array_comes_back_in_order_and_plain_numpy_reads_them(array
 
 
 @pytest.mark.parametrize("name", EXTENSION_TYPES)
-def test_extension_types_come_back_and_read_as_integers_elsewhere(name: str, tmp_path: Path) -> None:
+def test_extension_types_come_back_and_read_as_integers_elsewhere(
+    name: str, tmp_path: Path
+) -> None:
     values = np.arange(6).reshape(2, 3).astype(getattr(pytest.importorskip("ml_dtypes"), name))
     arrays: dict[str, NDArray[Any]] = {
         "matrix": values,
@@ -91,14 +104,17 @@ def test_extension_types_come_back_and_read_as_integers_elsewhere(name: str, tmp
         ("x", np.array(["a"])),
     ],
 )
-def test_what_cannot_be_stored_is_refused_and_leaves_nothing(name: str, values: NDArray[Any], tmp_path: Path) -> None:
+def test_what_cannot_be_stored_is_refused_and_leaves_nothing(
+    name: str, values: NDArray[Any], tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match="Cannot write "):
         save_npz(tmp_path / "t.npz", {name: values})
     assert not list(tmp_path.iterdir())
 
 
 def test_a_failed_write_keeps_the_file_that_was_there_and_leaves_no_store(tmp_path: Path) -> None:
-    path, arrays = tmp_path / "t.npz", {"a": np.zeros(10), "x": np.zeros(1_000_000)}
+    path = tmp_path / "t.npz"
+    arrays = {"a": np.zeros(10), "x": np.zeros(1_000_000)}
     save_npz(path, {"x": np.arange(3)})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     # The nearest to a full disk that needs no disk.
@@ -151,7 +167,9 @@ def _pickled() -> bytes:
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_a_file_that_holds_no_values_is_refused(name: str, content: bytes | None, tmp_path: Path) -> None:
+def test_a_file_that_holds_no_values_is_refused(
+    name: str, content: bytes | None, tmp_path: Path
+) -> None:
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
@@ -173,12 +191,15 @@ def test_a_truncated_file_is_refused(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("entries", [1, 30])
-def test_a_small_file_that_becomes_large_is_refused_by_its_directory(tmp_path: Path, entries: int) -> None:
+def test_a_small_file_that_becomes_large_is_refused_by_its_directory(
+    tmp_path: Path, entries: int
+) -> None:
     path = tmp_path / "t.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for number in range(entries):
             archive.writestr(f"x{number}.npy", bytes(0x123456))
-    said, promised = 0x123456.to_bytes(4, "little"), (0x80000000 // entries).to_bytes(4, "little")
+    said = 0x123456.to_bytes(4, "little")
+    promised = (0x80000000 // entries).to_bytes(4, "little")
     path.write_bytes(path.read_bytes().replace(said, promised))
     for read in (load_npz, load_runs):
         with pytest.raises(UsageError, match="bytes of compressed arrays become"):
@@ -211,7 +232,8 @@ def npy(header: str) -> bytes:
 @pytest.mark.parametrize("header", BROKEN)
 def test_a_header_that_promises_what_is_not_there(tmp_path: Path, header: str) -> None:
     """It is refused in both formats."""
-    archive, text = tmp_path / "x.npz", tmp_path / "x.json"
+    archive = tmp_path / "x.npz"
+    text = tmp_path / "x.json"
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("x.npy", npy(header))
     array = {"array": base64.b64encode(npy(header)).decode(), "polygraphy_class": "ndarray"}
@@ -225,7 +247,13 @@ def test_a_header_that_promises_what_is_not_there(tmp_path: Path, header: str) -
 
 
 NUMBERS = hnp.arrays(
-    st.one_of(hnp.floating_dtypes(), hnp.integer_dtypes(), hnp.unsigned_integer_dtypes(), hnp.boolean_dtypes()), SHAPES
+    st.one_of(
+        hnp.floating_dtypes(),
+        hnp.integer_dtypes(),
+        hnp.unsigned_integer_dtypes(),
+        hnp.boolean_dtypes(),
+    ),
+    SHAPES,
 )
 
 
@@ -244,7 +272,8 @@ def test_everything_comes_back(arrays: dict[str, NDArray[Any]]) -> None:
         assert store.skipped == {}
         for name, values in arrays.items():
             native = values.dtype.newbyteorder("=")
-            loaded, info = store[name], store.info(name)
+            loaded = store[name]
+            info = store.info(name)
             assert name in store
             assert (info.name, info.shape, info.dtype) == (name, values.shape, native)
             assert (loaded.shape, loaded.dtype) == (values.shape, native)
@@ -272,7 +301,12 @@ def test_a_store_that_a_check_truncates_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_tensor_is_skipped_with_the_reason(tmp_path: Path) -> None:
-    things = {"x": np.zeros(1), "none": None, "sequence": [np.zeros(1)], "texts": np.array(["a"], object)}
+    things = {
+        "x": np.zeros(1),
+        "none": None,
+        "sequence": [np.zeros(1)],
+        "texts": np.array(["a"], object),
+    }
     store = write(tmp_path, {**things, "date": np.array(["2020"], "datetime64[D]")})
     assert tuple(store) == ("x",)
     assert set(store.skipped) == {"none", "sequence", "texts", "date"}
@@ -306,9 +340,21 @@ def test_stats_are_of_the_finite_values(values: NDArray[Any]) -> None:
 
 def test_stats_take_in_every_block_of_a_large_tensor() -> None:
     values = np.arange(3_000_000, dtype=np.float32) - 10
-    assert tensor_stats(values) == {"min": -10, "max": 2_999_989, "absmax": 2_999_989, "nan": 0, "inf": 0}
+    assert tensor_stats(values) == {
+        "min": -10,
+        "max": 2_999_989,
+        "absmax": 2_999_989,
+        "nan": 0,
+        "inf": 0,
+    }
     values[-1] = np.nan
-    assert tensor_stats(values) == {"min": -10, "max": 2_999_988, "absmax": 2_999_988, "nan": 1, "inf": 0}
+    assert tensor_stats(values) == {
+        "min": -10,
+        "max": 2_999_988,
+        "absmax": 2_999_988,
+        "nan": 1,
+        "inf": 0,
+    }
 
 
 def test_an_unfinished_store_is_none(tmp_path: Path) -> None:

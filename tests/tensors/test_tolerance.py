@@ -39,7 +39,11 @@ NAMES = st.text(min_size=1)
 TOLERANCES = st.floats(0, allow_nan=False)
 
 
-@given(st.dictionaries(NAMES | st.just(""), TOLERANCES), st.dictionaries(NAMES, st.sampled_from(ErrorStat)), NAMES)
+@given(
+    st.dictionaries(NAMES | st.just(""), TOLERANCES),
+    st.dictionaries(NAMES, st.sampled_from(ErrorStat)),
+    NAMES,
+)
 def test_named_values_come_back_and_the_rest_get_the_default(
     atol: dict[str, float], stat: dict[str, ErrorStat], other: str
 ) -> None:
@@ -78,11 +82,15 @@ def may_have_mask(values: NDArray[Any]) -> bool:
     return bool(smaller > 0 and np.unique(np.sign(values[sizes >= largest / 8])).size == 1)
 
 
-REFERENCES = hnp.arrays(np.float32, hnp.array_shapes(min_dims=0, min_side=0), elements=st.floats(-1e4, 1e4, width=32))
+REFERENCES = hnp.arrays(
+    np.float32, hnp.array_shapes(min_dims=0, min_side=0), elements=st.floats(-1e4, 1e4, width=32)
+)
 
 
 @given(REFERENCES, st.integers(-6, 20))
-def test_half_precision_scales_with_the_tensor(reference: NDArray[np.float32], exponent: int) -> None:
+def test_half_precision_scales_with_the_tensor(
+    reference: NDArray[np.float32], exponent: int
+) -> None:
     assume(not may_have_mask(reference))
     once = automatic_tolerance(reference, Precision.FP16)
     scaled = automatic_tolerance(reference * np.float32(2.0**exponent), Precision.FP16)
@@ -91,7 +99,9 @@ def test_half_precision_scales_with_the_tensor(reference: NDArray[np.float32], e
     assert once.atol >= floor
     if min(once.atol, scaled.atol) > floor:
         assert scaled.atol == pytest.approx(once.atol * 2.0**exponent, rel=1e-5)
-        assert once.atol == pytest.approx(1e-2 * math.sqrt(np.mean(np.square(reference, dtype=np.float64))), rel=1e-6)
+        assert once.atol == pytest.approx(
+            1e-2 * math.sqrt(np.mean(np.square(reference, dtype=np.float64))), rel=1e-6
+        )
 
 
 @given(
@@ -116,7 +126,9 @@ def test_noise_of_fp32_sums_passes_and_a_thousandth_in_one_element_does_not(
 
 def test_non_finite_values_do_not_count() -> None:
     reference = np.array([3, np.inf, -np.inf, np.nan, 4], np.float32)
-    assert automatic_tolerance(reference, Precision.FP16) == automatic_tolerance(reference[[0, 4]], Precision.FP16)
+    assert automatic_tolerance(reference, Precision.FP16) == automatic_tolerance(
+        reference[[0, 4]], Precision.FP16
+    )
     hopeless = automatic_tolerance(reference[1:4], Precision.FP16)
     assert hopeless.atol == automatic_tolerance(np.zeros((0,)), Precision.FP16).atol == 2.0**-24
 
@@ -147,7 +159,9 @@ def test_a_mask_hides_no_error_of_the_elements_beside_it(
     st.sampled_from([np.abs, np.negative, np.sign, lambda scores: np.exp(scores - scores.max())]),
 )
 def test_what_is_no_mask_counts(
-    scores: NDArray[np.float32], outlier: int, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+    scores: NDArray[np.float32],
+    outlier: int,
+    change: Callable[[NDArray[np.float32]], NDArray[np.float32]],
 ) -> None:
     """Sparse and one-hot tensors, probabilities, activations, and one with outliers of both signs."""
     values = change(scores)
@@ -155,7 +169,9 @@ def test_what_is_no_mask_counts(
     doubled[:, outlier // 9, outlier % 9] = 1000, -1000
     for tensor in (values, doubled):
         rms = math.sqrt(np.mean(np.square(tensor, dtype=np.float64)))
-        assert automatic_tolerance(tensor, Precision.FP16).atol == pytest.approx(max(1e-2 * rms, 2.0**-24))
+        assert automatic_tolerance(tensor, Precision.FP16).atol == pytest.approx(
+            max(1e-2 * rms, 2.0**-24)
+        )
 
 
 def test_only_floating_point_in_low_precision_is_forgiven_more() -> None:
@@ -164,7 +180,9 @@ def test_only_floating_point_in_low_precision_is_forgiven_more() -> None:
     assert automatic_tolerance(np.full(4, 1000.0), Precision.FP32) == ResolvedTolerance(0.2, 1e-5)
     for dtype in (np.int64, np.uint8, np.bool_):
         assert automatic_tolerance(np.ones(4, dtype), Precision.FP16) == strict
-    half, brain = (automatic_tolerance(np.ones(4), precision) for precision in (Precision.FP16, Precision.BF16))
+    half, brain = (
+        automatic_tolerance(np.ones(4), precision) for precision in (Precision.FP16, Precision.BF16)
+    )
     assert strict.rtol < half.rtol < brain.rtol
     assert automatic_tolerance(np.ones(4, np.float16), Precision("fp16")) == half
 
@@ -172,18 +190,26 @@ def test_only_floating_point_in_low_precision_is_forgiven_more() -> None:
 # How severe a mismatch is, and when a milder one counts as the same failure.
 
 
-def compare(reference: np.ndarray, target: np.ndarray, *, atol: str = "0.1", rtol: str = "0") -> TensorComparison:
-    (comparison,) = compare_all({"y": reference}, {"y": target}, tolerances(atol=[atol], rtol=[rtol]))
+def compare(
+    reference: np.ndarray, target: np.ndarray, *, atol: str = "0.1", rtol: str = "0"
+) -> TensorComparison:
+    (comparison,) = compare_all(
+        {"y": reference}, {"y": target}, tolerances(atol=[atol], rtol=[rtol])
+    )
     return comparison
 
 
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3)), min_size=1, max_size=20))
-def test_severity_is_of_the_element_furthest_past_its_tolerance(pairs: list[tuple[float, float]]) -> None:
+def test_severity_is_of_the_element_furthest_past_its_tolerance(
+    pairs: list[tuple[float, float]],
+) -> None:
     """Not of that with the largest error, which among near-equals is one by chance; and it is kept as it was."""
     reference, target = (np.array(values) for values in zip(*pairs, strict=True))
     comparison = compare(reference, target, atol="0.5", rtol="0.1")
     off = np.abs(target - reference)
-    past = np.where((off > 0.5) & (off > 0.1 * np.abs(reference)), off / (0.5 + 0.1 * np.abs(reference)), 0)
+    past = np.where(
+        (off > 0.5) & (off > 0.1 * np.abs(reference)), off / (0.5 + 0.1 * np.abs(reference)), 0
+    )
     assert comparison.severity == pytest.approx(past.max())
     assert TensorComparison.from_json(comparison.to_json()) == comparison
 
@@ -207,7 +233,8 @@ def outcome(reference: np.ndarray, target: np.ndarray, precision: Precision) -> 
 
 def test_what_is_milder_than_the_original_in_half_precision_is_not_in_fp32() -> None:
     reference = np.ones(100)
-    barely, terribly = reference.copy(), reference.copy()
+    barely = reference.copy()
+    terribly = reference.copy()
     terribly[7] = 1e6
     for precision, off, verdict in (
         (Precision.FP32, 1.01e-3, Verdict.FAIL),
@@ -217,10 +244,14 @@ def test_what_is_milder_than_the_original_in_half_precision_is_not_in_fp32() -> 
     ):
         barely[7] = 1 + off
         original = outcome(reference, terribly, precision)
-        assert outcome(reference, barely, precision).judge(original.signature, original.severity) is verdict
+        assert (
+            outcome(reference, barely, precision).judge(original.signature, original.severity)
+            is verdict
+        )
 
 
-# One step of a quantized tensor: a tie in rounding where it is rare, an error where it is systematic.
+# One step of a quantized tensor: a tie in rounding where it is rare, an error where it is
+# systematic.
 
 
 SIZE = 8192
@@ -241,7 +272,11 @@ def off(values: NDArray[Any], count: int, by: float, seed: int = 1) -> NDArray[A
     return wrong
 
 
-GRIDS = st.one_of(st.just(("int8", 1.0)), st.just(("int32", 1.0)), st.floats(1e-4, 10).map(lambda s: ("float32", s)))
+GRIDS = st.one_of(
+    st.just(("int8", 1.0)),
+    st.just(("int32", 1.0)),
+    st.floats(1e-4, 10).map(lambda s: ("float32", s)),
+)
 
 
 @given(GRIDS, st.integers(1, SIZE // 100), st.integers(0, 99), st.booleans())
@@ -251,7 +286,9 @@ def test_a_few_elements_one_step_off_are_ties_and_that_is_said(
     dtype, scale = grid
     values = reference(dtype, scale, seed)
     step = Step(np.full(1, scale), after=after)
-    result = compare_tensor("q", values, off(values, count, scale, seed), ToleranceOptions(), step=step)
+    result = compare_tensor(
+        "q", values, off(values, count, scale, seed), ToleranceOptions(), step=step
+    )
     assert result.passed
     assert (result.ties, result.mismatching) == (count, 0)
     assert f"{count} element" in result.describe()
@@ -260,7 +297,9 @@ def test_a_few_elements_one_step_off_are_ties_and_that_is_said(
 
 
 @given(GRIDS, st.integers(0, 99))
-def test_two_steps_are_no_tie_and_are_shown_before_the_ties(grid: tuple[str, float], seed: int) -> None:
+def test_two_steps_are_no_tie_and_are_shown_before_the_ties(
+    grid: tuple[str, float], seed: int
+) -> None:
     dtype, scale = grid
     values = reference(dtype, scale, seed)
     tied = off(values, 20, scale, seed)
@@ -274,7 +313,9 @@ def test_two_steps_are_no_tie_and_are_shown_before_the_ties(grid: tuple[str, flo
 
 
 @given(GRIDS, st.integers(0, 99), st.booleans())
-def test_a_wrong_zero_point_and_numbers_cut_off_are_systematic(grid: tuple[str, float], seed: int, after: bool) -> None:
+def test_a_wrong_zero_point_and_numbers_cut_off_are_systematic(
+    grid: tuple[str, float], seed: int, after: bool
+) -> None:
     dtype, scale = grid
     values = reference(dtype, scale, seed)
     step = Step(np.full(1, scale), after=after)
@@ -286,7 +327,10 @@ def test_a_wrong_zero_point_and_numbers_cut_off_are_systematic(grid: tuple[str, 
 
 
 def test_of_few_elements_more_are_ties_by_chance_but_not_all() -> None:
-    """Where a quarter may be, four of ten are nothing; of thousands it would be. All of them are a zero point."""
+    """Where a quarter may be, four of ten are nothing; of thousands it would be.
+
+    All of them are a zero point.
+    """
     step = Step(np.ones(1), after=True)
     for size, count, passed in (
         (10, 4, True),
@@ -296,7 +340,10 @@ def test_of_few_elements_more_are_ties_by_chance_but_not_all() -> None:
         (2, 2, False),
     ):
         values = reference("int8", 1, 0)[:size]
-        assert compare_tensor("q", values, off(values, count, 1), ToleranceOptions(), step=step).passed is passed
+        assert (
+            compare_tensor("q", values, off(values, count, 1), ToleranceOptions(), step=step).passed
+            is passed
+        )
 
 
 @given(GRIDS, st.integers(1, SIZE), st.sampled_from([1, 2]), st.integers(0, 99), st.booleans())
@@ -306,14 +353,20 @@ def test_a_reproducers_script_says_the_same(
     dtype, scale = grid
     values = reference(dtype, scale, seed)
     target = off(values, count, by * scale, seed)
-    seen = compare_tensor("q", values, target, ToleranceOptions(), step=Step(np.full(1, scale), after=after))
+    seen = compare_tensor(
+        "q", values, target, ToleranceOptions(), step=Step(np.full(1, scale), after=after)
+    )
     assert seen.atol is not None
     assert seen.rtol is not None
-    failed, _ = differs(target, values, seen.atol, seen.rtol, "elemwise", seen.step or 0, seen.most_ties)
+    failed, _ = differs(
+        target, values, seen.atol, seen.rtol, "elemwise", seen.step or 0, seen.most_ties
+    )
     assert failed is not seen.passed
 
 
-@pytest.mark.parametrize("options", [ToleranceOptions(atol={"": 1e-5}), ToleranceOptions(rtol={"q": 0.0})])
+@pytest.mark.parametrize(
+    "options", [ToleranceOptions(atol={"": 1e-5}), ToleranceOptions(rtol={"q": 0.0})]
+)
 def test_a_tolerance_of_the_users_is_meant_to_the_letter(options: ToleranceOptions) -> None:
     values = reference("int8", 1, 0)
     assert not compare_tensor("q", values, off(values, 3, 1), options, step=Step(np.ones(1))).passed
@@ -329,7 +382,12 @@ def test_a_ripple_passes_and_seven_hundredths_do_not() -> None:
     values = np.random.default_rng(0).normal(0, 3, SIZE).astype(np.float32)
     for share, passed in ((0.01, True), (0.07, False)):
         wrong = off(values, 1, share * 3)
-        assert compare_tensor("y", values, wrong, ToleranceOptions(), step=Step(None, after=True)).passed is passed
+        assert (
+            compare_tensor(
+                "y", values, wrong, ToleranceOptions(), step=Step(None, after=True)
+            ).passed
+            is passed
+        )
 
 
 @given(st.floats(0, 1e300), st.floats(0, 1e300))
@@ -344,7 +402,8 @@ def test_each_channel_has_a_step_of_its_own() -> None:
     scales = np.array([0.1, 1, 10])
     for axis in (1, -2):
         step = Step(scales, axis=axis)
-        tied, wrong = values.copy(), values.copy()
+        tied = values.copy()
+        wrong = values.copy()
         tied[0, :, 7] = scales
         wrong[0, 0, 7] = 1
         assert compare_tensor("y", values, tied, ToleranceOptions(), step=step).ties == 3
@@ -364,7 +423,21 @@ def quantized() -> onnx.GraphProto:
 def test_what_one_step_of_each_tensor_is() -> None:
     scale = {"measured": np.array([3.0], np.float32)}
     steps = steps_of(quantized(), scale.get)
-    sizes = {name: None if step.size is None else step.size.tolist() for name, step in steps.items()}
-    wanted = {"d": 0.25, "pooled": 0.25, "d2": 0.5, "d3": 3.0} | dict.fromkeys(("q", "moved", "q2", "q3", "q4"), 1)
-    assert sizes == {**{name: [size] for name, size in wanted.items()}, "float_": None, "two_grids": None}
-    assert {name for name, step in steps.items() if step.after} == {"float_", "q2", "d2", "q3", "two_grids"}
+    sizes = {
+        name: None if step.size is None else step.size.tolist() for name, step in steps.items()
+    }
+    wanted = {"d": 0.25, "pooled": 0.25, "d2": 0.5, "d3": 3.0} | dict.fromkeys(
+        ("q", "moved", "q2", "q3", "q4"), 1
+    )
+    assert sizes == {
+        **{name: [size] for name, size in wanted.items()},
+        "float_": None,
+        "two_grids": None,
+    }
+    assert {name for name, step in steps.items() if step.after} == {
+        "float_",
+        "q2",
+        "d2",
+        "q3",
+        "two_grids",
+    }

@@ -27,15 +27,26 @@ def bisect_trt(python: Path, folder: Path, *words: str) -> tuple[int, dict[str, 
     """Run the command of an environment in a folder; its exit status and result."""
     command = [str(python), "-m", "bisect_trt", *words]
     told = {**os.environ, **TOOL}
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=told)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, env=told
+    )
     result = folder / "result.json"
     assert result.exists(), done.stdout + done.stderr
     return done.returncode, json.loads(result.read_text(encoding="utf-8"))
 
 
-def judge(case: Case, status: int, result: dict[str, Any], truth: tuple[frozenset[str], ...], record: Record) -> None:
+def judge(
+    case: Case,
+    status: int,
+    result: dict[str, Any],
+    truth: tuple[frozenset[str], ...],
+    record: Record,
+) -> None:
     """Put the answer into the table, and hold it against the truth: every place, and no more."""
-    found = [frozenset(culprit["name"] for culprit in failure["culprits"]) for failure in result["failures"]]
+    found = [
+        frozenset(culprit["name"] for culprit in failure["culprits"])
+        for failure in result["failures"]
+    ]
     said = "; ".join(", ".join(sorted(names)) for names in found) or result["status"]
     exact = sorted(map(sorted, found)) == sorted(map(sorted, truth))
     record("bug", case.pattern.name)
@@ -59,11 +70,22 @@ def script_status(script: Path, python: Path) -> int:
 
 
 @pytest.mark.parametrize("case", [*onnxruntime_cases()], ids=str)
-def test_a_planted_bug_is_named_exactly(case: Case, tmp_path: Path, record_property: Record) -> None:
+def test_a_planted_bug_is_named_exactly(
+    case: Case, tmp_path: Path, record_property: Record
+) -> None:
     network = case.make()
     onnx.save(network.model, str(tmp_path / "model.onnx"))
     python = interpreter(onnxruntime(case.release), tool=True)
-    words = ("diagnose", "model.onnx", "--onnxrt", "--all", "-o", "reproducer", "--json", "result.json")
+    words = (
+        "diagnose",
+        "model.onnx",
+        "--onnxrt",
+        "--all",
+        "-o",
+        "reproducer",
+        "--json",
+        "result.json",
+    )
     status, result = bisect_trt(python, tmp_path, *words)
     judge(case, status, result, network.guilty, record_property)
     script = tmp_path / "reproducer" / "reproduce.py"
@@ -78,15 +100,28 @@ def test_a_planted_bug_is_named_exactly(case: Case, tmp_path: Path, record_prope
 
 
 @pytest.mark.parametrize("case", [*openvino_cases()], ids=str)
-def test_a_bug_of_openvino_is_named_exactly(case: Case, tmp_path: Path, record_property: Record) -> None:
+def test_a_bug_of_openvino_is_named_exactly(
+    case: Case, tmp_path: Path, record_property: Record
+) -> None:
     network = case.make()
     onnx.save(network.model, str(tmp_path / "model.onnx"))
     release = f"openvino=={case.release}"
     python = interpreter(Environment((release, *onnxruntime("1.31.1").requirements)), tool=True)
-    words = ("diagnose", "model.onnx", "--openvino", "--all", "-o", "reproducer", "--json", "result.json")
+    words = (
+        "diagnose",
+        "model.onnx",
+        "--openvino",
+        "--all",
+        "-o",
+        "reproducer",
+        "--json",
+        "result.json",
+    )
     status, result = bisect_trt(python, tmp_path, *words)
     judge(case, status, result, network.guilty, record_property)
-    failing = script_status(tmp_path / "reproducer" / "reproduce.py", interpreter(Environment.parse(release)))
+    failing = script_status(
+        tmp_path / "reproducer" / "reproduce.py", interpreter(Environment.parse(release))
+    )
     record_property("script, failing", failing)
     assert failing == 1
 
@@ -95,5 +130,7 @@ def test_a_bug_of_openvino_is_named_exactly(case: Case, tmp_path: Path, record_p
 def test_look_alikes_are_no_failure(case: Case, tmp_path: Path) -> None:
     onnx.save(case.make().model, str(tmp_path / "model.onnx"))
     python = interpreter(onnxruntime(case.release), tool=True)
-    status, result = bisect_trt(python, tmp_path, "diagnose", "model.onnx", "--onnxrt", "--json", "result.json")
+    status, result = bisect_trt(
+        python, tmp_path, "diagnose", "model.onnx", "--onnxrt", "--json", "result.json"
+    )
     assert (status, result["status"]) == (1, "not_reproduced")

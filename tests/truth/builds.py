@@ -43,11 +43,14 @@ class Planted(Sketch):
 
     def scalar(self, read: str, last: str) -> str:
         """Add a tensor of any shape and type to one of the network's as a number."""
-        return self.add("Add", last, self.add("ReduceSum", self.add("Cast", read, to=FLOAT), keepdims=0))
+        return self.add(
+            "Add", last, self.add("ReduceSum", self.add("Cast", read, to=FLOAT), keepdims=0)
+        )
 
 
 def suppression(net: Planted, last: str) -> str:
-    scores, most = net.weight(np.ones((1, 1, 8))), net.weight([2], np.int64)
+    scores = net.weight(np.ones((1, 1, 8)))
+    most = net.weight([2], np.int64)
     boxes = net.add("Transpose", last, perm=[0, 2, 1])
     return net.scalar(net.plant("NonMaxSuppression", boxes, scores, most), last)
 
@@ -86,20 +89,25 @@ def branch(net: Planted, last: str) -> str:
     condition = net.add("Greater", net.add("ReduceSum", last, keepdims=0), net.weight(0))
     bodies = product_and_determinant(last, "yes"), [helper.make_node("Identity", [last], ["no"])]
     then, otherwise = (
-        helper.make_graph(body, name, [], [info(name)]) for body, name in zip(bodies, ("yes", "no"), strict=True)
+        helper.make_graph(body, name, [], [info(name)])
+        for body, name in zip(bodies, ("yes", "no"), strict=True)
     )
     return net.plant("If", condition, then_branch=then, else_branch=otherwise)
 
 
 def looped(net: Planted, last: str) -> str:
-    nodes = [helper.make_node("Identity", ["go"], ["on"]), *product_and_determinant("given", "taken")]
+    nodes = [
+        helper.make_node("Identity", ["go"], ["on"]),
+        *product_and_determinant("given", "taken"),
+    ]
     ends = [info("turn", TensorProto.INT64, ()), info("go", TensorProto.BOOL, ()), info("given")]
     body = helper.make_graph(nodes, "body", ends, [info("on", TensorProto.BOOL, ()), info("taken")])
     return net.plant("Loop", net.weight(3, np.int64), net.weight(True, np.bool_), last, body=body)
 
 
 def called(net: Planted, last: str) -> str:
-    nodes, opsets = product_and_determinant("given", "taken"), [helper.make_opsetid("", 23)]
+    nodes = product_and_determinant("given", "taken")
+    opsets = [helper.make_opsetid("", 23)]
     net.functions = [helper.make_function("acme", "Block", ["given"], ["taken"], nodes, opsets)]
     return net.plant("Block", last, domain="acme")
 
@@ -111,13 +119,15 @@ def flattened(net: Planted, last: str) -> str:
 
 
 KINDS: dict[str, Callable[[Planted, str], str]] = {
-    each.__name__: each for each in (*(suppression, determinant, custom, grouped, branch, looped, called),)
+    each.__name__: each
+    for each in (*(suppression, determinant, custom, grouped, branch, looped, called),)
 }
 
 
 def network(path: Path, *plants: str, free: bool = False, length: int = 210) -> list[str]:
     """Write a network, and return the names of the planted nodes."""
-    net, last = Planted(), "x"
+    net = Planted()
+    last = "x"
     where = {length * (place + 1) // (len(plants) + 2): kind for place, kind in enumerate(plants)}
     product = net.weight(np.random.default_rng(0).normal(size=(8, 8)) / 3)
     for place in range(length):
@@ -136,7 +146,9 @@ def network(path: Path, *plants: str, free: bool = False, length: int = 210) -> 
     made = [node.output[0] for node in net.nodes if node.domain or node.op_type in ("If", "Loop")]
     graph.value_info.extend(helper.make_tensor_value_info(name, FLOAT, shape) for name in made)
     opsets = [helper.make_opsetid("", 23), helper.make_opsetid("acme", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=net.functions), path)
+    onnx.save(
+        helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=net.functions), path
+    )
     return net.guilty
 
 
@@ -150,7 +162,10 @@ def test_planted_nodes_are_named(plants: tuple[str, ...], cli: CommandLine, here
     assert len(onnx.load(here / "m.onnx").graph.node) >= 200
     words = ("--trt-rtx", "--build-only", "--all", "--no-shrink", "--json", "r.json")
     result = cli("reduce", "m.onnx", "-o", "r.onnx", *words).ended(0).result
-    found = [[each["name"] for each in failure["culprits"]] for failure in result.get("failures") or [result]]
+    found = [
+        [each["name"] for each in failure["culprits"]]
+        for failure in result.get("failures") or [result]
+    ]
     assert sorted(map(tuple, found)) == sorted((name,) for name in guilty)
 
 
@@ -174,8 +189,13 @@ def test_a_clean_network_is_no_failure(cli: CommandLine, here: Path, free: bool)
 def test_the_release_that_builds_is_found(operator: str, cli: CommandLine, here: Path) -> None:
     """Elementwise operators of int8 do not build in 1.4, and build since 1.5: by ten lines in each release."""
     ends = [helper.make_tensor_value_info(name, TensorProto.INT8, [3, 4, 5]) for name in "xy"]
-    made = helper.make_tensor_value_info("z", TensorProto.BOOL if operator == "Equal" else TensorProto.INT8, [3, 4, 5])
+    made = helper.make_tensor_value_info(
+        "z", TensorProto.BOOL if operator == "Equal" else TensorProto.INT8, [3, 4, 5]
+    )
     graph = helper.make_graph([helper.make_node(operator, ["x", "y"], ["z"])], "g", ends, [made])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), here / "m.onnx")
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9),
+        here / "m.onnx",
+    )
     words = ("--trt-rtx", "--build-only", "--to", "1.7.1.116", "--json", "r.json")
     assert cli("releases", "m.onnx", *words).ended(0).result["first_passing"] == "1.5.0.114"

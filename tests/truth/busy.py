@@ -11,7 +11,8 @@ from truth.patterns import Pattern, Shape, Sketch
 
 _IMAGE: Shape = (1, 8, 8, 8)
 _TOKENS: Shape = (2, 16, 32)
-_WIDTH, _HEADS = 32, 4
+_WIDTH = 32
+_HEADS = 4
 _AXES_ARE_INPUTS = 18
 
 
@@ -28,11 +29,16 @@ def busy(pattern: Pattern) -> Network:
     """About 150 nodes and a bug."""
     values = np.random.default_rng(0)
     sketch = Opset("", pattern.opset)
-    image, tokens = _image(sketch, values, "input"), _tokens(sketch, values, "tokens")
+    image = _image(sketch, values, "input")
+    tokens = _tokens(sketch, values, "tokens")
     image = sketch.add("Tanh", pattern.alike(sketch, image, _IMAGE))
     planted, guilty = pattern.plant(sketch, image, _IMAGE)
     image = _quantized(sketch, sketch.add("Tanh", planted))
-    outputs = [(sketch.add("Tanh", image), _IMAGE), (sketch.add("Tanh", tokens), _TOKENS), (planted, _IMAGE)]
+    outputs = [
+        (sketch.add("Tanh", image), _IMAGE),
+        (sketch.add("Tanh", tokens), _TOKENS),
+        (planted, _IMAGE),
+    ]
     graph = helper.make_graph(
         sketch.nodes,
         "busy",
@@ -42,7 +48,9 @@ def busy(pattern: Pattern) -> Network:
         sketch.weights,
     )
     opset = pattern.opset
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10 if opset > 20 else 8)
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10 if opset > 20 else 8
+    )
     onnx.checker.check_model(model, full_check=True)
     return Network(model, (guilty,))
 
@@ -60,19 +68,28 @@ def _image(sketch: Sketch, values: np.random.Generator, tensor: str) -> str:
     tensor = sketch.add("Mul", sketch.add("Conv", tensor, weight(8, 8, 1, 1)), weight(8, 1, 1))
     norm = [sketch.weight(part) for part in (np.ones(8), np.zeros(8), np.zeros(8), np.ones(8))]
     tensor = sketch.add("BatchNormalization", sketch.add("Conv", tensor, weight(8, 8, 1, 1)), *norm)
-    low, high = sketch.weight(0), sketch.weight(6)
+    low = sketch.weight(0)
+    high = sketch.weight(6)
     tensor = sketch.add("Clip", sketch.add("Relu", tensor), low, high)
     tensor = sketch.add(
-        "Conv", sketch.add("Pad", tensor, sketch.weight([0, 0, 1, 1] * 2, np.int64)), weight(8, 8, 3, 3)
+        "Conv",
+        sketch.add("Pad", tensor, sketch.weight([0, 0, 1, 1] * 2, np.int64)),
+        weight(8, 8, 3, 3),
     )
-    tensor = sketch.add("Relu", sketch.add("Add", sketch.add("Conv", tensor, weight(8, 8, 1, 1)), tensor))
+    tensor = sketch.add(
+        "Relu", sketch.add("Add", sketch.add("Conv", tensor, weight(8, 8, 1, 1)), tensor)
+    )
     tensor = sketch.add("Dropout", sketch.add("Tanh", tensor))
     tensor = sketch.add("Cast", sketch.add("Tanh", tensor), to=TensorProto.FLOAT)
     tensor = sketch.add("Expand", tensor, sketch.weight([1, 1, 1, 1], np.int64))
     tensor = sketch.add("Add", sketch.add("Tanh", tensor), sketch.weight(np.zeros((8, 1, 1))))
     ends = sketch.weight([np.iinfo(np.int64).max], np.int64)
     tensor = sketch.add(
-        "Slice", sketch.add("Tanh", tensor), sketch.weight([0], np.int64), ends, sketch.weight([1], np.int64)
+        "Slice",
+        sketch.add("Tanh", tensor),
+        sketch.weight([0], np.int64),
+        ends,
+        sketch.weight([1], np.int64),
     )
     scale = sketch.add("Unsqueeze", weight(8), sketch.weight([1, 2], np.int64))
     tensor = sketch.add("Mul", tensor, scale)
@@ -95,23 +112,36 @@ def _tokens(sketch: Opset, values: np.random.Generator, tensor: str) -> str:
     start = tensor
     for kind in ("erf", "tanh", "quick"):
         tensor = _norm(sketch, tensor)
-        tensor = sketch.add("Add", sketch.add("MatMul", tensor, weight(_WIDTH, _WIDTH)), weight(_WIDTH))
+        tensor = sketch.add(
+            "Add", sketch.add("MatMul", tensor, weight(_WIDTH, _WIDTH)), weight(_WIDTH)
+        )
         tensor = sketch.add("Add", _gelu(sketch, tensor, kind), start)
     tensor = _root_norm(sketch, tensor)
-    keys = sketch.add("Transpose", sketch.add("MatMul", tensor, weight(_WIDTH, _WIDTH)), perm=[0, 2, 1])
+    keys = sketch.add(
+        "Transpose", sketch.add("MatMul", tensor, weight(_WIDTH, _WIDTH)), perm=[0, 2, 1]
+    )
     scores = sketch.add("Div", sketch.add("MatMul", tensor, keys), sketch.weight(np.sqrt(_WIDTH)))
     tensor = sketch.add("MatMul", sketch.add("Softmax", scores, axis=-1), tensor)
     shape = sketch.add("Shape", tensor)
-    parts = [sketch.add("Gather", shape, sketch.weight([place], np.int64), axis=0) for place in (0, 1)]
-    split = sketch.add("Concat", *parts, sketch.weight([_HEADS, _WIDTH // _HEADS], np.int64), axis=0)
+    parts = [
+        sketch.add("Gather", shape, sketch.weight([place], np.int64), axis=0) for place in (0, 1)
+    ]
+    split = sketch.add(
+        "Concat", *parts, sketch.weight([_HEADS, _WIDTH // _HEADS], np.int64), axis=0
+    )
     tensor = sketch.reshape(sketch.add("Reshape", tensor, split), _TOKENS)
     flat = sketch.reshape(tensor, (-1, _WIDTH))
     turned = sketch.add("Transpose", flat, perm=[1, 0])
     flat = sketch.add("Gemm", turned, weight(_WIDTH, _WIDTH), transA=1)
     flat = sketch.add("Relu", sketch.add("Gemm", flat, weight(_WIDTH, _WIDTH), weight(_WIDTH)))
     flat = sketch.add("Sum", sketch.add("Gemm", flat, weight(_WIDTH, _WIDTH)), weight(_WIDTH))
-    norm = [sketch.weight(part) for part in (np.ones(_WIDTH), np.zeros(_WIDTH), np.zeros(_WIDTH), np.ones(_WIDTH))]
-    flat = sketch.add("BatchNormalization", sketch.add("MatMul", flat, weight(_WIDTH, _WIDTH)), *norm)
+    norm = [
+        sketch.weight(part)
+        for part in (np.ones(_WIDTH), np.zeros(_WIDTH), np.zeros(_WIDTH), np.ones(_WIDTH))
+    ]
+    flat = sketch.add(
+        "BatchNormalization", sketch.add("MatMul", flat, weight(_WIDTH, _WIDTH)), *norm
+    )
     return sketch.reshape(sketch.add("Tanh", flat), _TOKENS)
 
 
@@ -138,23 +168,37 @@ def _mean(sketch: Opset, tensor: str) -> str:
 
 def _gelu(sketch: Sketch, tensor: str, kind: str) -> str:
     if kind == "quick":
-        return sketch.add("Mul", tensor, sketch.add("Sigmoid", sketch.add("Mul", tensor, sketch.weight(1.702))))
+        return sketch.add(
+            "Mul", tensor, sketch.add("Sigmoid", sketch.add("Mul", tensor, sketch.weight(1.702)))
+        )
     if kind == "erf":
         inner = sketch.add("Erf", sketch.add("Div", tensor, sketch.weight(np.sqrt(2))))
     else:
-        cube = sketch.add("Mul", sketch.add("Pow", tensor, sketch.weight(3)), sketch.weight(0.044715))
-        inner = sketch.add(
-            "Tanh", sketch.add("Mul", sketch.add("Add", tensor, cube), sketch.weight(np.sqrt(2 / np.pi)))
+        cube = sketch.add(
+            "Mul", sketch.add("Pow", tensor, sketch.weight(3)), sketch.weight(0.044715)
         )
-    return sketch.add("Mul", sketch.add("Mul", tensor, sketch.add("Add", inner, sketch.weight(1))), sketch.weight(0.5))
+        inner = sketch.add(
+            "Tanh",
+            sketch.add("Mul", sketch.add("Add", tensor, cube), sketch.weight(np.sqrt(2 / np.pi))),
+        )
+    return sketch.add(
+        "Mul",
+        sketch.add("Mul", tensor, sketch.add("Add", inner, sketch.weight(1))),
+        sketch.weight(0.5),
+    )
 
 
 def _quantized(sketch: Sketch, tensor: str) -> str:
-    scale, zero = sketch.weight(0.02), sketch.weight(128, np.uint8)
+    scale = sketch.weight(0.02)
+    zero = sketch.weight(128, np.uint8)
     for _ in range(2):
         quantized = sketch.add("QuantizeLinear", sketch.add("Relu", tensor), scale, zero)
-        tensor = sketch.add("MaxPool", sketch.add("DequantizeLinear", quantized, scale, zero), kernel_shape=[1, 1])
-        tensor = sketch.add("DequantizeLinear", sketch.add("QuantizeLinear", tensor, scale, zero), scale, zero)
+        tensor = sketch.add(
+            "MaxPool", sketch.add("DequantizeLinear", quantized, scale, zero), kernel_shape=[1, 1]
+        )
+        tensor = sketch.add(
+            "DequantizeLinear", sketch.add("QuantizeLinear", tensor, scale, zero), scale, zero
+        )
     return tensor
 
 

@@ -30,7 +30,9 @@ class Case:
 
     def __str__(self) -> str:
         """For the names of tests."""
-        return f"{self.pattern.name.replace(', ', '-')}:{self.where.replace(' ', '-')}:{self.release}"
+        return (
+            f"{self.pattern.name.replace(', ', '-')}:{self.where.replace(' ', '-')}:{self.release}"
+        )
 
 
 def onnxruntime_cases() -> Iterator[Case]:
@@ -56,7 +58,9 @@ def cases_elsewhere() -> Iterator[Case]:
     for seed, pattern in enumerate(PLANTED[:4]):
         for nodes in (60, 400):
             release = pattern.failing[nodes == 400 and pattern.mended is not None]
-            yield Case(f"{nodes} nodes", pattern, release, partial(generated, pattern, nodes, 1, seed))
+            yield Case(
+                f"{nodes} nodes", pattern, release, partial(generated, pattern, nodes, 1, seed)
+            )
 
 
 def openvino_cases() -> Iterator[Case]:

@@ -36,14 +36,32 @@ CASES: tuple[tuple[Pattern, str, Alternatives], ...] = (
 pytestmark = pytest.mark.timeout(1800)
 
 
-@pytest.mark.parametrize(("pattern", "release", "guilty"), CASES, ids=lambda value: str(getattr(value, "name", value)))
+@pytest.mark.parametrize(
+    ("pattern", "release", "guilty"), CASES, ids=lambda value: str(getattr(value, "name", value))
+)
 def test_the_guilty_pass_is_named_exactly(
-    pattern: Pattern, release: str, guilty: Alternatives, tmp_path: Path, record_property: Callable[[str, object], None]
+    pattern: Pattern,
+    release: str,
+    guilty: Alternatives,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     onnx.save(busy(pattern).model, str(tmp_path / "model.onnx"))
-    words = ["cause", "model.onnx", "--onnxrt", "--on", f"env={onnxruntime(release)}", "--json", "result.json"]
+    words = [
+        "cause",
+        "model.onnx",
+        "--onnxrt",
+        "--on",
+        f"env={onnxruntime(release)}",
+        "--json",
+        "result.json",
+    ]
     done = subprocess.run(
-        [sys.executable, "-m", "bisect_trt", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "bisect_trt", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))

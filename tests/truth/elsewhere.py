@@ -21,11 +21,22 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.mark.parametrize("case", [*cases_elsewhere()], ids=str)
-def test_a_bug_of_another_release_is_named_and_dated(case: Case, tmp_path: Path, record_property: Record) -> None:
-    network, pattern = case.make(), case.pattern
+def test_a_bug_of_another_release_is_named_and_dated(
+    case: Case, tmp_path: Path, record_property: Record
+) -> None:
+    network = case.make()
+    pattern = case.pattern
     onnx.save(network.model, str(tmp_path / "model.onnx"))
     here = interpreter(onnxruntime(NEWEST), tool=True)
-    words = ("diagnose", "model.onnx", "--onnxrt", "--on", f"env={onnxruntime(case.release)}", "--all", "--releases")
+    words = (
+        "diagnose",
+        "model.onnx",
+        "--onnxrt",
+        "--on",
+        f"env={onnxruntime(case.release)}",
+        "--all",
+        "--releases",
+    )
     status, result = bisect_trt(here, tmp_path, *words, "-o", "reproducer", "--json", "result.json")
     judge(case, status, result, network.guilty, record_property)
     boundaries = (result["first_failing"], result["first_passing"])
@@ -36,14 +47,27 @@ def test_a_bug_of_another_release_is_named_and_dated(case: Case, tmp_path: Path,
     if pattern.mended is not None:
         assert script_status(script, interpreter(onnxruntime(pattern.mended))) == 0
     again, found = bisect_trt(
-        here, tmp_path, "releases", "reproducer", "--onnxrt", "--from", "1.16", "--to", "1.31", "--json", "result.json"
+        here,
+        tmp_path,
+        "releases",
+        "reproducer",
+        "--onnxrt",
+        "--from",
+        "1.16",
+        "--to",
+        "1.31",
+        "--json",
+        "result.json",
     )
     assert (again, found["first_failing"], found["first_passing"]) == (0, *boundaries)
 
 
-def test_a_release_that_refuses_the_files_ir_version_runs_what_needs_none_so_new(tmp_path: Path) -> None:
+def test_a_release_that_refuses_the_files_ir_version_runs_what_needs_none_so_new(
+    tmp_path: Path,
+) -> None:
     """ONNX Runtime 1.17 takes 9 at most; the model, of opset 17, says 10, and its nodes have notes, which came with that."""
-    network, release = generated(TRANSPOSED_GEMM, 60, 1, 3), onnxruntime("1.17.3")
+    network = generated(TRANSPOSED_GEMM, 60, 1, 3)
+    release = onnxruntime("1.17.3")
     network.model.ir_version = 10
     for node in network.model.graph.node:
         node.metadata_props.add(key="namespace", value="net.layer")
@@ -55,7 +79,17 @@ def test_a_release_that_refuses_the_files_ir_version_runs_what_needs_none_so_new
     assert {node["name"] for node in result["culprits"]} == set(network.guilty[0])
     assert result["ir_version"] == {"file": 10, "written": 8}
     assert script_status(tmp_path / "reproducer" / "reproduce.py", interpreter(release)) == 1
-    words = ("releases", "model.onnx", "--onnxrt", "--from", "1.16", "--to", "1.31", "--json", "result.json")
+    words = (
+        "releases",
+        "model.onnx",
+        "--onnxrt",
+        "--from",
+        "1.16",
+        "--to",
+        "1.31",
+        "--json",
+        "result.json",
+    )
     status, result = bisect_trt(here, tmp_path, *words)
     assert (status, result["first_passing"]) == (0, TRANSPOSED_GEMM.went)
     assert result["releases"]["1.16.0"] == "FAIL"

@@ -34,7 +34,8 @@ def generated(pattern: Pattern, nodes: int, times: int, seed: int) -> Network:
 
     Its values stay near 1 at any depth. Weights are drawn from ``numpy.random.default_rng(seed)``.
     """
-    rng, values = random.Random(seed), np.random.default_rng(seed)
+    rng = random.Random(seed)
+    values = np.random.default_rng(seed)
     sketch = Sketch("")
     guilty: list[frozenset[str]] = []
     places = [nodes * (place + 1) // (times + 1) for place in range(times)]
@@ -131,6 +132,8 @@ def _value(name: str, shape: Sequence[int]) -> onnx.ValueInfoProto:
 
 def _model(graph: onnx.GraphProto, opset: int) -> onnx.ModelProto:
     # The oldest IR that has the opset: releases of its time read no newer one.
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10 if opset > 20 else 8)
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10 if opset > 20 else 8
+    )
     onnx.checker.check_model(model, full_check=True)
     return model

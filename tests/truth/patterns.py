@@ -1,7 +1,7 @@
 """Real bugs of runtimes as patterns of nodes, each with the look-alikes that the same releases run right.
 
-A pattern is planted into a :class:`Sketch` on a tensor and gives a tensor of the same shape, so that it fits anywhere. The
-numbers are those of ONNX Runtime's public issues.
+A pattern is planted into a :class:`Sketch` on a tensor and gives a tensor of the same shape, so
+that it fits anywhere. The numbers are those of ONNX Runtime's public issues.
 """
 
 from __future__ import annotations
@@ -33,11 +33,18 @@ class Sketch:
         self.inputs: dict[str, Shape] = {}
         self._prefix = prefix
 
-    def add(self, op: str, *inputs: str, **attributes: int | float | str | Sequence[int] | onnx.GraphProto) -> str:
+    def add(
+        self,
+        op: str,
+        *inputs: str,
+        **attributes: int | float | str | Sequence[int] | onnx.GraphProto,
+    ) -> str:
         """A node, named after its operator and place; its output."""
         name = f"{self._prefix}{op}_{len(self.nodes)}"
         node = helper.make_node(op, inputs, [f"{name}_out"], name)
-        node.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
+        node.attribute.extend(
+            helper.make_attribute(key, value) for key, value in attributes.items()
+        )
         self.nodes.append(node)
         return f"{name}_out"
 
@@ -63,7 +70,8 @@ class Sketch:
 
 
 Planted = tuple[str, frozenset[str]]
-"""The tensor that a pattern gives, and the names of its guilty nodes: the fewest that still show the bug."""
+"""The tensor that a pattern gives, and the names of its guilty nodes: the fewest that still show
+the bug."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +82,13 @@ class Pattern:
         name: For reports.
         plant: Adds it on a tensor of a shape of four dimensions.
         alike: Adds what looks like it and is right.
-        failing: Releases that have it, of ONNX Runtime where nothing else is said; those that are tried.
+        failing: Releases that have it, of ONNX Runtime where nothing else is said; those that are
+            tried.
         mended: One that has it not, if there is one.
         opset: What it needs.
         shown: How it shows: by wrong ``values``, or the model is ``refused``.
-        appeared: The first release that has it, if an older one, from 1.15.0 on, has it not; as `releases` finds it.
+        appeared: The first release that has it, if an older one, from 1.15.0 on, has it not; as
+            `releases` finds it.
         went: The first release after those that have it.
     """
 
@@ -130,13 +140,16 @@ def _counted_pads(sketch: Sketch, tensor: str, shape: Shape) -> str:
 
 def _cropped(sketch: Sketch, tensor: str, shape: Shape) -> str:
     ends = sketch.weight(shape[2:], np.int64)
-    return sketch.add("Slice", tensor, sketch.weight([0, 0], np.int64), ends, sketch.weight([2, 3], np.int64))
+    return sketch.add(
+        "Slice", tensor, sketch.weight([0, 0], np.int64), ends, sketch.weight([2, 3], np.int64)
+    )
 
 
 def _moved_scale(move: str, zero_point: int | None) -> Callable[[Sketch, str, Shape], Planted]:
     """QDQPropagationTransformer adds a QuantizeLinear behind what moves a dequantized tensor, of the wrong type.
 
-    Without a zero point (27845) it is unsigned, so that negative values become 0; with one the model is refused.
+    Without a zero point (27845) it is unsigned, so that negative values become 0; with one the
+    model is refused.
     """
 
     def plant(sketch: Sketch, tensor: str, shape: Shape) -> Planted:
@@ -146,7 +159,10 @@ def _moved_scale(move: str, zero_point: int | None) -> Callable[[Sketch, str, Sh
         if move == "Squeeze":
             tensor = sketch.add("Sub", sketch.reshape(tensor, (1, *shape)), sketch.weight(0.1))
         real = sketch.add(
-            "DequantizeLinear", sketch.add("QuantizeLinear", tensor, scale, *zero, **signed), scale, *zero
+            "DequantizeLinear",
+            sketch.add("QuantizeLinear", tensor, scale, *zero, **signed),
+            scale,
+            *zero,
         )
         if move == "Reshape":
             moved = sketch.reshape(real, (shape[0], -1))
@@ -162,15 +178,19 @@ def _moved_scale(move: str, zero_point: int | None) -> Callable[[Sketch, str, Sh
 
 
 def _scale_that_stays(sketch: Sketch, tensor: str, shape: Shape) -> str:
-    scale, zero = sketch.weight(0.05), sketch.weight(128, np.uint8)
-    real = sketch.add("DequantizeLinear", sketch.add("QuantizeLinear", tensor, scale, zero), scale, zero)
+    scale = sketch.weight(0.05)
+    zero = sketch.weight(128, np.uint8)
+    real = sketch.add(
+        "DequantizeLinear", sketch.add("QuantizeLinear", tensor, scale, zero), scale, zero
+    )
     return sketch.reshape(sketch.add("Tanh", sketch.reshape(real, (shape[0], -1))), shape)
 
 
 def _dropped_edge(op: str) -> Callable[[Sketch, str, Shape], Planted]:
     """DivMulFusion forgets who makes what it divides, and eliminating that maker leaves a model that is invalid.
 
-    32416 with a Cast, 32413 with an Identity, 32414 with a Dropout. It takes the maker to stand before the Div in the file.
+    32416 with a Cast, 32413 with an Identity, 32414 with a Dropout. It takes the maker to stand
+    before the Div in the file.
     """
 
     def plant(sketch: Sketch, tensor: str, _: Shape) -> Planted:
@@ -193,19 +213,25 @@ def _kept_edge(sketch: Sketch, tensor: str, _: Shape) -> str:
     return sketch.add("Tanh", sketch.add("Mul", same, other))
 
 
-def _joined_and_quantized(dtype: npt.DTypeLike, zero_point: int) -> Callable[[Sketch, str, Shape], Planted]:
+def _joined_and_quantized(
+    dtype: npt.DTypeLike, zero_point: int
+) -> Callable[[Sketch, str, Shape], Planted]:
     """OpenVINO's CPU plugin forgets the scale of a Concat that is quantized to int8 for a quantized convolution."""
 
     def plant(sketch: Sketch, tensor: str, shape: Shape) -> Planted:
-        scale, zero = sketch.weight(0.03), sketch.weight(zero_point, dtype)
+        scale = sketch.weight(0.03)
+        zero = sketch.weight(zero_point, dtype)
         channels = shape[1]
         steps = np.arange(channels * channels * 2) * 37 % 255 - 127
-        step, none = sketch.weight(2 / channels / 127), sketch.weight(0, np.int8)
+        step = sketch.weight(2 / channels / 127)
+        none = sketch.weight(0, np.int8)
         weights = sketch.weight(steps.reshape(channels, channels * 2, 1, 1), np.int8)
         kernel = sketch.add("DequantizeLinear", weights, step, none)
         joined = sketch.add("Concat", tensor, sketch.add("Sigmoid", tensor), axis=1)
         quantized = sketch.add("QuantizeLinear", joined, scale, zero)
-        convolved = sketch.add("Conv", sketch.add("DequantizeLinear", quantized, scale, zero), kernel)
+        convolved = sketch.add(
+            "Conv", sketch.add("DequantizeLinear", quantized, scale, zero), kernel
+        )
         guilty = frozenset(sketch.last(4))
         return sketch.add("Tanh", convolved), guilty
 
@@ -229,7 +255,13 @@ TRANSPOSED_GEMM = Pattern(
     "Transpose, Gemm", _transposed_gemm, _turned_gemm, ("1.18.1", "1.29.0"), "1.31.1", went="1.30.0"
 )
 PADDED_POOL = Pattern(
-    "Pad, AveragePool", _padded_pool, _counted_pads, ("1.19.2", "1.20.1"), "1.21.1", appeared="1.19.0", went="1.21.0"
+    "Pad, AveragePool",
+    _padded_pool,
+    _counted_pads,
+    ("1.19.2", "1.20.1"),
+    "1.21.1",
+    appeared="1.19.0",
+    went="1.21.0",
 )
 UNSIGNED = Pattern(
     "DequantizeLinear, Reshape",
@@ -246,7 +278,14 @@ PLANTED = (
     PADDED_POOL,
     UNSIGNED,
     *(
-        Pattern(f"{op}, Div, Mul", _dropped_edge(op), _kept_edge, ("1.18.1", "1.31.1"), None, shown="refused")
+        Pattern(
+            f"{op}, Div, Mul",
+            _dropped_edge(op),
+            _kept_edge,
+            ("1.18.1", "1.31.1"),
+            None,
+            shown="refused",
+        )
         for op in ("Cast", "Identity", "Dropout")
     ),
 )

@@ -34,7 +34,8 @@ def interpreter(wanted: Environment, *, tool: bool = False) -> Path:
 
     Args:
         wanted: The packages.
-        tool: Whether all that bisect-trt needs is to be there too, but its own choice of ONNX Runtime; see :data:`TOOL`.
+        tool: Whether all that bisect-trt needs is to be there too, but its own choice of ONNX
+            Runtime; see :data:`TOOL`.
 
     Raises:
         UnavailableError: They cannot be installed.
@@ -53,6 +54,7 @@ def _needed() -> list[str]:
         *(
             str(each)
             for each in requirements
-            if not each.name.startswith("onnxruntime") and (each.marker is None or each.marker.evaluate({"extra": ""}))
+            if not each.name.startswith("onnxruntime")
+            and (each.marker is None or each.marker.evaluate({"extra": ""}))
         ),
     ]

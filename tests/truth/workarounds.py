@@ -18,7 +18,9 @@ from truth.patterns import PLANTED, Pattern
 from truth.releases import interpreter, onnxruntime
 
 pytestmark = pytest.mark.timeout(1800)
-CASES = [(pattern, release, seed) for seed, pattern in enumerate(PLANTED) for release in pattern.failing]
+CASES = [
+    (pattern, release, seed) for seed, pattern in enumerate(PLANTED) for release in pattern.failing
+]
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -53,7 +55,8 @@ def asymmetric_pool() -> onnx.ModelProto:
         ),
         helper.make_node("Tanh", ["p"], ["y"], name="tanh"),
     ]  # fmt: skip
-    x, y = ("x", TensorProto.FLOAT, [1, 3, 8, 8]), ("y", TensorProto.FLOAT, [1, 4, 4, 4])
+    x = ("x", TensorProto.FLOAT, [1, 3, 8, 8])
+    y = ("y", TensorProto.FLOAT, [1, 4, 4, 4])
     return proto_of(nodes, [x], [y], {"w": weight}, opset=19)
 
 
@@ -62,10 +65,22 @@ def test_a_reference_that_is_wrong_is_told_from_the_target(tmp_path: Path) -> No
     onnx.save(asymmetric_pool(), str(tmp_path / "model.onnx"))
     python = interpreter(Environment.parse("onnxruntime==1.24.4 openvino"), tool=True)
     status, result = bisect_trt(
-        python, tmp_path, "diagnose", "model.onnx", "--openvino", "-o", "out", "--json", "result.json"
+        python,
+        tmp_path,
+        "diagnose",
+        "model.onnx",
+        "--openvino",
+        "-o",
+        "out",
+        "--json",
+        "result.json",
     )
     assert status == 0, result["why"]
     assert [node["name"] for node in result["culprits"]] == ["pool"]
     assert result["fault"]["whose"] == "reference"
-    assert (tmp_path / "out" / "ISSUE.md").read_text().startswith("> **Not a bug report.** The reference is off")
+    assert (
+        (tmp_path / "out" / "ISSUE.md")
+        .read_text()
+        .startswith("> **Not a bug report.** The reference is off")
+    )
     assert result["workarounds"] == []

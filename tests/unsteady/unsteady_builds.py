@@ -2,7 +2,8 @@
 
 A node named ``bad_loose`` cannot be held to its kernel.
 
-What is chosen is reported, kept with the engine, and can be pinned and banned, as of a runtime with tactics.
+What is chosen is reported, kept with the engine, and can be pinned and banned, as of a runtime with
+tactics.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ RIGHT = ("tiled_16", "tiled_32", "tiled_64", "split_k")
 FORMATS = ("linear", "channels_last")
 
 
-def build(model: onnx.ModelProto, chance: float, pins: Sequence[str], bans: Sequence[str]) -> list[Choice]:
+def build(
+    model: onnx.ModelProto, chance: float, pins: Sequence[str], bans: Sequence[str]
+) -> list[Choice]:
     """What a build chooses: a bad node takes the wrong kernel with this chance.
 
     Raises:
@@ -59,7 +62,9 @@ def save_engine(path: Path, model: onnx.ModelProto, choices: Sequence[Choice]) -
     """An engine: the model, and what was chosen for it."""
     write_choices(path, choices)
     plain = json.loads(path.read_text())
-    path.write_text(json.dumps({**plain, "model": base64.b64encode(model.SerializeToString()).decode()}))
+    path.write_text(
+        json.dumps({**plain, "model": base64.b64encode(model.SerializeToString()).decode()})
+    )
 
 
 def load_engine(path: Path) -> tuple[onnx.ModelProto, list[Choice]]:

@@ -31,7 +31,9 @@ def spoiled(model: onnx.ModelProto, which: frozenset[str] | None = None) -> onnx
         if node.name.startswith("bad") and (which is None or node.name in which):
             out = node.output[0]
             node.output[0] = f"{out}.right"
-            wrong.graph.initializer.append(onnx.numpy_helper.from_array(np.array(1.1, np.float32), f"{out}.factor"))
+            wrong.graph.initializer.append(
+                onnx.numpy_helper.from_array(np.array(1.1, np.float32), f"{out}.factor")
+            )
             more = onnx.helper.make_node("Mul", [f"{out}.right", f"{out}.factor"], [out])
             wrong.graph.node.extend([node, more])
         else:
@@ -52,21 +54,29 @@ class Session:
     skipped: Mapping[str, str] = {}
 
     def __init__(self, model: onnx.ModelProto, fault: str, choices: Sequence[Choice] = ()) -> None:
-        self._fault, self._choices = fault, choices
+        self._fault = fault
+        self._choices = choices
         self.inputs = input_infos(Network(model))
         self._free = not all(info.is_static for info in self.inputs)
         self._outputs = [value.name for value in model.graph.output]
         try:
             self._right, self._wrong = (
-                onnxruntime.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"])
-                for each in (model, spoiled(model, unsteady_builds.wrong_nodes(choices) if choices else None))
+                onnxruntime.InferenceSession(
+                    each.SerializeToString(), providers=["CPUExecutionProvider"]
+                )
+                for each in (
+                    model,
+                    spoiled(model, unsteady_builds.wrong_nodes(choices) if choices else None),
+                )
             )
         except Exception as error:
             raise BuildError(str(error)) from error
         self._runs = 0
         kind = fault.partition(":")[0]
         read = {name: node.op_type for node in model.graph.node for name in node.input}
-        self._fused = any(read.get(n.output[0]) == "Tanh" for n in model.graph.node if n.name.startswith("bad"))
+        self._fused = any(
+            read.get(n.output[0]) == "Tanh" for n in model.graph.node if n.name.startswith("bad")
+        )
         self._unlucky = kind == "tactic" and bool(unsteady_builds.wrong_nodes(choices))
 
     def layers(self) -> list[dict[str, Any]]:

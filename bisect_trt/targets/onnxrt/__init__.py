@@ -1,7 +1,8 @@
 """ONNX Runtime as a target and as the reference: its settings, its options, the plug-in and its switches.
 
-The switches are graph optimizers, session options and optimization levels. Names and operators of the optimizers:
-``onnxruntime/core/optimizer`` of the releases 1.15 to 1.31 (``graph_transformer_utils.cc`` has the list); names of options:
+The switches are graph optimizers, session options and optimization levels. Names and operators of
+the optimizers: ``onnxruntime/core/optimizer`` of the releases 1.15 to 1.31
+(``graph_transformer_utils.cc`` has the list); names of options:
 ``onnxruntime_session_options_config_keys.h``.
 """
 
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 
-ALL, OFF = "ORT_ENABLE_ALL", "ORT_DISABLE_ALL"
+ALL = "ORT_ENABLE_ALL"
+OFF = "ORT_DISABLE_ALL"
 _LEVEL_TITLES = {ALL: "all graph optimisations", OFF: "graph optimisations off"}
 
 _TAKES_A_FOLDER = (1, 21)
@@ -55,7 +57,9 @@ def level(value: Any) -> str:  # noqa: ANN401 - whatever was given
     """A level of graph optimisation by ONNX Runtime's name, given that or a short one."""
     found = _LEVELS.get(str(value).lower(), str(value).upper())
     if found not in _LEVELS.values():
-        raise ValueError(f"one of {', '.join(_LEVELS)}, or ONNX Runtime's own names of them ({ALL})")
+        raise ValueError(
+            f"one of {', '.join(_LEVELS)}, or ONNX Runtime's own names of them ({ALL})"
+        )
     return found
 
 
@@ -64,7 +68,8 @@ class OnnxRuntimeSettings(OwnSettings):
     """The settings of ONNX Runtime."""
 
     providers: Annotated[
-        tuple[str, ...], option(metavar="NAME", help="ONNX Runtime's execution providers: cpu, cuda, ...")
+        tuple[str, ...],
+        option(metavar="NAME", help="ONNX Runtime's execution providers: cpu, cuda, ..."),
     ] = ()
     provider_options: Annotated[
         Pairs,
@@ -88,7 +93,10 @@ class OnnxRuntimeSettings(OwnSettings):
         ),
     ] = ()
     graph_optimization_level: Annotated[
-        str, option(metavar="LEVEL", help="ONNX Runtime's: off, basic, extended, layout or all.", read=level)
+        str,
+        option(
+            metavar="LEVEL", help="ONNX Runtime's: off, basic, extended, layout or all.", read=level
+        ),
     ] = ALL
     disabled_optimizers: Annotated[
         tuple[str, ...],
@@ -123,9 +131,12 @@ def _version(package: str) -> tuple[int, ...]:
 class OnnxRuntimeTarget(Target):
     """ONNX Runtime with some execution providers."""
 
-    name, title, own = "onnxrt", "ONNX Runtime", OnnxRuntimeSettings
+    name = "onnxrt"
+    title = "ONNX Runtime"
+    own = OnnxRuntimeSettings
     help = "ONNX Runtime, all graph optimisations on."
-    needs, emulator = "onnxruntime", "ONNX Runtime's CPU provider"
+    needs = "onnxruntime"
+    emulator = "ONNX Runtime's CPU provider"
     sent = ("bisect_trt.targets.onnxrt.runner",)
     packages = tuple(Package(name) for name in ("onnxruntime", "onnxruntime-gpu"))
     files = ("custom_op_libraries",)
@@ -137,7 +148,8 @@ class OnnxRuntimeTarget(Target):
     def lower(self, settings: TargetSettings, model: Path, facts: Plain) -> ModelProto | None:
         """Return the model with Casts to the low precision; ``None`` if it runs unchanged.
 
-        The CPU provider would run fp16 nodes in fp32, and no bf16 nodes at all, so there they are emulated by round trips.
+        The CPU provider would run fp16 nodes in fp32, and no bf16 nodes at all, so there they are
+        emulated by round trips.
         """
         if not (settings.fp16 or settings.bf16):
             return None
@@ -145,17 +157,28 @@ class OnnxRuntimeTarget(Target):
         from bisect_trt.onnxlib.roundings import lower_roundtrip  # noqa: PLC0415 - a command line is read without
 
         proto = load_proto(model)
-        lower = lower_roundtrip if list(facts["providers"]) == ["CPUExecutionProvider"] else lower_fp16
+        lower = (
+            lower_roundtrip if list(facts["providers"]) == ["CPUExecutionProvider"] else lower_fp16
+        )
         libraries = settings.of(OnnxRuntimeSettings).custom_op_libraries
-        return lower(proto, settings.keep, _types_onnx_cannot_infer(proto, model, libraries), low_type(settings))
+        return lower(
+            proto,
+            settings.keep,
+            _types_onnx_cannot_infer(proto, model, libraries),
+            low_type(settings),
+        )
 
     def describe(self, settings: TargetSettings) -> str:
         """Its providers, whether it optimises, and its precisions."""
         own = settings.of(OnnxRuntimeSettings)
         words = [", ".join(own.providers) or "CPU"]
         words += [_LEVEL_TITLES.get(own.graph_optimization_level, own.graph_optimization_level)]
-        words += [f"without {', '.join(own.disabled_optimizers)}"] if own.disabled_optimizers else []
-        words += [f"{name}={value}" for name, value in (*own.provider_options, *own.session_options)]
+        words += (
+            [f"without {', '.join(own.disabled_optimizers)}"] if own.disabled_optimizers else []
+        )
+        words += [
+            f"{name}={value}" for name, value in (*own.provider_options, *own.session_options)
+        ]
         words += [Path(path).name for path in own.custom_op_libraries]
         return f"{self.title} ({', '.join([*words, *settings.low_precisions])})"
 
@@ -171,12 +194,16 @@ class OnnxRuntimeTarget(Target):
 
     def reference(self, settings: TargetSettings, plain: TargetSettings) -> TargetSettings:
         """With the same kernels for operators of others."""
-        return plain.with_own(custom_op_libraries=settings.of(OnnxRuntimeSettings).custom_op_libraries)
+        return plain.with_own(
+            custom_op_libraries=settings.of(OnnxRuntimeSettings).custom_op_libraries
+        )
 
     def finds_weights(self, settings: TargetSettings) -> bool:
         """From 1.21 on, with its own providers."""
         own = settings.of(OnnxRuntimeSettings)
-        versions = [found for name in ("onnxruntime", "onnxruntime-gpu") if (found := _version(name))]
+        versions = [
+            found for name in ("onnxruntime", "onnxruntime-gpu") if (found := _version(name))
+        ]
         plain = {_short(name) for name in own.providers} <= {"cpu", "cuda"}
         return plain and bool(versions) and min(versions) >= _TAKES_A_FOLDER
 
@@ -186,7 +213,9 @@ class OnnxRuntimeTarget(Target):
         return all(_short(name) == "cpu" for name in own.providers)
 
 
-def _types_onnx_cannot_infer(model: ModelProto, path: Path, libraries: tuple[str, ...]) -> dict[str, int]:
+def _types_onnx_cannot_infer(
+    model: ModelProto, path: Path, libraries: tuple[str, ...]
+) -> dict[str, int]:
     """Return element types of tensors behind operators that ONNX Runtime knows and ONNX does not (``com.microsoft``)."""
     import onnx  # noqa: PLC0415 - a command line is read without
 
@@ -194,14 +223,18 @@ def _types_onnx_cannot_infer(model: ModelProto, path: Path, libraries: tuple[str
     from bisect_trt.targets.onnxrt.runner import OrtRunner  # noqa: PLC0415 - as above
 
     known = Network(model).element_types
-    unknown = {name for node in model.graph.node for name in node.output if name and name not in known}
+    unknown = {
+        name for node in model.graph.node for name in node.output if name and name not in known
+    }
     if not unknown:
         return {}
     marked = onnx.ModelProto()
     marked.CopyFrom(model)
     unknown -= {value.name for value in model.graph.output}
     marked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in sorted(unknown))
-    kernels = TargetSettings(own=OnnxRuntimeSettings(graph_optimization_level=OFF, custom_op_libraries=libraries))
+    kernels = TargetSettings(
+        own=OnnxRuntimeSettings(graph_optimization_level=OFF, custom_op_libraries=libraries)
+    )
     try:
         session = OrtRunner(kernels.target.plain(kernels)).load(path, {}, content_of(marked, path))
     except BuildError:  # operators that it does not know either: their consumers stay in fp32
@@ -241,7 +274,8 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "ClipQuantRewrite": ("Clip", "QuantizeLinear"),
     "ReluQuantRewrite": ("Relu", "QuantizeLinear"),
 }
-"""The rules of the rule-based passes, with the operators that each is about; the first has to be there for it to apply."""
+"""The rules of the rule-based passes, with the operators that each is about; the first has to be
+there for it to apply."""
 _PASSES = (
     "AttentionFusion", "Avx2WeightS8ToU8Transformer", "BiasDropoutFusion", "BiasGeluFusion",
     "BiasSkipLayerNormFusion", "BiasSoftmaxFusion", "CommonSubexpressionElimination", "ConstantFolding",
@@ -257,9 +291,16 @@ _PASSES = (
     "SimplifiedLayerNormFusion", "SkipLayerNormFusion", "SliceConcatToSpaceToDepthFusion", "TransposeOptimizer",
     "TransposeOptimizer_CPUExecutionProvider", "WeightBiasQuantization", "WhereDummyDq",
 )  # fmt: skip
-"""The other passes, for a session that opens no log of them: one that crashes, or is older than 1.17."""
-FIXED = ("CastFloat16Transformer", "InsertCastTransformer", "MemcpyTransformer", "RemoveDuplicateCastTransformer")
-"""Passes that run whatever is disabled: without them a session would have no kernels for what is in the graph."""
+"""The other passes, for a session that opens no log of them: one that crashes, or is older than
+1.17."""
+FIXED = (
+    "CastFloat16Transformer",
+    "InsertCastTransformer",
+    "MemcpyTransformer",
+    "RemoveDuplicateCastTransformer",
+)
+"""Passes that run whatever is disabled: without them a session would have no kernels for what is in
+the graph."""
 _LOWER_LEVELS = ((OFF, "off"), ("ORT_ENABLE_BASIC", "basic"), ("ORT_ENABLE_EXTENDED", "extended"))
 _KINDS = (("session.disable_quant_qdq", "1"),)
 """Options that leave out several passes at once."""
@@ -273,10 +314,12 @@ _OPTIONS = (
     ("session.disable_aot_function_inlining", "1"),
     ("session.x64quantprecision", "1"),
 )
-"""Options of a session, and what each is turned to; one that this release does not know changes nothing.
+"""Options of a session, and what each is turned to; one that this release does not know changes
+nothing.
 
-Not ``session.set_denormal_as_zero``: only the first session of a process decides about it, and then for the thread that made
-it, NumPy's arithmetic there with it. In a worker its effect would depend on the earlier sessions of that worker.
+Not ``session.set_denormal_as_zero``: only the first session of a process decides about it, and then
+for the thread that made it, NumPy's arithmetic there with it. In a worker its effect would depend
+on the earlier sessions of that worker.
 """
 
 
@@ -286,11 +329,15 @@ def _optimizers(own: OnnxRuntimeSettings, looked: Looked) -> Iterator[Switch]:
     complete = bool(trace.get("ran")) and not trace.get("refused")
     changed = [*trace.get("changed", ()), *(() if complete else _PASSES)]
     rules = any(_GROUP.fullmatch(name) for name in changed) or not complete
-    applied = [name for name, operators in RULES.items() if rules and operators[0] in looked.operators]
+    applied = [
+        name for name, operators in RULES.items() if rules and operators[0] in looked.operators
+    ]
     for name in dict.fromkeys([*changed, *applied]):
         if name not in (*own.disabled_optimizers, *FIXED) and not _GROUP.fullmatch(name):
             weight = LIKELY if _concerns(RULES.get(name, ()), looked.suspects) else 1.0
-            yield Switch(f"{OPTIMIZER}:{name}", adding("disabled_optimizers", name), Tier.PASS, weight)
+            yield Switch(
+                f"{OPTIMIZER}:{name}", adding("disabled_optimizers", name), Tier.PASS, weight
+            )
 
 
 def _concerns(operators: Sequence[str], suspects: frozenset[str]) -> bool:
@@ -311,14 +358,29 @@ def _options(own: OnnxRuntimeSettings) -> Iterator[Switch]:
     for tier, pairs, within in ((Tier.OPTION, _OPTIONS, None), (Tier.WHOLE, _KINDS, OPTIMIZER)):
         for name, value in pairs:
             if name not in given:
-                yield Switch(f"option:{name}={value}", adding("session_options", (name, value)), tier, within=within)
+                yield Switch(
+                    f"option:{name}={value}",
+                    adding("session_options", (name, value)),
+                    tier,
+                    within=within,
+                )
 
 
 def _levels(own: OnnxRuntimeSettings) -> Iterator[Switch]:
     """Yield the levels of optimisation below the given one; off first, since that has none of the optimizers."""
     names = [name for name, _ in _LOWER_LEVELS]
-    lower = names.index(own.graph_optimization_level) if own.graph_optimization_level in names else len(names)
+    lower = (
+        names.index(own.graph_optimization_level)
+        if own.graph_optimization_level in names
+        else len(names)
+    )
     for level, word in _LOWER_LEVELS[:lower]:
         turn = setting(graph_optimization_level=level)
         covers, within = (OPTIMIZER, None) if level == OFF else (None, OPTIMIZER)
-        yield Switch(f"option:graph_optimization_level={word}", turn, Tier.WHOLE, covers=covers, within=within)
+        yield Switch(
+            f"option:graph_optimization_level={word}",
+            turn,
+            Tier.WHOLE,
+            covers=covers,
+            within=within,
+        )

@@ -1,7 +1,7 @@
 """Opens and runs models in ONNX Runtime: for the local worker, remote workers and ``reproduce.py``.
 
-It needs NumPy, ONNX Runtime and the modules that are sent with it. ONNX Runtime is imported when it is first used, because
-a script or a remote worker without it reports that in one sentence.
+It needs NumPy, ONNX Runtime and the modules that are sent with it. ONNX Runtime is imported when it
+is first used, because a script or a remote worker without it reports that in one sentence.
 """
 
 from __future__ import annotations
@@ -39,20 +39,23 @@ FATAL_ONLY = 4
 VERBOSE = ("log_severity_level", "0")
 """The session option that logs every graph pass."""
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
-"""The folder of the weights of a model in memory: a setting since ONNX Runtime 1.21, ignored before."""
+"""The folder of the weights of a model in memory: a setting since ONNX Runtime 1.21, ignored
+before."""
 _ORT_TYPES = (
     "float", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16", "double", "uint32",
     "uint64", "complex64", "complex128", "bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2", "float8e5m2fnuz",
     "uint4", "int4", "float4e2m1", "float8e8m0", "uint2", "int2",
 )  # fmt: skip
-"""ONNX Runtime's names of element types, in the order of ONNX's numbers, which begin with 1 (onnx.proto, ``DataType``)."""
+"""ONNX Runtime's names of element types, in the order of ONNX's numbers, which begin with 1
+(onnx.proto, ``DataType``)."""
 _OTHERWISE = {
     "float": "float32",
     "double": "float64",
     "float4e2m1": "float4_e2m1fn",
     "float8e8m0": "float8_e8m0fnu",
 }
-"""Those that NumPy and ``ml_dtypes`` call otherwise; an 8-bit float there has a ``_`` after ``float8``."""
+"""Those that NumPy and ``ml_dtypes`` call otherwise; an 8-bit float there has a ``_`` after
+``float8``."""
 
 
 class OrtRunner:
@@ -79,7 +82,11 @@ class OrtRunner:
                 raise ConflictError(
                     f"ONNX Runtime {onnxruntime.__version__} does not take {given}: {error.message}; correct or drop it."
                 ) from error
-        self.facts = {"lowers_by": "cast", "version": onnxruntime.__version__, "providers": self._providers}
+        self.facts = {
+            "lowers_by": "cast",
+            "version": onnxruntime.__version__,
+            "providers": self._providers,
+        }
 
     def load(self, path: pathlib.Path, feed: Feed, hints: Plain) -> OrtSession:
         """Open a model; the hint ``content`` is the model itself where it has no file, ``weights`` the folder of its weights.
@@ -97,7 +104,8 @@ class OrtRunner:
         version = tuple(int(part) for part in load_onnxruntime().__version__.split(".")[:2])
         if folder is None or version >= (1, 21):
             return OrtSession(self._open(content, folder))
-        # The model has to lie beside its weights: beside links to them, since the folder may be one of the user's.
+        # The model has to lie beside its weights: beside links to them, since the folder may be one
+        # of the user's.
         with tempfile.TemporaryDirectory(prefix="bisect_trt_") as beside:
             for each in pathlib.Path(folder).absolute().iterdir():
                 (pathlib.Path(beside) / each.name).symlink_to(each)
@@ -113,8 +121,11 @@ class OrtRunner:
     def profile(self, path: pathlib.Path, feed: Feed, hints: Plain) -> Found:
         """Return the time of each node that runs, by ONNX Runtime's profiler, with the tensors that it makes."""
         with tempfile.TemporaryDirectory(prefix="bisect_trt_") as folder:
-            made, written = dict[str, list[str]](), f"{folder}/optimized.onnx"
-            with contextlib.suppress(ImportError, BuildError):  # nodes that a provider compiles cannot be written
+            made = dict[str, list[str]]()
+            written = f"{folder}/optimized.onnx"
+            with contextlib.suppress(
+                ImportError, BuildError
+            ):  # nodes that a provider compiles cannot be written
                 import onnx
 
                 self._set(("optimized_model_filepath", written)).load(path, feed, hints)
@@ -124,11 +135,15 @@ class OrtRunner:
             session = self._set(*options).load(path, feed, hints)
             given = {info.name: feed[info.name] for info in session.inputs}
             profiled(lambda: session.run(given))
-            return read_events(json.loads(pathlib.Path(session.session.end_profiling()).read_text()), made)
+            return read_events(
+                json.loads(pathlib.Path(session.session.end_profiling()).read_text()), made
+            )
 
     def _set(self, *options: tuple[str, str]) -> OrtRunner:
         """Return the same with more options of the session."""
-        return OrtRunner({**self._settings, "session_options": [*self._settings["session_options"], *options]})
+        return OrtRunner(
+            {**self._settings, "session_options": [*self._settings["session_options"], *options]}
+        )
 
     def _open(self, model: str | bytes, weights: str | None = None) -> Any:
         onnxruntime = load_onnxruntime()
@@ -137,7 +152,9 @@ class OrtRunner:
             options.add_session_config_entry(_WEIGHTS_FOLDER, weights)
         try:
             # ONNX Runtime's own fallback prints, goes on with the CPU and does not tell the caller.
-            session = onnxruntime.InferenceSession(model, options, **arguments, enable_fallback=False)
+            session = onnxruntime.InferenceSession(
+                model, options, **arguments, enable_fallback=False
+            )
         except Exception as error:  # its exceptions have no common base
             if "Please install TensorRT libraries" in str(error):
                 raise _unusable(["TensorrtExecutionProvider"]) from error
@@ -159,7 +176,9 @@ def _unusable(providers: Sequence[str]) -> UnavailableError:
 
 def load_onnxruntime() -> Any:
     """Import ONNX Runtime; see :func:`load_package`."""
-    install = "install it there: pip install onnxruntime, or onnxruntime-gpu where there is an NVIDIA GPU"
+    install = (
+        "install it there: pip install onnxruntime, or onnxruntime-gpu where there is an NVIDIA GPU"
+    )
     return load_package("onnxruntime", "ONNX Runtime", install)
 
 
@@ -172,7 +191,8 @@ class OrtSession:
         names: Of its outputs that are arrays.
         ignored: Inputs that it is given and does not have.
         elements: ONNX's element types of the outputs that are tensors, by name.
-        skipped: Outputs that are not available as NumPy arrays (sequences, optionals, bfloat16), with their type.
+        skipped: Outputs that are not available as NumPy arrays (sequences, optionals, bfloat16),
+            with their type.
     """
 
     def __init__(self, session: Any) -> None:
@@ -181,7 +201,8 @@ class OrtSession:
         Raises:
             BuildError: An input has a type that NumPy does not have.
         """
-        self.session, self.ignored = session, frozenset[str]()
+        self.session = session
+        self.ignored = frozenset[str]()
         outputs = {value.name: type_of(value.type) for value in session.get_outputs()}
         self.elements = {name: found.element for name, found in outputs.items() if found.element}
         self.skipped = {
@@ -191,7 +212,8 @@ class OrtSession:
         }
         self.names = [name for name in outputs if name not in self.skipped]
         self._raw_outputs = {name: outputs[name].dtype for name in self.names if outputs[name].raw}
-        self.inputs, self._raw_inputs = list[TensorInfo](), dict[str, int]()
+        self.inputs = list[TensorInfo]()
+        self._raw_inputs = dict[str, int]()
         for value in session.get_inputs():
             found = type_of(value.type)
             if found.dtype is None:
@@ -224,7 +246,10 @@ class OrtSession:
         """Run the model with inputs or outputs of types that are exchanged by their bits; returns the outputs."""
         # What an OrtValue is made of has to stay alive until the model has run.
         given = {name: np.asarray(values, order="C") for name, values in inputs.items()}
-        bits = {name: given[name].view(storage_dtype(given[name].dtype)) for name in given.keys() & self._raw_inputs}
+        bits = {
+            name: given[name].view(storage_dtype(given[name].dtype))
+            for name in given.keys() & self._raw_inputs
+        }
         kinds = load_onnxruntime().OrtValue
         fed = {
             name: kinds.ortvalue_from_numpy_with_onnx_type(bits[name], self._raw_inputs[name])
@@ -234,7 +259,10 @@ class OrtSession:
         }
         made = zip(self.names, self.session.run_with_ort_values(self.names, fed), strict=True)
         dtypes = self._raw_outputs
-        return [_to_array(value, dtypes[name]) if name in dtypes else value.numpy() for name, value in made]
+        return [
+            _to_array(value, dtypes[name]) if name in dtypes else value.numpy()
+            for name, value in made
+        ]
 
 
 def prepare(settings: Plain) -> tuple[Any, dict[str, Any]]:
@@ -263,7 +291,10 @@ def prepare(settings: Plain) -> tuple[Any, dict[str, Any]]:
         raise UnknownNameError(
             f"--provider-option {next(iter(given))}: ONNX Runtime's CPU provider has no options; leave it out."
         )
-    arguments: dict[str, Any] = {"providers": names, "provider_options": [given, *({} for _ in names[1:])]}
+    arguments: dict[str, Any] = {
+        "providers": names,
+        "provider_options": [given, *({} for _ in names[1:])],
+    }
     if settings["disabled_optimizers"]:
         arguments["disabled_optimizers"] = list(settings["disabled_optimizers"])
     return options, arguments
@@ -278,7 +309,9 @@ def set_entry(options: Any, name: str, value: str) -> None:
     if "." in name:
         options.add_session_config_entry(name, value)
     else:
-        set_option(options, name, value, f"the session option {name}", "ONNX Runtime's SessionOptions")
+        set_option(
+            options, name, value, f"the session option {name}", "ONNX Runtime's SessionOptions"
+        )
 
 
 def find_providers(asked: Any) -> list[str]:
@@ -292,7 +325,9 @@ def find_providers(asked: Any) -> list[str]:
     for name in asked:
         if short_name(name) not in short:
             known = ", ".join(sorted(short))
-            raise RuntimeMissingError(f"ONNX Runtime has no execution provider '{name}' here; it has: {known}.")
+            raise RuntimeMissingError(
+                f"ONNX Runtime has no execution provider '{name}' here; it has: {known}."
+            )
     return list(dict.fromkeys(short[short_name(name)] for name in asked))
 
 
@@ -304,8 +339,8 @@ def short_name(name: str) -> str:
 class OrtType(NamedTuple):
     """A type by ONNX Runtime's name; of a tensor of a known type ONNX's number of the elements (else 0), and NumPy's type.
 
-    NumPy's is ``None`` if ONNX Runtime does not exchange it as arrays. It is ``raw`` if it is exchanged by its bits, as the types
-    are that NumPy itself lacks.
+    NumPy's is ``None`` if ONNX Runtime does not exchange it as arrays. It is ``raw`` if it is
+    exchanged by its bits, as the types are that NumPy itself lacks.
     """
 
     kind: str
@@ -319,7 +354,8 @@ def type_of(kind: str) -> OrtType:
     name = kind[len("tensor(") :].rstrip(")").lower()
     if not kind.startswith("tensor(") or name not in _ORT_TYPES:
         return OrtType(kind)
-    element, known = _ORT_TYPES.index(name) + 1, _OTHERWISE.get(name, name.replace("float8e", "float8_e"))
+    element = _ORT_TYPES.index(name) + 1
+    known = _OTHERWISE.get(name, name.replace("float8e", "float8_e"))
     try:
         dtype = dtype_from_name(known)
     except UnavailableError:  # it needs ml_dtypes, which is not installed
@@ -327,7 +363,9 @@ def type_of(kind: str) -> OrtType:
     if not is_extension(dtype):
         return OrtType(kind, element, dtype)
     # ONNX Runtime 1.18 takes no types that NumPy lacks; no release takes those of less than a byte.
-    feeds = hasattr(getattr(load_onnxruntime(), "OrtValue", None), "ortvalue_from_numpy_with_onnx_type")
+    feeds = hasattr(
+        getattr(load_onnxruntime(), "OrtValue", None), "ortvalue_from_numpy_with_onnx_type"
+    )
     whole = not known.endswith(("int2", "int4", "float4_e2m1fn"))
     return OrtType(kind, element, dtype if feeds and whole else None, raw=True)
 
@@ -373,7 +411,9 @@ def heard(log: str) -> dict[str, list[str]]:
 
 def read_events(events: Iterable[Mapping[str, Any]], made: Mapping[str, Sequence[str]]) -> Found:
     """Return the profile in the events of ONNX Runtime's profiler; the time of a Loop includes its body."""
-    times, ends, suffix = dict[str, list[float]](), dict[int, int](), "_kernel_time"
+    times = dict[str, list[float]]()
+    ends = dict[int, int]()
+    suffix = "_kernel_time"
     runs = (each for each in events if each.get("cat") == "Node" and each["name"].endswith(suffix))
     for event in sorted(runs, key=lambda each: (each["ts"], -each["dur"])):
         if event["ts"] >= ends.get(event["tid"], 0):

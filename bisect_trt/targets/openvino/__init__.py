@@ -1,9 +1,10 @@
 """OpenVINO as a target: its settings, its options, the plug-in and its switches.
 
-A release build of OpenVINO has no switch for a single transformation of the graph; two properties leave out whole families of
-them: ``SNIPPETS_MODE`` the fusion of elementwise nodes into generated code, ``LP_TRANSFORMS_MODE`` the propagation of
-QuantizeLinear and DequantizeLinear (``src/plugins/intel_cpu/src/config.cpp``). The device does not list them among its
-properties, so the runner tries which it takes.
+A release build of OpenVINO has no switch for a single transformation of the graph; two properties
+leave out whole families of them: ``SNIPPETS_MODE`` the fusion of elementwise nodes into generated
+code, ``LP_TRANSFORMS_MODE`` the propagation of QuantizeLinear and DequantizeLinear
+(``src/plugins/intel_cpu/src/config.cpp``). The device does not list them among its properties, so
+the runner tries which it takes.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ def openvino_property(value: Any) -> tuple[str, str]:  # noqa: ANN401 - whatever
 class OpenVinoSettings(OwnSettings):
     """The settings of OpenVINO: its device (``CPU``, ``GPU.0``, ``AUTO``, ``HETERO:GPU,CPU``), and the device's properties."""
 
-    device: Annotated[str, option("--openvino-device", metavar="DEVICE", help="OpenVINO's: CPU, GPU.0, AUTO, ...")] = (
-        CPU
-    )
+    device: Annotated[
+        str, option("--openvino-device", metavar="DEVICE", help="OpenVINO's: CPU, GPU.0, AUTO, ...")
+    ] = CPU
     properties: Annotated[
         Pairs,
         option(
@@ -74,19 +75,27 @@ class OpenVinoSettings(OwnSettings):
         """
         low = next((f"--{name}" for name in ("fp16", "bf16") if getattr(common, name)), None)
         if low is not None and HINT in dict(self.properties):
-            raise ConflictError(f"{low} and --openvino-property {HINT} both set the precision; drop one.")
+            raise ConflictError(
+                f"{low} and --openvino-property {HINT} both set the precision; drop one."
+            )
         if common.fp16 and common.bf16:
-            raise ConflictError("--fp16 and --bf16 are two precisions, and OpenVINO runs in one; drop one of them.")
+            raise ConflictError(
+                "--fp16 and --bf16 are two precisions, and OpenVINO runs in one; drop one of them."
+            )
         return self
 
 
 class OpenVinoTarget(Target):
     """OpenVINO with one of its devices."""
 
-    name, title, own = "openvino", "OpenVINO", OpenVinoSettings
+    name = "openvino"
+    title = "OpenVINO"
+    own = OpenVinoSettings
     help = "OpenVINO; fp32 unless --fp16 or --bf16 asks for another precision."
-    needs, emulator = "openvino", f"OpenVINO's CPU device with {HINT}={FULL}"
-    sent, reads_graph = ("bisect_trt.targets.openvino.runner",), True
+    needs = "openvino"
+    emulator = f"OpenVINO's CPU device with {HINT}={FULL}"
+    sent = ("bisect_trt.targets.openvino.runner",)
+    reads_graph = True
     packages = (Package("openvino"),)
 
     def lower(self, settings: TargetSettings, model: Path, facts: Plain) -> ModelProto | None:
@@ -98,7 +107,9 @@ class OpenVinoTarget(Target):
 
         return lower_roundtrip(load_proto(model), settings.keep, None, low_type(settings))
 
-    def hints(self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain) -> Mapping[str, Any]:
+    def hints(
+        self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain
+    ) -> Mapping[str, Any]:
         """Return the names of the model's inputs, which OpenVINO does not always know."""
         weights = {tensor.name for tensor in model.graph.initializer}
         return {"inputs": [value.name for value in model.graph.input if value.name not in weights]}
@@ -115,17 +126,26 @@ class OpenVinoTarget(Target):
 
     def script(self, settings: TargetSettings, hints: Plain) -> Script:
         """Return how ``reproduce.py`` runs a model; what the file is rounded to already is not asked for again."""
-        full: dict[str, Any] = dict.fromkeys(settings.low_precisions, False) if hints["lowered"] else {}
+        full: dict[str, Any] = (
+            dict.fromkeys(settings.low_precisions, False) if hints["lowered"] else {}
+        )
         return super().script(replace(settings, **full), hints)
 
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
         """Return properties that are given, each left out; those that the device takes, each set; precisions."""
-        own, takes = settings.of(OpenVinoSettings), (looked.trace or {}).get("takes", {})
+        own = settings.of(OpenVinoSettings)
+        takes = (looked.trace or {}).get("takes", {})
         found = list(left_out(own, "properties"))
         for name, value in takes.items():
             quantized = name.startswith("LP_")
-            if name not in dict(own.properties) and (not quantized or looked.operators & _QUANTIZED):
+            if name not in dict(own.properties) and (
+                not quantized or looked.operators & _QUANTIZED
+            ):
                 tier = Tier.PASS if name in ("LP_TRANSFORMS_MODE", "SNIPPETS_MODE") else Tier.OPTION
                 weight = LIKELY if quantized and looked.suspects & _QUANTIZED else 1.0
-                found.append(Switch(f"option:{name}={value}", adding("properties", (name, value)), tier, weight))
+                found.append(
+                    Switch(
+                        f"option:{name}={value}", adding("properties", (name, value)), tier, weight
+                    )
+                )
         return sorted([*found, *precision_switches(settings)], key=lambda each: each.tier)

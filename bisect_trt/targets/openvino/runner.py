@@ -12,7 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from bisect_trt.errors import ConflictError, RuntimeMissingError, UnavailableError, ValueRefusedError
+from bisect_trt.errors import (
+    ConflictError,
+    RuntimeMissingError,
+    UnavailableError,
+    ValueRefusedError,
+)
 from bisect_trt.targets.messages import (
     TINY_MODEL,
     BuildError,
@@ -28,7 +33,8 @@ from bisect_trt.targets.messages import (
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 
 HINT = "INFERENCE_PRECISION_HINT"
-FULL, HINTS = "f32", {"fp16": "f16", "bf16": "bf16"}
+FULL = "f32"
+HINTS = {"fp16": "f16", "bf16": "bf16"}
 CAPABILITIES = {"fp16": "FP16", "bf16": "BF16"}
 PROPERTIES = (
     ("LP_TRANSFORMS_MODE", "NO"),
@@ -71,7 +77,8 @@ class OpenVinoRunner:
             UsageError: The device has no such property, or the property no such value.
         """
         openvino = load_package("openvino", "OpenVINO", "install it there (pip install openvino)")
-        self._settings, self._core = settings, openvino.Core()
+        self._settings = settings
+        self._core = openvino.Core()
         self._try(openvino.__version__)
         capabilities = self._capabilities()
         low = next((name for name in CAPABILITIES if settings[name]), None)
@@ -80,18 +87,26 @@ class OpenVinoRunner:
                 f"--fp16: OpenVINO's {settings['device']} computes fp16 in fp32; use --bf16, or --onnxrt --fp16, which rounds "
                 "each value."
             )
-        # Where a node is kept from the low precision, or the device does not compute in bf16, the model is rounded instead.
+        # Where a node is kept from the low precision, or the device does not compute in bf16, the
+        # model is rounded instead.
         self._hint = FULL
         if low is not None and not settings["keep"] and CAPABILITIES[low] in capabilities:
             self._hint = HINTS[low]
-        self.facts = {"lowers_by": "cast", "version": openvino.__version__, "capabilities": capabilities}
+        self.facts = {
+            "lowers_by": "cast",
+            "version": openvino.__version__,
+            "capabilities": capabilities,
+        }
 
     def _try(self, version: str) -> None:
         """Check the device and its properties with a model that every device takes."""
-        device, properties = self._settings["device"], self._settings["properties"]
+        device = self._settings["device"]
+        properties = self._settings["properties"]
         try:
             self._compile(TINY_MODEL, properties)
-        except Exception as error:  # RuntimeError for all, and Python's own for what cannot be converted
+        except (
+            Exception
+        ) as error:  # RuntimeError for all, and Python's own for what cannot be converted
             message = said(error)
             if _NO_DEVICE.search(message):
                 known = ", ".join(self._core.available_devices)
@@ -99,7 +114,9 @@ class OpenVinoRunner:
                     f"OpenVINO has no device '{device}' here; it has: {known}. Its message: {message}."
                 ) from error
             if not properties:
-                raise RuntimeMissingError(f"OpenVINO's device {device} does not start: {message}.") from error
+                raise RuntimeMissingError(
+                    f"OpenVINO's device {device} does not start: {message}."
+                ) from error
             given = ", ".join(f"{name}:{value}" for name, value in properties)
             raise ValueRefusedError(
                 f"OpenVINO {version} does not take {given} for {device}: {message}; change it."
@@ -107,8 +124,12 @@ class OpenVinoRunner:
 
     def _capabilities(self) -> list[str]:
         try:
-            return list(self._core.get_property(self._settings["device"], "OPTIMIZATION_CAPABILITIES"))
-        except Exception:  # of devices made of others: they are told, and what they do with it is theirs
+            return list(
+                self._core.get_property(self._settings["device"], "OPTIMIZATION_CAPABILITIES")
+            )
+        except (
+            Exception
+        ):  # of devices made of others: they are told, and what they do with it is theirs
             return list(CAPABILITIES.values())
 
     def _compile(
@@ -117,7 +138,10 @@ class OpenVinoRunner:
         """Read a model and compile it for the device, with a precision hint, a word of OpenVINO's; return both."""
         read = self._core.read_model(model)
         return read, aside(
-            self._core.compile_model, read, self._settings["device"], {HINT: precision, **dict(properties)}
+            self._core.compile_model,
+            read,
+            self._settings["device"],
+            {HINT: precision, **dict(properties)},
         )
 
     def load(self, path: pathlib.Path, feed: Feed, hints: Plain) -> OpenVinoSession:
@@ -126,7 +150,8 @@ class OpenVinoRunner:
         Raises:
             BuildError: OpenVINO refuses it.
         """
-        content, written = hints.get("content"), path
+        content = hints.get("content")
+        written = path
         if content is not None:  # its weights lie beside the model; several processes may do so
             written = path.absolute().with_name(f"{path.stem}.{os.getpid()}.lowered.onnx")
             written.write_bytes(content)
@@ -152,14 +177,18 @@ class OpenVinoRunner:
     def profile(self, path: pathlib.Path, feed: Feed, hints: Plain) -> Found:
         """Return the time of each layer (``PERF_COUNT``), with the names of the nodes that it runs."""
         properties = [*self._settings["properties"], ("PERF_COUNT", "YES")]
-        session = OpenVinoRunner({**self._settings, "properties": properties}).load(path, feed, hints)
+        session = OpenVinoRunner({**self._settings, "properties": properties}).load(
+            path, feed, hints
+        )
         times = dict[str, list[float]]()
 
         def run() -> None:
             session.run(feed)
             for each in session.request.profiling_info:
                 if each.status == each.Status.EXECUTED:
-                    times.setdefault(each.node_name, []).append(1e3 * each.real_time.total_seconds())
+                    times.setdefault(each.node_name, []).append(
+                        1e3 * each.real_time.total_seconds()
+                    )
 
         profiled(run)
         return layer_times(times, session.origins())
@@ -174,19 +203,22 @@ class OpenVinoSession:
     def __init__(self, compiled: Any, declared: list[str], names: list[str]) -> None:
         """Read the inputs and outputs of a model, given their names.
 
-        The declared inputs are those without weights, in the model's order, which OpenVINO keeps; empty where they are not known.
-        Where a node passes an input on, OpenVINO names it after that node.
+        The declared inputs are those without weights, in the model's order, which OpenVINO keeps;
+        empty where they are not known. Where a node passes an input on, OpenVINO names it after
+        that node.
 
         Raises:
             BuildError: NumPy has no arrays of an input.
         """
-        self._compiled, self._names = compiled, names
+        self._compiled = compiled
+        self._names = names
         self.request: Any = None
         if len(declared) != len(compiled.inputs):
             declared = [port.get_node().get_friendly_name() for port in compiled.inputs]
         self.inputs = []
         for name, port in zip(declared, compiled.inputs, strict=True):
-            dtype, shape = _port_dtype(port), port.get_partial_shape()
+            dtype = _port_dtype(port)
+            shape = port.get_partial_shape()
             if dtype is None:
                 kind = port.get_element_type().get_type_name()
                 raise BuildError(
@@ -205,7 +237,10 @@ class OpenVinoSession:
     def origins(self) -> dict[str, list[str]]:
         """Return the names of the model's nodes that each layer runs."""
         ops = self._compiled.get_runtime_model().get_ordered_ops()
-        names = ((op.get_friendly_name(), op.get_rt_info()["originalLayersNames"].astype(str)) for op in ops)
+        names = (
+            (op.get_friendly_name(), op.get_rt_info()["originalLayersNames"].astype(str))
+            for op in ops
+        )
         return {name: origins.split(",") for name, origins in names}
 
     def run(self, inputs: Feed) -> Found:
@@ -217,10 +252,17 @@ class OpenVinoSession:
         try:
             self.request = request = self.request or self._compiled.create_infer_request()
             ports = self._compiled.inputs
-            feed = {place: _to_tensor(ports[place], inputs[info.name]) for place, info in enumerate(self.inputs)}
+            feed = {
+                place: _to_tensor(ports[place], inputs[info.name])
+                for place, info in enumerate(self.inputs)
+            }
             aside(request.infer, feed)
-            made = {name: request.get_output_tensor(place) for place, name in enumerate(self._names)}
-            return {name: _to_array(tensor) for name, tensor in made.items() if name not in self.skipped}
+            made = {
+                name: request.get_output_tensor(place) for place, name in enumerate(self._names)
+            }
+            return {
+                name: _to_array(tensor) for name, tensor in made.items() if name not in self.skipped
+            }
         except Exception as error:  # RuntimeError for all
             raise RunError(said(error)) from error
 
@@ -264,8 +306,9 @@ _THREAD = concurrent.futures.ThreadPoolExecutor(1)
 def aside(call: Callable[..., Any], *arguments: Any) -> Any:
     """Return the result of a call, made in a thread for such calls alone.
 
-    OpenVINO changes the floating-point mode of the thread that it works in (CPU_DENORMALS_OPTIMIZATION flushes subnormals), and
-    leaves it so for whatever else is computed there: NumPy's comparison of what came out, first of all.
+    OpenVINO changes the floating-point mode of the thread that it works in
+    (CPU_DENORMALS_OPTIMIZATION flushes subnormals), and leaves it so for whatever else is computed
+    there: NumPy's comparison of what came out, first of all.
     """
     return _THREAD.submit(call, *arguments).result()
 
@@ -274,4 +317,6 @@ def output_names(read: Any) -> list[str]:
     """Return the names that ONNX gives the model's outputs, in its own order."""
     names = [(port, port.get_node().get_friendly_name()) for port in read.outputs]
     # A name without that ending is of a model that another frontend has read.
-    return [n[: -len(_RESULT)] if n.endswith(_RESULT) else min(port.get_names()) for port, n in names]
+    return [
+        n[: -len(_RESULT)] if n.endswith(_RESULT) else min(port.get_names()) for port, n in names
+    ]

@@ -20,14 +20,16 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 
-MODEL, OUT = "{model}", "{out}"
+MODEL = "{model}"
+OUT = "{out}"
 
 
 def command(text: Any) -> str:  # noqa: ANN401 - whatever was given
     """A command that runs such a tool, with the whole paths of the files that it names; there is no shell.
 
     Raises:
-        UsageError: It names no model to read or to write, its quotes do not match, or there is no such program.
+        UsageError: It names no model to read or to write, its quotes do not match, or there is no
+            such program.
     """
     if not isinstance(text, str):
         raise ValueError("a text")
@@ -35,7 +37,10 @@ def command(text: Any) -> str:  # noqa: ANN401 - whatever was given
         words = shlex.split(text)
     except ValueError as error:
         raise ValueRefusedError(f"--through {text}: {error}; correct the quotes.") from error
-    for placeholder, what in ((MODEL, "the model that the tool reads"), (OUT, "where it writes its own")):
+    for placeholder, what in (
+        (MODEL, "the model that the tool reads"),
+        (OUT, "where it writes its own"),
+    ):
         if not any(placeholder in word for word in words):
             raise MissingOptionError(
                 f"--through {text}: {placeholder} is missing, {what}; write 'onnxsim {{model}} {{out}}'."
@@ -44,7 +49,10 @@ def command(text: Any) -> str:  # noqa: ANN401 - whatever was given
         raise ValueRefusedError(
             f"--through: there is no program '{words[0]}' (or it is not executable); give its path or correct PATH."
         )
-    return shlex.join(str(Path(word).absolute()) if os.path.isfile(word) else word for word in words)  # noqa: PTH113 - of any length
+    return shlex.join(
+        str(Path(word).absolute()) if os.path.isfile(word) else word  # noqa: PTH113 - of any length
+        for word in words
+    )
 
 
 @dataclass(frozen=True)
@@ -64,9 +72,12 @@ class ThroughSettings(OwnSettings):
 class ThroughTarget(Target):
     """A tool from ONNX to ONNX; its model is run in the reference."""
 
-    name, title, own = "through", "the tool", ThroughSettings
+    name = "through"
+    title = "the tool"
+    own = ThroughSettings
     precisions = ()
-    needs, reads_graph = "onnxruntime", True
+    needs = "onnxruntime"
+    reads_graph = True
     sent = ("bisect_trt.targets.onnxrt.runner", "bisect_trt.targets.through.runner")
     stays = True
 
@@ -84,7 +95,9 @@ class ThroughTarget(Target):
         reference = reference_settings()
         return {**reference.target.plain(reference), **super().plain(settings)}
 
-    def hints(self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain) -> Mapping[str, Any]:
+    def hints(
+        self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain
+    ) -> Mapping[str, Any]:
         """Return the names of the model's inputs and outputs, which the tool has to keep."""
         return {
             "inputs": [value.name for value in model.graph.input],
@@ -93,6 +106,7 @@ class ThroughTarget(Target):
 
     def script(self, settings: TargetSettings, hints: Plain) -> Script:
         """Return how ``reproduce.py`` runs a model: with the tool, then ONNX Runtime."""
-        script, own = super().script(settings, hints), settings.of(ThroughSettings)
+        script = super().script(settings, hints)
+        own = settings.of(ThroughSettings)
         tool = Path(shlex.split(own.through)[0]).name if own.through else self.title
         return Script(f"{tool}, {script.needs}", script.modules, script.settings, script.hints)

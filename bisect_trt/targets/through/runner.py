@@ -23,7 +23,8 @@ class ThroughRunner:
 
     def __init__(self, settings: Plain) -> None:
         """``settings`` has the fields of ``ThroughSettings`` and of ``OnnxRuntimeSettings``."""
-        self._settings, self._reference = settings, OrtRunner(settings)
+        self._settings = settings
+        self._reference = OrtRunner(settings)
         self.facts = self._reference.facts
 
     def load(self, path: pathlib.Path, feed: Feed, hints: Plain) -> OrtSession:
@@ -43,7 +44,9 @@ class ThroughRunner:
             try:
                 session = self._reference.load(written, feed, {})
             except BuildError as error:
-                raise BuildError(f"the model that the tool writes does not load: {error.message}") from error
+                raise BuildError(
+                    f"the model that the tool writes does not load: {error.message}"
+                ) from error
         for info in session.inputs:
             if info.name not in hints["inputs"]:
                 raise BuildError(
@@ -71,7 +74,11 @@ def run_tool(model: pathlib.Path, folder: pathlib.Path, command: str) -> pathlib
     named = {"model": str(model.absolute()), "out": str(out)}
     words = [fill(word, named) for word in shlex.split(command)]
     done = subprocess.run(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
     )
     text = done.stdout.decode(errors="replace")
     print(text, flush=True)
@@ -79,7 +86,9 @@ def run_tool(model: pathlib.Path, folder: pathlib.Path, command: str) -> pathlib
     said = f": {lines[-1][:LAST_WORDS]}" if lines else ""
     if done.returncode < 0:
         names = {int(each): each.name for each in signal.Signals}
-        raise BuildError(f"the tool crashes ({names.get(-done.returncode, f'signal {-done.returncode}')})")
+        raise BuildError(
+            f"the tool crashes ({names.get(-done.returncode, f'signal {-done.returncode}')})"
+        )
     if done.returncode:
         raise BuildError(f"the tool exits with status {done.returncode}{said}")
     if not out.is_file() or not out.stat().st_size:

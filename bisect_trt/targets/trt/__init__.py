@@ -28,7 +28,9 @@ _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear"})
 class TensorRtTarget(Target):
     """TensorRT, 8.6 or later."""
 
-    name, title, own = "trt", "TensorRT", TrtSettings
+    name = "trt"
+    title = "TensorRT"
+    own = TrtSettings
     compiles = engines = True
     help = "TensorRT; its options are marked (T). --onnxrt beside it changes nothing."
     precisions = PRECISIONS
@@ -45,14 +47,21 @@ class TensorRtTarget(Target):
         "bisect_trt.targets.trt.runner",
     )
     sent_back = ("save_engine",)
-    # Files that a build writes change no engine; a prebuilt engine is of another model; only `convert` calibrates.
-    not_reproducible = ("save_timing_cache", "save_engine", "record", "load_engine", "calibration_data")
+    # Files that a build writes change no engine; a prebuilt engine is of another model; only
+    # `convert` calibrates.
+    not_reproducible = (
+        "save_timing_cache",
+        "save_engine",
+        "record",
+        "load_engine",
+        "calibration_data",
+    )
 
     def lower(self, settings: TargetSettings, model: Path, facts: Plain) -> ModelProto | None:
         """Return the model that TensorRT parses; ``None`` for a prebuilt engine.
 
-        Its dimensions are free where a profile has ranges, every node has a unique name, and, if the graph's types run, it
-        has Casts to the low precision.
+        Its dimensions are free where a profile has ranges, every node has a unique name, and, if
+        the graph's types run, it has Casts to the low precision.
         """
         from bisect_trt.onnxlib.lower import lower_fp16  # noqa: PLC0415 - a command line is read without
 
@@ -72,11 +81,14 @@ class TensorRtTarget(Target):
     def _by_cast(self, settings: TargetSettings, facts: Plain) -> bool:
         return (settings.fp16 or settings.bf16) and facts["lowers_by"] == "cast"
 
-    def hints(self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain) -> Mapping[str, Any]:
+    def hints(
+        self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain
+    ) -> Mapping[str, Any]:
         """Return whether the model is lowered, the types of its outputs, its nodes, and all names for signatures."""
         from bisect_trt.onnxlib.shapes import element_dtype  # noqa: PLC0415 - as above
 
-        lowered, original = self._by_cast(settings, facts), model
+        lowered = self._by_cast(settings, facts)
+        original = model
         if lowered:  # its nodes make tensors of other names
             original = load_proto(path)
             name_nodes(original)
@@ -84,10 +96,13 @@ class TensorRtTarget(Target):
         types = {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
         return {
             "lowered": lowered,
-            "types": {name: element_dtype(element).name for name, element in types.items() if element},
+            "types": {
+                name: element_dtype(element).name for name, element in types.items() if element
+            },
             "names": sorted({*names_of(model.graph)}),
             "nodes": [
-                [node.name, list(node.output), list(node.input), made.get(node.name, [])] for node in model.graph.node
+                [node.name, list(node.output), list(node.input), made.get(node.name, [])]
+                for node in model.graph.node
             ],
         }
 
@@ -98,7 +113,11 @@ class TensorRtTarget(Target):
             for name, value in self.changed(settings)
             if name != "record"
         ]
-        said = [*settings.low_precisions, *(["low precision required"] if settings.held else []), *own]
+        said = [
+            *settings.low_precisions,
+            *(["low precision required"] if settings.held else []),
+            *own,
+        ]
         return f"{self.title} ({', '.join(said) or 'fp32'})"
 
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
@@ -114,11 +133,18 @@ class TensorRtTarget(Target):
         """Leave tactics, layers and timings."""
         return settings.with_own(record=str(folder.absolute()))
 
-    def pinned(self, settings: TargetSettings, pins: Sequence[Choice], bans: Sequence[Choice] = ()) -> TargetSettings:
+    def pinned(
+        self, settings: TargetSettings, pins: Sequence[Choice], bans: Sequence[Choice] = ()
+    ) -> TargetSettings:
         """By the algorithm selector."""
         own = settings.of(TrtSettings)
-        wanted, unwanted = (tuple(f"{each.layer}={each.value}" for each in some if each.pins) for some in (pins, bans))
-        return settings.with_own(pin_tactics=(*own.pin_tactics, *wanted), avoid_tactics=(*own.avoid_tactics, *unwanted))
+        wanted, unwanted = (
+            tuple(f"{each.layer}={each.value}" for each in some if each.pins)
+            for some in (pins, bans)
+        )
+        return settings.with_own(
+            pin_tactics=(*own.pin_tactics, *wanted), avoid_tactics=(*own.avoid_tactics, *unwanted)
+        )
 
     def typed(self, settings: TargetSettings) -> list[TargetSettings]:
         """With the given precisions, free to run each layer in another type than the graph's; and strongly typed, since 9."""
@@ -129,19 +155,25 @@ class TensorRtTarget(Target):
     def profile(self, settings: TargetSettings) -> Mapping[str, ShapeRange]:
         """The shapes of the optimisation profile; the most usual shapes default to the largest."""
         own = settings.of(TrtSettings)
-        usual, highs = dict(own.opt_shapes or own.max_shapes), dict(own.max_shapes)
+        usual = dict(own.opt_shapes or own.max_shapes)
+        highs = dict(own.max_shapes)
         return {name: (low, usual[name], highs[name]) for name, low in own.min_shapes}
 
-    def spanning(self, settings: TargetSettings, ranges: Mapping[str, ShapeRange]) -> TargetSettings:
+    def spanning(
+        self, settings: TargetSettings, ranges: Mapping[str, ShapeRange]
+    ) -> TargetSettings:
         """With this optimisation profile."""
-        low, usual, high = (tuple((name, each[place]) for name, each in ranges.items()) for place in range(3))
+        low, usual, high = (
+            tuple((name, each[place]) for name, each in ranges.items()) for place in range(3)
+        )
         return settings.with_own(min_shapes=low, opt_shapes=usual, max_shapes=high)
 
     def check_model(self, settings: TargetSettings, operators: Collection[str]) -> None:
         """Make sure that INT8 has ranges.
 
         Raises:
-            UsageError: Nothing is quantized, and nothing is known of the ranges, so that TensorRT would build nothing in INT8.
+            UsageError: Nothing is quantized, and nothing is known of the ranges, so that TensorRT
+                would build nothing in INT8.
         """
         own = settings.of(TrtSettings)
         known = own.calibration_data or own.calibration_cache or own.load_engine
@@ -165,8 +197,11 @@ class TensorRtTarget(Target):
                 raise UnknownNameError(
                     f"--trt-min-shapes: the model has no input '{name}'; its inputs are: {quoted(shapes)}."
                 )
-            shape, high = shapes[name], highs[name]
-            fits = all(least <= size <= most for least, size, most in zip(low, shape, high, strict=False))
+            shape = shapes[name]
+            high = highs[name]
+            fits = all(
+                least <= size <= most for least, size, most in zip(low, shape, high, strict=False)
+            )
             if len(low) == len(shape) and not fits:
                 raise ValueRefusedError(
                     f"the input '{name}' is fed {list(shape)}, which is not between --trt-min-shapes {list(low)} and "
@@ -177,10 +212,16 @@ class TensorRtTarget(Target):
 class TensorRtRtxTarget(TensorRtTarget):
     """TensorRT-RTX, 1.4 or later."""
 
-    name, title, own = "trt-rtx", "TensorRT-RTX", RtxSettings
+    name = "trt-rtx"
+    title = "TensorRT-RTX"
+    own = RtxSettings
     help = "TensorRT-RTX; it has the options of TensorRT. Without a GPU it builds (--build-only)."
     needs = "tensorrt-rtx-cu12-bindings, tensorrt-rtx-cu12-libs"
-    packages = (Package("tensorrt-rtx-cu12", parts=("tensorrt-rtx-cu12-libs", "tensorrt-rtx-cu12-bindings")),)
+    packages = (
+        Package(
+            "tensorrt-rtx-cu12", parts=("tensorrt-rtx-cu12-libs", "tensorrt-rtx-cu12-bindings")
+        ),
+    )
 
 
 def name_nodes(model: ModelProto) -> None:
@@ -193,7 +234,9 @@ def name_nodes(model: ModelProto) -> None:
         if node.name and given[node.name] == 1:
             continue
         given[node.name] -= 1
-        named = chain([first_output(node)], (f"{first_output(node)}_{number}" for number in count(1)))
+        named = chain(
+            [first_output(node)], (f"{first_output(node)}_{number}" for number in count(1))
+        )
         node.name = next(name for name in named if name and name not in taken)
         taken.add(node.name)
 
@@ -204,14 +247,16 @@ def free_dimensions(model: ModelProto, settings: TargetSettings) -> None:
     Raises:
         UsageError: A shape has another number of dimensions than its input.
     """
-    lows, highs = dict(settings.of(TrtSettings).min_shapes), dict(settings.of(TrtSettings).max_shapes)
+    lows = dict(settings.of(TrtSettings).min_shapes)
+    highs = dict(settings.of(TrtSettings).max_shapes)
     if not lows:
         return
     for value in model.graph.input:
         if value.name not in lows or value.name not in highs:
             continue
         dims = value.type.tensor_type.shape.dim
-        low, high = lows[value.name], highs[value.name]
+        low = lows[value.name]
+        high = highs[value.name]
         if len(low) != len(dims):
             raise ValueRefusedError(
                 f"--trt-min-shapes: the input '{value.name}' has {len(dims)} dimensions, but {list(low)} has {len(low)}; give "

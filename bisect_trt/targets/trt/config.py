@@ -15,18 +15,27 @@ from bisect_trt.targets.messages import Feed, Plain, require_kept, set_option
 from bisect_trt.targets.trt.process import APIS, describe
 
 LOW_PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "int8")
-_OF_TACTICS = ("load_timing_cache", "save_timing_cache", "avoid_tactics", "pin_tactics", "tactic_sources")
+_OF_TACTICS = (
+    "load_timing_cache",
+    "save_timing_cache",
+    "avoid_tactics",
+    "pin_tactics",
+    "tactic_sources",
+)
 """The settings about kernels that a build chooses."""
 
 
 def is_strongly_typed(trt: Any, settings: Plain, *, lowered: bool = False) -> bool:
     """Return whether the types in the graph are the types that run; a ``lowered`` model has the low precision in its graph.
 
-    TensorRT has strong typing since 9, and nothing else since 11, where the builder has no flags of precisions.
+    TensorRT has strong typing since 9, and nothing else since 11, where the builder has no flags of
+    precisions.
     """
     if APIS[settings["runtime"]].portable or not hasattr(trt.BuilderFlag, "FP16"):
         return True
-    return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED") and (settings["strongly_typed"] or lowered)
+    return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED") and (
+        settings["strongly_typed"] or lowered
+    )
 
 
 def low_precisions(settings: Plain) -> list[str]:
@@ -40,7 +49,10 @@ def member(trt: Any, enum: str, name: str, option: str) -> Any:
     Raises:
         UsageError: This version does not have it.
     """
-    known = {key.lower(): value for key, value in getattr(getattr(trt, enum, None), "__members__", {}).items()}
+    known = {
+        key.lower(): value
+        for key, value in getattr(getattr(trt, enum, None), "__members__", {}).items()
+    }
     if name.lower() not in known:
         has = ", ".join(sorted(known)) or "none"
         raise UnknownNameError(f"{option}: {describe(trt)} has no '{name}'; it has: {has}.")
@@ -53,7 +65,8 @@ def check_settings(trt: Any, settings: Plain) -> None:
     Raises:
         UsageError: It does not.
     """
-    have, api = f"this is {describe(trt)}", APIS[settings["runtime"]]
+    have = f"this is {describe(trt)}"
+    api = APIS[settings["runtime"]]
     for name in _OF_TACTICS if api.portable else ():
         if settings[name]:
             raise ConflictError(
@@ -62,13 +75,23 @@ def check_settings(trt: Any, settings: Plain) -> None:
             )
     strong = is_strongly_typed(trt, settings)
     if settings["strongly_typed"] and not strong:
-        raise ConflictError(f"--strongly-typed needs TensorRT 9 or later, and {have}; leave it out.")
+        raise ConflictError(
+            f"--strongly-typed needs TensorRT 9 or later, and {have}; leave it out."
+        )
     if settings["fp16"] and settings["bf16"] and strong:
-        raise ConflictError("--fp16 and --bf16 are two types, and a Cast in the graph is to one; drop one of them.")
+        raise ConflictError(
+            "--fp16 and --bf16 are two types, and a Cast in the graph is to one; drop one of them."
+        )
     for name in low_precisions(settings):
         written = strong and name in ("fp16", "bf16")  # into the graph
-        if not written and not (hasattr(trt.BuilderFlag, name.upper()) and (name == "tf32" or not strong)):
-            instead = "quantize the model with Q/DQ nodes instead" if name in ("int8", "fp8") else "leave it out"
+        if not written and not (
+            hasattr(trt.BuilderFlag, name.upper()) and (name == "tf32" or not strong)
+        ):
+            instead = (
+                "quantize the model with Q/DQ nodes instead"
+                if name in ("int8", "fp8")
+                else "leave it out"
+            )
             raise ValueRefusedError(f"--{name} is no option of this build, and {have}; {instead}.")
     builder_flags(trt, settings)
 
@@ -79,12 +102,16 @@ def builder_flags(trt: Any, settings: Plain) -> tuple[list[Any], list[Any]]:
     Raises:
         UsageError: This version has neither.
     """
-    builders, parsers = (getattr(getattr(trt, e, None), "__members__", {}) for e in ("BuilderFlag", "OnnxParserFlag"))
+    builders, parsers = (
+        getattr(getattr(trt, e, None), "__members__", {}) for e in ("BuilderFlag", "OnnxParserFlag")
+    )
     names = [name.upper() for name in settings["builder_flags"]]
     for name in names:
         if name not in builders and name not in parsers:
             has = ", ".join(sorted({*builders, *parsers}))
-            raise UnknownNameError(f"--builder-flag: {describe(trt)} has no '{name}'; it has: {has}.")
+            raise UnknownNameError(
+                f"--builder-flag: {describe(trt)} has no '{name}'; it has: {has}."
+            )
     ours = [builders[name] for name in names if name in builders]
     return ours, [parsers[name] for name in names if name not in builders]
 
@@ -98,8 +125,12 @@ def make_config(trt: Any, builder: Any, settings: Plain, *, lowered: bool = Fals
     config = builder.create_builder_config()
     for place, name in enumerate(capabilities := settings.get("compute_capabilities", ())):
         config.num_compute_capabilities = len(capabilities)
-        config.set_compute_capability(member(trt, "ComputeCapability", name, "--compute-capability"), place)
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # so that layers can be traced back to nodes
+        config.set_compute_capability(
+            member(trt, "ComputeCapability", name, "--compute-capability"), place
+        )
+    config.profiling_verbosity = (
+        trt.ProfilingVerbosity.DETAILED
+    )  # so that layers can be traced back to nodes
     config.clear_flag(trt.BuilderFlag.TF32)
     strong = is_strongly_typed(trt, settings, lowered=lowered)
     for name in low_precisions(settings):
@@ -110,7 +141,10 @@ def make_config(trt: Any, builder: Any, settings: Plain, *, lowered: bool = Fals
         config.set_memory_pool_limit(pool, size)
         require_kept(f"--pool-limit {name}", size, config.get_memory_pool_limit(pool))
     if settings["tactic_sources"] is not None:
-        sources = {member(trt, "TacticSource", name, "--tactic-sources") for name in settings["tactic_sources"]}
+        sources = {
+            member(trt, "TacticSource", name, "--tactic-sources")
+            for name in settings["tactic_sources"]
+        }
         mask = sum(1 << int(source) for source in sources)
         config.set_tactic_sources(mask)
         require_kept("--tactic-sources", mask, config.get_tactic_sources())
@@ -123,21 +157,27 @@ def make_config(trt: Any, builder: Any, settings: Plain, *, lowered: bool = Fals
     for flag in flags:
         require_kept(f"--builder-flag {flag.name}", True, config.get_flag(flag))
     for name, value in settings["builder_settings"]:
-        set_option(config, name, value, f"--builder-set {name}", f"the configuration of {describe(trt)}")
+        set_option(
+            config, name, value, f"--builder-set {name}", f"the configuration of {describe(trt)}"
+        )
     return config
 
 
 def _constraints(trt: Any, settings: Plain, flags: Collection[Any]) -> list[Any]:
     """Return the flag that makes TensorRT follow the types of layers, if none is given."""
     kinds = trt.BuilderFlag
-    obey, prefer = kinds.OBEY_PRECISION_CONSTRAINTS, kinds.PREFER_PRECISION_CONSTRAINTS
+    obey = kinds.OBEY_PRECISION_CONSTRAINTS
+    prefer = kinds.PREFER_PRECISION_CONSTRAINTS
     if obey in flags or prefer in flags or not (settings["keep"] or settings["held"]):
         return []
-    # What is kept in fp32 would else only be a wish; of those held to a low type some have nothing but fp32.
+    # What is kept in fp32 would else only be a wish; of those held to a low type some have nothing
+    # but fp32.
     return [obey if settings["keep"] else prefer]
 
 
-def add_profile(builder: Any, config: Any, network: Any, settings: Plain, feed: Feed, hints: Plain) -> None:
+def add_profile(
+    builder: Any, config: Any, network: Any, settings: Plain, feed: Feed, hints: Plain
+) -> None:
     """Give a configuration an optimization profile, where dimensions vary: the ranges in the settings, else what is fed.
 
     Args:
@@ -146,7 +186,8 @@ def add_profile(builder: Any, config: Any, network: Any, settings: Plain, feed: 
         network: The parsed network.
         settings: The fields of ``TrtSettings``.
         feed: The values of the first sample, by input name.
-        hints: ``ranges`` has the smallest and the largest shape of each input, where there are several samples.
+        hints: ``ranges`` has the smallest and the largest shape of each input, where there are
+            several samples.
 
     Raises:
         UsageError: Neither has the range of an input.
@@ -156,7 +197,9 @@ def add_profile(builder: Any, config: Any, network: Any, settings: Plain, feed: 
     # Without a profile, 8.6 makes no execution context for outputs whose size depends on values.
     if not free and not any(-1 in tuple(tensor.shape) for tensor in outputs):
         return
-    low, usual, high = (dict(map(tuple, settings[f"{name}_shapes"])) for name in ("min", "opt", "max"))
+    low, usual, high = (
+        dict(map(tuple, settings[f"{name}_shapes"])) for name in ("min", "opt", "max")
+    )
     profile = builder.create_optimization_profile()
     for tensor in free:
         name = tensor.name
@@ -182,19 +225,26 @@ def network_inputs(network: Any) -> list[Any]:
 def set_ranges(trt: Any, config: Any, network: Any, settings: Plain, cuda: Any) -> None:
     """Give INT8 of TensorRT 8.6 to 10 its calibrator; take INT8 back where nothing is quantized and there is none.
 
-    TensorRT refuses a network of INT8 with neither ("no scaling factors detected"), such as a piece of a quantized model.
+    TensorRT refuses a network of INT8 with neither ("no scaling factors detected"), such as a piece
+    of a quantized model.
     """
-    data, cache = settings["calibration_data"], settings["calibration_cache"]
+    data = settings["calibration_data"]
+    cache = settings["calibration_cache"]
     flag = getattr(trt.BuilderFlag, "INT8", None)
     if flag is None or not config.get_flag(flag):
         return
     if data or cache is not None:
-        config.int8_calibrator = make_calibrator(trt, cuda, data, None if cache is None else pathlib.Path(cache))
+        config.int8_calibrator = make_calibrator(
+            trt, cuda, data, None if cache is None else pathlib.Path(cache)
+        )
         return
     kinds = {network.get_layer(index).type for index in range(network.num_layers)}
     if not kinds & {trt.LayerType.QUANTIZE, trt.LayerType.DEQUANTIZE}:
         config.clear_flag(flag)
-        print("TensorRT: nothing in this network is quantized, so it is built without INT8", flush=True)
+        print(
+            "TensorRT: nothing in this network is quantized, so it is built without INT8",
+            flush=True,
+        )
 
 
 def write_file(path: str | pathlib.Path, content: Any) -> None:
@@ -212,16 +262,20 @@ def write_file(path: str | pathlib.Path, content: Any) -> None:
     except OSError as error:
         if plain:
             beside.unlink(missing_ok=True)
-        raise OutputFileError(f"{path} cannot be written: {error.strerror}; name another file.") from error
+        raise OutputFileError(
+            f"{path} cannot be written: {error.strerror}; name another file."
+        ) from error
 
 
 def make_calibrator(trt: Any, cuda: Any, samples: Iterable[str], cache: pathlib.Path | None) -> Any:
     """Return a calibrator by entropy, which TensorRT recommends for convolutional networks.
 
-    Each of the ``.npz`` files of inputs is on the GPU until the next one is needed; ranges are read from the cache if it exists,
-    and else written to it.
+    Each of the ``.npz`` files of inputs is on the GPU until the next one is needed; ranges are read
+    from the cache if it exists, and else written to it.
     """
-    base, left, held = trt.IInt8EntropyCalibrator2, list(samples), list[int]()
+    base = trt.IInt8EntropyCalibrator2
+    left = list(samples)
+    held = list[int]()
 
     class Calibrator(base):  # type: ignore[misc, valid-type]  # TensorRT ships no types
         def __init__(self) -> None:
@@ -265,25 +319,30 @@ def tactic_selector(trt: Any, settings: Plain, *, record: bool = False) -> Any:
     Raises:
         UsageError: Tactics are pinned or avoided, and this version has no algorithm selector.
     """
-    avoided, pinned = settings["avoid_tactics"], settings["pin_tactics"]
+    avoided = settings["avoid_tactics"]
+    pinned = settings["pin_tactics"]
     if hasattr(trt, "IAlgorithmSelector"):
         wanted = avoided or pinned or record or settings["record"]
         return make_selector(trt, avoided, pinned) if wanted else None
     if avoided or pinned:
         flag = "--avoid-tactic" if avoided else "--pin-tactic"
-        raise UnknownNameError(f"{flag}: {describe(trt)} has no algorithm selector (8.6 to 10 have it); leave it out.")
+        raise UnknownNameError(
+            f"{flag}: {describe(trt)} has no algorithm selector (8.6 to 10 have it); leave it out."
+        )
     return None
 
 
 def make_selector(trt: Any, avoided: Iterable[str], pinned: Iterable[str]) -> Any:
     """Return an algorithm selector that keeps layers from tactics where they have others.
 
-    A layer for which tactics are ``pinned`` takes one of those. TensorRT may ask about a layer more than once, for each format
-    that it may have, so only in the end is it known whether one was offered. Where a pinned layer does not exist, one that
-    holds a part of it is fused otherwise, and has no pin that could hold it.
+    A layer for which tactics are ``pinned`` takes one of those. TensorRT may ask about a layer more
+    than once, for each format that it may have, so only in the end is it known whether one was
+    offered. Where a pinned layer does not exist, one that holds a part of it is fused otherwise,
+    and has no pin that could hold it.
     """
     base = trt.IAlgorithmSelector
-    unwanted, wanted = set(avoided), set(pinned)
+    unwanted = set(avoided)
+    wanted = set(pinned)
     held = {each.rpartition("=")[0] for each in wanted}
 
     class Selector(base):  # type: ignore[misc, valid-type]  # TensorRT ships no types
@@ -304,7 +363,9 @@ def make_selector(trt: Any, avoided: Iterable[str], pinned: Iterable[str]) -> An
 
         def report_algorithms(self, contexts: Any, choices: Any) -> None:
             for where, choice in zip(contexts, choices, strict=False):
-                self.took.append([where.name, _tactic(where.name, choice), self._offered.get(where.name, 1)])
+                self.took.append(
+                    [where.name, _tactic(where.name, choice), self._offered.get(where.name, 1)]
+                )
 
         def missed(self) -> list[str]:
             """Return the tactics that layers took instead of pinned ones."""

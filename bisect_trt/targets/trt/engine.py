@@ -32,7 +32,8 @@ _FORMATS = {
     "Int64|INT64": "int64",
     "Bool|BOOL": "bool",
 }
-"""Types in the inspector's descriptions, such as ``Two wide channel vectorized row major FP16 format``."""
+"""Types in the inspector's descriptions, such as
+``Two wide channel vectorized row major FP16 format``."""
 DTYPES = {
     "FLOAT": "float32",
     "HALF": "float16",
@@ -55,14 +56,28 @@ def to_dtype(kind: Any) -> Any:
 class Origins:
     """The ONNX nodes that the names in an engine come from."""
 
-    def __init__(self, nodes: Sequence[Sequence[Any]] = (), layers: Sequence[tuple[str, int | None]] = ()) -> None:
+    def __init__(
+        self, nodes: Sequence[Sequence[Any]] = (), layers: Sequence[tuple[str, int | None]] = ()
+    ) -> None:
         """Collect the names of ``nodes`` (see ``ParsedNetwork``), and of the network's layers, each with its node's place."""
         self._made = [list(node[3]) if len(node) > 3 else list(node[1]) for node in nodes]
-        # A name may be several things; the last one set here counts. A weight is its first reader's.
-        read = [(name, place) for place, node in enumerate(nodes) for name in (node[2] if len(node) > 2 else ())]
+        # A name may be several things; the last one set here counts. A weight is its first
+        # reader's.
+        read = [
+            (name, place)
+            for place, node in enumerate(nodes)
+            for name in (node[2] if len(node) > 2 else ())
+        ]
         made = [(name, place) for place, node in enumerate(nodes) for name in node[1]]
         own = [(node[0], place) for place, node in enumerate(nodes)]
-        self._places = dict([*reversed(read), *made, *((n, place) for n, place in layers if place is not None), *own])
+        self._places = dict(
+            [
+                *reversed(read),
+                *made,
+                *((n, place) for n, place in layers if place is not None),
+                *own,
+            ]
+        )
         self._places.pop("", None)
 
     @classmethod
@@ -97,12 +112,16 @@ class Origins:
 def read_layers(layers: Sequence[Mapping[str, Any] | str], origins: Origins) -> list[Found]:
     """Return the layers in the inspector's JSON, which holds names alone without detailed verbosity.
 
-    The name of a region has its first and last layer. A node between them that another layer names is that layer's.
+    The name of a region has its first and last layer. A node between them that another layer names
+    is that layer's.
 
     Returns:
-        Of each layer ``name``, ``kind``, ``precisions``, ``tensors`` (of its nodes), ``tactic`` and ``formats``.
+        Of each layer ``name``, ``kind``, ``precisions``, ``tensors`` (of its nodes), ``tactic`` and
+        ``formats``.
     """
-    entries: list[Mapping[str, Any]] = [{"Name": layer} if isinstance(layer, str) else layer for layer in layers]
+    entries: list[Mapping[str, Any]] = [
+        {"Name": layer} if isinstance(layer, str) else layer for layer in layers
+    ]
     named = [origins.named(entry) for entry in entries]
     claimed = set().union(*named)
     found = []
@@ -110,7 +129,11 @@ def read_layers(layers: Sequence[Mapping[str, Any] | str], origins: Origins) -> 
         spans = [origins.region(first, last) for first, last in _REGION.findall(str(entry["Name"]))]
         nodes = sorted(own | (set().union(*spans) - claimed))
         made = [str(output.get("Format/Datatype", "")) for output in entry.get("Outputs", [])]
-        tactic = [str(entry[key]) for key in ("TacticValue", "TacticName") if entry.get(key) not in (None, "")]
+        tactic = [
+            str(entry[key])
+            for key in ("TacticValue", "TacticName")
+            if entry.get(key) not in (None, "")
+        ]
         ends = [end for side in ("Inputs", "Outputs") for end in entry.get(side, [])]
         found.append(
             {
@@ -131,22 +154,32 @@ def layers_of_network(parsed: ParsedNetwork) -> list[Found]:
     found = []
     for layer, place in zip(parsed.layers(), parsed.places(), strict=True):
         made = [layer.get_output(index) for index in range(layer.num_outputs)]
-        kinds = [DTYPES.get(each.dtype.name, each.dtype.name.lower()) for each in made if each is not None]
+        kinds = [
+            DTYPES.get(each.dtype.name, each.dtype.name.lower())
+            for each in made
+            if each is not None
+        ]
         tensors = [] if place is None else origins.tensors(place)
         kind = str(layer.type).rpartition(".")[2]
         precisions = list(dict.fromkeys(kinds))
-        found.append({"name": layer.name, "kind": kind, "precisions": precisions, "tensors": tensors})
+        found.append(
+            {"name": layer.name, "kind": kind, "precisions": precisions, "tensors": tensors}
+        )
     return found
 
 
 def _precision(text: str) -> str:
     """Return ``float32`` for ``Row major linear FP32``."""
-    return next((kind for words, kind in _FORMATS.items() if re.search(rf"\b({words})\b", text)), text)
+    return next(
+        (kind for words, kind in _FORMATS.items() if re.search(rf"\b({words})\b", text)), text
+    )
 
 
 def inspect_engine(trt: Any, engine: Any) -> str:
     """Return what the engine inspector reports, as JSON."""
-    return str(engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON))
+    return str(
+        engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
+    )
 
 
 def layers_in(inspected: str, origins: Origins) -> list[Found]:
@@ -162,19 +195,29 @@ def describe_engine(trt: Any, engine: Any) -> Found:
     """Return the inputs, outputs and layers of an engine.
 
     Returns:
-        ``version`` of TensorRT; ``inputs`` and ``outputs``, each with ``name``, ``dtype``, ``shape`` (-1 where it varies)
-        and, of inputs that vary, the smallest, usual and largest shape of each of the ``profiles``; ``layers`` in the
-        order they run, as :func:`read_layers` returns them.
+        ``version`` of TensorRT; ``inputs`` and ``outputs``, each with ``name``, ``dtype``,
+        ``shape`` (-1 where it varies) and, of inputs that vary, the smallest, usual and largest
+        shape of each of the ``profiles``; ``layers`` in the order they run, as :func:`read_layers`
+        returns them.
     """
     tensors: dict[str, list[Found]] = {"INPUT": [], "OUTPUT": []}
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)
         shape = [int(dim) for dim in engine.get_tensor_shape(name)]
-        plain = {"name": name, "dtype": to_dtype(engine.get_tensor_dtype(name)).name, "shape": shape}
+        plain = {
+            "name": name,
+            "dtype": to_dtype(engine.get_tensor_dtype(name)).name,
+            "shape": shape,
+        }
         mode = str(engine.get_tensor_mode(name).name)
         if mode == "INPUT" and -1 in shape:
-            ranges = [engine.get_tensor_profile_shape(name, place) for place in range(engine.num_optimization_profiles)]
-            plain["profiles"] = [[[int(dim) for dim in each] for each in shapes] for shapes in ranges]
+            ranges = [
+                engine.get_tensor_profile_shape(name, place)
+                for place in range(engine.num_optimization_profiles)
+            ]
+            plain["profiles"] = [
+                [[int(dim) for dim in each] for each in shapes] for shapes in ranges
+            ]
         tensors[mode].append(plain)
     layers = layers_in(inspect_engine(trt, engine), Origins())
     ends = {"inputs": tensors["INPUT"], "outputs": tensors["OUTPUT"]}
@@ -223,8 +266,12 @@ class TrtSession:
         Raises:
             RunError: There is no execution context.
         """
-        self.engine, self.skipped = engine, {} if built is None else built.parsed.skipped
-        self._trt, self._log, self._cuda, self._types = process.trt, process.log, process.cuda, types
+        self.engine = engine
+        self.skipped = {} if built is None else built.parsed.skipped
+        self._trt = process.trt
+        self._log = process.log
+        self._cuda = process.cuda
+        self._types = types
         # Nothing else of the build is kept: its network has all weights.
         self._origins = None if built is None else Origins.of(built.parsed)
         self._took = [] if built is None else built.took
@@ -234,11 +281,15 @@ class TrtSession:
         if self._context is None:
             raise self._log.failure(RunError, "no execution context could be made")
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-        self._inputs = [name for name in names if engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT]
+        self._inputs = [
+            name for name in names if engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT
+        ]
         self._outputs = [name for name in names if name not in self._inputs]
         self.inputs = [
             TensorInfo(
-                name, self._dtype(name), tuple(None if dim < 0 else dim for dim in engine.get_tensor_shape(name))
+                name,
+                self._dtype(name),
+                tuple(None if dim < 0 else dim for dim in engine.get_tensor_shape(name)),
             )
             for name in self._inputs
         ]
@@ -248,7 +299,10 @@ class TrtSession:
         if self._origins is None:
             return []
         found = layers_in(inspect_engine(self._trt, self.engine), self._origins)
-        took = {name: {"tactic": each[len(name) + 1 :], "pins": count > 1} for name, each, count in self._took}
+        took = {
+            name: {"tactic": each[len(name) + 1 :], "pins": count > 1}
+            for name, each, count in self._took
+        }
         plain: Found = {"kind": "", "precisions": [], "tensors": []}
         alone = [{"name": name, **plain, **each} for name, each in took.items()]
         known = {layer["name"] for layer in found}
@@ -268,7 +322,9 @@ class TrtSession:
         given = {name: self._fitted(name, inputs) for name in self._inputs}
         for name, value in given.items():
             if self._context.set_input_shape(name, value.shape) is False:
-                raise self._log.failure(RunError, f"the engine does not take the shape {list(value.shape)} of '{name}'")
+                raise self._log.failure(
+                    RunError, f"the engine does not take the shape {list(value.shape)} of '{name}'"
+                )
         outputs = self._execute(given)
         for name in self._types.keys() & outputs.keys():
             outputs[name] = outputs[name].astype(dtype_from_name(self._types[name]), copy=False)
@@ -284,15 +340,24 @@ class TrtSession:
 
     def _execute(self, given: Feed) -> Found:
         """Return the outputs as the engine makes them."""
-        context, cuda = self._context, self._cuda
+        context = self._context
+        cuda = self._cuda
         # An output whose size is not known before it runs reports it, and gets its memory then.
         shapes = {name: tuple(context.get_tensor_shape(name)) for name in self._outputs}
-        grown = {name: make_allocator(self._trt, cuda) for name, shape in shapes.items() if min(shape, default=0) < 0}
-        made = {name: np.empty(shapes[name], self._dtype(name)) for name in shapes if name not in grown}
+        grown = {
+            name: make_allocator(self._trt, cuda)
+            for name, shape in shapes.items()
+            if min(shape, default=0) < 0
+        }
+        made = {
+            name: np.empty(shapes[name], self._dtype(name)) for name in shapes if name not in grown
+        }
         arrays = {**given, **made}
         on_host = self._trt.TensorLocation.HOST
         on_gpu = [name for name in arrays if self.engine.get_tensor_location(name) != on_host]
-        with self._memory({name: arrays[name].nbytes for name in on_gpu}, grown.values()) as addresses:
+        with self._memory(
+            {name: arrays[name].nbytes for name in on_gpu}, grown.values()
+        ) as addresses:
             for name, array in arrays.items():
                 context.set_tensor_address(name, addresses.get(name, array.ctypes.data))
             for name in [name for name in on_gpu if name in given]:
@@ -308,25 +373,32 @@ class TrtSession:
             self.ran_s = cuda.elapsed()
             for name in [name for name in on_gpu if name in made]:
                 made[name] = cuda.download(addresses[name], made[name].dtype, made[name].shape)
-            late = {name: cuda.download(a.address, self._dtype(name), a.shape) for name, a in grown.items()}
+            late = {
+                name: cuda.download(a.address, self._dtype(name), a.shape)
+                for name, a in grown.items()
+            }
         return {**made, **late}
 
     def _fitted(self, name: str, inputs: Feed) -> Any:
         """Return an input, contiguous and of the type that the engine takes."""
         if name not in inputs:
             raise RunError(f"the engine wants an input '{name}', and there is none of that name")
-        value, dtype = inputs[name], self._dtype(name)
+        value = inputs[name]
+        dtype = self._dtype(name)
         if value.dtype != dtype:
             fitted = value.astype(dtype)
             if value.dtype.kind in "iu" and not np.array_equal(fitted, value):
-                raise RunError(f"the input '{name}' holds values past {dtype.name}, which TensorRT takes")
+                raise RunError(
+                    f"the input '{name}' holds values past {dtype.name}, which TensorRT takes"
+                )
             value = fitted
         return np.ascontiguousarray(value).reshape(value.shape)
 
     @contextlib.contextmanager
     def _memory(self, sizes: Mapping[str, int], allocators: Any) -> Iterator[dict[str, int]]:
         """Lend GPU memory for some tensors in one piece; take it back, and what allocators have taken."""
-        offsets, end = {}, 0
+        offsets = {}
+        end = 0
         for name, size in sizes.items():
             offsets[name] = end
             end += -(-max(size, 1) // _ALIGNMENT) * _ALIGNMENT
@@ -352,10 +424,13 @@ def make_allocator(trt: Any, cuda: Cuda) -> Any:
         def reallocate_output(self, name: str, memory: int, size: int, alignment: int) -> int:
             if size > self.size or not self.address:
                 self.release()
-                self.address, self.size = cuda.malloc(size), size
+                self.address = cuda.malloc(size)
+                self.size = size
             return self.address
 
-        def reallocate_output_async(self, name: str, memory: int, size: int, alignment: int, stream: int) -> int:
+        def reallocate_output_async(
+            self, name: str, memory: int, size: int, alignment: int, stream: int
+        ) -> int:
             return self.reallocate_output(name, memory, size, alignment)
 
         def notify_shape(self, name: str, shape: Any) -> None:

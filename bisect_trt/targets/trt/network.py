@@ -25,7 +25,8 @@ class ParsedNetwork:
     """A network of TensorRT, and its model.
 
     Attributes:
-        nodes: Of each node of the model its name, outputs, and, where that is known, inputs and outputs in the original.
+        nodes: Of each node of the model its name, outputs, and, where that is known, inputs and
+            outputs in the original.
         skipped: Outputs of the model that the network does not return, with the reason.
         parser: Kept because it owns the weights of the network.
     """
@@ -42,11 +43,13 @@ class ParsedNetwork:
     def places(self) -> list[int | None]:
         """Return for each layer the place of its node in the graph; ``None`` where it belongs to none.
 
-        The parser makes the layers of one node after the other. A layer has the name of its node, or makes its output;
-        unnamed layers before such a one belong to the same node.
+        The parser makes the layers of one node after the other. A layer has the name of its node,
+        or makes its output; unnamed layers before such a one belong to the same node.
         """
         by_name = {node[0]: place for place, node in enumerate(self.nodes) if node[0]}
-        by_output = {output: place for place, node in enumerate(self.nodes) for output in node[1] if output}
+        by_output = {
+            output: place for place, node in enumerate(self.nodes) for output in node[1] if output
+        }
         found: list[int | None] = []
         pending = 0
         for layer in self.layers():
@@ -71,14 +74,15 @@ def parse(
 ) -> ParsedNetwork:
     """Parse a model.
 
-    An input that gives a size (the second input of a Reshape) would make a network with shapes that TensorRT does not know. Its
-    value is known here (``feed``), so it becomes a constant.
+    An input that gives a size (the second input of a Reshape) would make a network with shapes that
+    TensorRT does not know. Its value is known here (``feed``), so it becomes a constant.
 
     Raises:
         BuildError: The parser refuses it.
     """
     content, lies = model_of(path, hints)
-    names, log = hints.get("names", ()), process.log
+    names = hints.get("names", ())
+    log = process.log
 
     def parsed(model: bytes) -> ParsedNetwork:
         network, parser = _parser(process, settings, hints)
@@ -88,16 +92,23 @@ def parse(
         if parser.parse(model, lies):
             return ParsedNetwork(network, hints["nodes"], parser=parser)
         if parser.num_errors == 0:
-            raise log.failure(BuildError, "the ONNX parser refuses the model and gives no reason", names)
+            raise log.failure(
+                BuildError, "the ONNX parser refuses the model and gives no reason", names
+            )
         raise refusal(parser.get_error(0), hints["nodes"], names)
 
     found = parsed(content)
-    known = {each.name: feed[each.name] for each in network_inputs(found.network) if _gives_shape(each, feed)}
+    known = {
+        each.name: feed[each.name]
+        for each in network_inputs(found.network)
+        if _gives_shape(each, feed)
+    }
     if known:
         found = parsed(with_values(content, known))
     network = found.network
     for tensor in [network.get_output(index) for index in range(network.num_outputs)]:
-        # Marking what TensorRT computes on the host breaks its builds; but a network has to have an output.
+        # Marking what TensorRT computes on the host breaks its builds; but a network has to have an
+        # output.
         if tensor.is_shape_tensor and network.num_outputs > 1:
             found.skipped[tensor.name] = "a shape tensor, which TensorRT computes on the host"
             network.unmark_output(tensor)
@@ -110,11 +121,14 @@ def model_of(path: pathlib.Path, hints: Plain) -> tuple[bytes, str]:
     return hints.get("content") or path.read_bytes(), str(lies)
 
 
-def partition(process: TensorRt, settings: Plain, path: pathlib.Path, hints: Plain) -> dict[str, Any]:
+def partition(
+    process: TensorRt, settings: Plain, path: pathlib.Path, hints: Plain
+) -> dict[str, Any]:
     """Return which nodes the parser refuses, as ``polygraphy inspect capability`` does; nothing is built.
 
     Returns:
-        ``refused``: of each such node ``node`` and ``reason``. ``parts``: the names of the nodes between them, by part. Empty
+        ``refused``: of each such node ``node`` and ``reason``. ``parts``: the names of the nodes
+            between them, by part. Empty
         before TensorRT 10.
     """
     (_network, parser), nodes = _parser(process, settings, hints), hints["nodes"]
@@ -123,9 +137,15 @@ def partition(process: TensorRt, settings: Plain, path: pathlib.Path, hints: Pla
     parser.supports_model_v2(*model_of(path, hints))
     places = [parser.get_subgraph_nodes(index) for index in range(parser.num_subgraphs)]
     refused = [parser.get_error(index) for index in range(parser.num_errors)]
-    found = {error.node(): refusal(error, nodes, ()).message for error in refused if 0 <= error.node() < len(nodes)}
+    found = {
+        error.node(): refusal(error, nodes, ()).message
+        for error in refused
+        if 0 <= error.node() < len(nodes)
+    }
     return {
-        "refused": [{"node": nodes[place][0], "reason": reason} for place, reason in sorted(found.items())],
+        "refused": [
+            {"node": nodes[place][0], "reason": reason} for place, reason in sorted(found.items())
+        ],
         "parts": [[nodes[place][0] for place in part] for part in places],
     }
 
@@ -133,28 +153,38 @@ def partition(process: TensorRt, settings: Plain, path: pathlib.Path, hints: Pla
 def refusal(error: Any, nodes: Sequence[Sequence[Any]], names: Sequence[str]) -> BuildError:
     """Return the failure that an error of the parser describes.
 
-    The message names the node; since TensorRT 10 also its operator and, for a node in a function or in the body of an If, a
-    Loop or a Scan, the nodes around it. The signature has the operator and no name, because a reproducer knows no names.
+    The message names the node; since TensorRT 10 also its operator and, for a node in a function or
+    in the body of an If, a Loop or a Scan, the nodes around it. The signature has the operator and
+    no name, because a reproducer knows no names.
     """
-    outer, name, operator, around = "", "", "", list[str]()
+    outer = ""
+    name = ""
+    operator = ""
+    around = list[str]()
     if 0 <= error.node() < len(nodes):  # a reproducer has no nodes
         outer = name = str(nodes[error.node()][0])
     if hasattr(error, "node_operator"):  # since TensorRT 10
-        name, operator, around = error.node_name() or outer, error.node_operator(), list(error.local_function_stack())
+        name = error.node_name() or outer
+        operator = error.node_operator()
+        around = list(error.local_function_stack())
     within = f", within {' > '.join(around or [outer])}" if outer and name != outer else ""
     where = f"node '{name}'{within}" if name else "the model"
-    why, kind = clean_parser(error.desc()), f"{operator}: " if operator else ""
+    why = clean_parser(error.desc())
+    kind = f"{operator}: " if operator else ""
     if why == "false":  # the check of an operator for which the parser has no importer
         why = "this operator is not supported"
     if "Plugin not found" in why:
         why = "there is neither such an operator nor a plugin of that name; load the plugin's library with --plugins"
     return BuildError(
-        f"the ONNX parser refuses {where}: {kind}{why}", signature=signature(f"the ONNX parser: {kind}{why}", names)
+        f"the ONNX parser refuses {where}: {kind}{why}",
+        signature=signature(f"the ONNX parser: {kind}{why}", names),
     )
 
 
 def _gives_shape(tensor: Any, feed: Feed) -> bool:
-    return tensor.is_shape_tensor and tensor.name in feed and feed[tensor.name].dtype.name in _ELEMENTS
+    return (
+        tensor.is_shape_tensor and tensor.name in feed and feed[tensor.name].dtype.name in _ELEMENTS
+    )
 
 
 def _parser(process: TensorRt, settings: Plain, hints: Plain) -> tuple[Any, Any]:
@@ -170,15 +200,17 @@ def _parser(process: TensorRt, settings: Plain, hints: Plain) -> tuple[Any, Any]
 def with_values(model: bytes, values: Mapping[str, Any]) -> bytes:
     """Return a serialized ONNX model with initializers for some of its inputs.
 
-    Protobuf merges a message that is appended to another one, so no ONNX is needed. A parser takes an input that is an
-    initializer too for a constant.
+    Protobuf merges a message that is appended to another one, so no ONNX is needed. A parser takes
+    an input that is an initializer too for a constant.
     """
     tensors = b""
     for name, value in values.items():
         array = np.asarray(value)
         fields = b"".join(b"\x08" + _varint(size) for size in array.shape)  # dims
         fields += b"\x10" + _varint(_ELEMENTS[array.dtype.name])  # data_type
-        fields += _delimited(b"\x42", name.encode()) + _delimited(b"\x4a", array.tobytes())  # name, raw_data
+        fields += _delimited(b"\x42", name.encode()) + _delimited(
+            b"\x4a", array.tobytes()
+        )  # name, raw_data
         tensors += _delimited(b"\x2a", fields)  # GraphProto.initializer
     return model + _delimited(b"\x3a", tensors)  # ModelProto.graph
 
@@ -203,7 +235,9 @@ def constrain(trt: Any, parsed: ParsedNetwork, settings: Plain) -> None:
     if settings["keep"] or settings["held"]:
         low = trt.DataType.BF16 if settings["bf16"] else trt.DataType.HALF
         kept = {
-            place for place, node in enumerate(parsed.nodes) if next(filter(None, node[1]), None) in settings["keep"]
+            place
+            for place, node in enumerate(parsed.nodes)
+            if next(filter(None, node[1]), None) in settings["keep"]
         }
         for layer, place in zip(parsed.layers(), parsed.places(), strict=True):
             if place in kept or settings["held"]:
@@ -213,13 +247,18 @@ def constrain(trt: Any, parsed: ParsedNetwork, settings: Plain) -> None:
 def hold(trt: Any, layer: Any, precision: Any) -> None:
     """Have a layer that makes floats make them in one type.
 
-    A Cast has its type already, and so have Quantize and Dequantize. What the network returns keeps the model's.
+    A Cast has its type already, and so have Quantize and Dequantize. What the network returns keeps
+    the model's.
     """
     kinds = trt.LayerType
     if layer.type in (kinds.CONSTANT, kinds.SHAPE, kinds.CAST, kinds.QUANTIZE, kinds.DEQUANTIZE):
         return
     outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
-    floats = [i for i, tensor in enumerate(outputs) if tensor.dtype in (trt.DataType.FLOAT, trt.DataType.HALF)]
+    floats = [
+        i
+        for i, tensor in enumerate(outputs)
+        if tensor.dtype in (trt.DataType.FLOAT, trt.DataType.HALF)
+    ]
     if not floats or any(outputs[index].is_shape_tensor for index in floats):
         return
     layer.precision = precision

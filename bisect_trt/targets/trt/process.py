@@ -1,7 +1,7 @@
 """The parts of TensorRT that a process keeps: the package, the log with signatures of its errors, and the CUDA runtime.
 
-Source of the signatures of CUDA's functions, which are called by ctypes: CUDA Runtime API, "Memory Management", "Event
-Management", "Stream Management", "Device Management".
+Source of the signatures of CUDA's functions, which are called by ctypes: CUDA Runtime API, "Memory
+Management", "Event Management", "Stream Management", "Device Management".
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ from bisect_trt.targets.messages import (
 class Api:
     """Differences between the packages TensorRT and TensorRT-RTX.
 
-    Differences between versions of one package are read from its enumerations (:func:`member`), not from its number.
+    Differences between versions of one package are read from its enumerations (:func:`member`), not
+    from its number.
 
     Attributes:
         module: The name of the Python module.
         install: What installs it.
-        portable: Whether it chooses kernels when an engine runs, as TensorRT-RTX does. Its builds then need no GPU, measure no
-            kernels and leave no timing cache, and it refuses the flags for types of layers, which its release 1.4 still has.
+        portable: Whether it chooses kernels when an engine runs, as TensorRT-RTX does. Its builds
+            then need no GPU, measure no kernels and leave no timing cache, and it refuses the flags
+            for types of layers, which its release 1.4 still has.
     """
 
     module: str
@@ -71,9 +73,11 @@ def describe(trt: Any) -> str:
     return f"{title} {trt.__version__}"
 
 
-_PLACE = re.compile(r"^(?:\d+: )?(?:\[[\w./]+(?:::[\w~<>:, ]+)?(?:::|:)\d+\]\s*|\w+(?:::\w+)+: (?=Error Code))?")
-"""``[optimizer.cpp::computeCosts::3869]``, maybe after the error's number; since 10 the method that was called
-(``IBuilder::buildSerializedNetwork: ``)."""
+_PLACE = re.compile(
+    r"^(?:\d+: )?(?:\[[\w./]+(?:::[\w~<>:, ]+)?(?:::|:)\d+\]\s*|\w+(?:::\w+)+: (?=Error Code))?"
+)
+"""``[optimizer.cpp::computeCosts::3869]``, maybe after the error's number; since 10 the method that
+was called (``IBuilder::buildSerializedNetwork: ``)."""
 _CODE = re.compile(r"^Error Code \d+: (?P<kind>[\w ]+?)? ?\((?P<text>.*)\)$", re.DOTALL)
 """``Error Code 10: Internal Error (text)``."""
 _SOURCE = re.compile(r"\s*In \S+ at \S+:\d+$")
@@ -82,11 +86,16 @@ _SAYS_NOTHING = "no further information"
 _DRIVER = re.compile(r" ?\[checkMacros\.cpp::catchCudaError::\d+\].*", re.DOTALL)
 """The parser appends CUDA's last error to its own: without a GPU, that there is no driver."""
 _INVALID_NODE = re.compile(r"^Invalid Node - [^\n]*\n")
-_CONDITION = re.compile(r"^(?:Assertion failed: .*?(?<![ :]): (?=\S)|Assertion failed: |.*&& (?=\"))", re.DOTALL)
+_CONDITION = re.compile(
+    r"^(?:Assertion failed: .*?(?<![ :]): (?=\S)|Assertion failed: |.*&& (?=\"))", re.DOTALL
+)
 """The condition that the parser has checked, before its explanation."""
 _BUILDER_GAVE_UP = re.compile(r"Assertion engine != nullptr failed|Builder failed", re.IGNORECASE)
 """Follows the reason of every failed build."""
-_POISON = re.compile(r"Cuda Runtime|cuda(?:Error|Stream|Event|Launch)|illegal|misaligned|launch failure", re.IGNORECASE)
+_POISON = re.compile(
+    r"Cuda Runtime|cuda(?:Error|Stream|Event|Launch)|illegal|misaligned|launch failure",
+    re.IGNORECASE,
+)
 _IN_BRACES = re.compile(r"\{[^{}]*\}")
 UNNAMED_LAYER = re.compile(r"\(Unnamed Layer\* \d+\) \[[^\]]*\]")
 _FUSED = re.compile(r"PWN\(#(?:, #)*\)|#(?: \+ #)+|#(?:\|\|#)+|#(?:, #)+")
@@ -119,7 +128,8 @@ def reason(errors: Sequence[str], otherwise: str) -> str:
 def signature(message: str, names: Iterable[str]) -> str:
     """A message with numbers, addresses, paths, and the names of the model's nodes and tensors masked.
 
-    The same failure of a smaller model has the same signature, although it names another region of nodes.
+    The same failure of a smaller model has the same signature, although it names another region of
+    nodes.
     """
     if is_out_of_memory(message):
         return OUT_OF_MEMORY
@@ -150,9 +160,13 @@ class Log:
 
     def make_logger(self, trt: Any) -> Any:
         """Return a logger of TensorRT's, which keeps the first one of a process for good."""
-        # Looked up now: TensorRT still logs at the interpreter's end, when its module has been emptied.
-        base, bad = trt.ILogger, (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)
-        doubtful, much, log = trt.ILogger.WARNING, trt.ILogger.VERBOSE, self
+        # Looked up now: TensorRT still logs at the interpreter's end, when its module has been
+        # emptied.
+        base = trt.ILogger
+        bad = (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR)
+        doubtful = trt.ILogger.WARNING
+        much = trt.ILogger.VERBOSE
+        log = self
 
         class Logger(base):  # type: ignore[misc, valid-type]  # TensorRT ships no types
             def __init__(self) -> None:
@@ -170,7 +184,9 @@ class Log:
         return Logger()
 
 
-_POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+_POINTER = ctypes.c_void_p
+_SIZE = ctypes.c_size_t
+_INT = ctypes.c_int
 _SIGNATURES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "cudaMalloc": ((_POINTER,), (_SIZE,)),
     "cudaFree": ((), (_POINTER,)),
@@ -184,9 +200,11 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "cudaMemGetInfo": ((_SIZE, _SIZE), ()),
 }
 """The results and the arguments of each function; in C the results come first, by pointer."""
-_NO_MEMORY, _NO_DEVICE = 2, 100
+_NO_MEMORY = 2
+_NO_DEVICE = 100
 """Values of ``cudaError_t``."""
-_TO_DEVICE, _TO_HOST = 1, 2
+_TO_DEVICE = 1
+_TO_HOST = 2
 """Values of ``cudaMemcpyKind``."""
 NO_GPU = "there is no NVIDIA GPU here that CUDA may use (nvidia-smi lists them; CUDA_VISIBLE_DEVICES hides them)."
 
@@ -199,7 +217,9 @@ class CudaError(RunError):
         # After a failed kernel or copy every call fails, so the process is of no more use.
         no_memory = status == _NO_MEMORY
         masked = OUT_OF_MEMORY if no_memory else None
-        super().__init__(f"CUDA error {status} in {call}: {text}", signature=masked, poisoned=not no_memory)
+        super().__init__(
+            f"CUDA error {status} in {call}: {text}", signature=masked, poisoned=not no_memory
+        )
         self.status = status
 
 
@@ -208,7 +228,8 @@ class Cuda:
 
     def __init__(self, library: Any) -> None:
         """``library`` is libcudart, as ctypes loads it."""
-        self.stream, self._library = 0, library
+        self.stream = 0
+        self._library = library
         library.cudaGetErrorString.restype = ctypes.c_char_p
 
     def _call(self, name: str, *values: int) -> tuple[Any, ...]:
@@ -224,7 +245,8 @@ class Cuda:
         """Make the stream, and two events.
 
         Raises:
-            UnavailableError: There is no GPU, or none that this driver and this CUDA can use together.
+            UnavailableError: There is no GPU, or none that this driver and this CUDA can use
+                together.
         """
         try:
             count = self._call("cudaGetDeviceCount")[0]
@@ -265,7 +287,11 @@ class Cuda:
         return int(self._call("cudaMalloc", max(size, 1))[0])
 
     def free(self, address: int) -> None:
-        """Free memory. After a failed kernel that fails too; that error is dropped, since it would hide the first one."""
+        """Free memory.
+
+        After a failed kernel that fails too; that error is dropped, since it would hide the first
+        one.
+        """
         try:
             self._call("cudaFree", address)
         except CudaError:
@@ -273,13 +299,17 @@ class Cuda:
 
     def upload(self, address: int, array: Any) -> None:
         """Copy a contiguous array to the GPU; it must stay alive until the stream is synchronised."""
-        self._call("cudaMemcpyAsync", address, array.ctypes.data, array.nbytes, _TO_DEVICE, self.stream)
+        self._call(
+            "cudaMemcpyAsync", address, array.ctypes.data, array.nbytes, _TO_DEVICE, self.stream
+        )
 
     def download(self, address: int, dtype: Any, shape: tuple[int, ...]) -> Any:
         """Return a copy of an array on the GPU."""
         array = np.empty(shape, dtype)
         if array.nbytes:
-            self._call("cudaMemcpyAsync", array.ctypes.data, address, array.nbytes, _TO_HOST, self.stream)
+            self._call(
+                "cudaMemcpyAsync", array.ctypes.data, address, array.nbytes, _TO_HOST, self.stream
+            )
             self.synchronize()
         return array
 
@@ -306,7 +336,9 @@ def _libraries() -> Iterator[str]:
     yield from ("libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so")
     for folder in map(pathlib.Path, sys.path):
         yield from sorted(map(str, folder.glob("nvidia/*/lib/libcudart.so*")), reverse=True)
-    yield from sorted(map(str, pathlib.Path("/usr/local").glob("cuda*/lib64/libcudart.so*")), reverse=True)
+    yield from sorted(
+        map(str, pathlib.Path("/usr/local").glob("cuda*/lib64/libcudart.so*")), reverse=True
+    )
 
 
 @dataclass
@@ -334,7 +366,8 @@ def tensorrt(name: str = "trt") -> TensorRt:
     """Start TensorRT or TensorRT-RTX, once a process; ``name`` is the target's.
 
     Raises:
-        UnavailableError: It is not installed, or there is no GPU that it needs, or they do not fit each other.
+        UnavailableError: It is not installed, or there is no GPU that it needs, or they do not fit
+            each other.
     """
     api = APIS[name]
     trt = load_package(
@@ -346,8 +379,8 @@ def tensorrt(name: str = "trt") -> TensorRt:
     if tuple(int(part) for part in str(trt.__version__).split(".")[:3]) < api.oldest:
         oldest = ".".join(map(str, api.oldest[:2]))
         raise RuntimeMissingError(f"{describe(trt)} is too old; install {oldest} or later.")
-    # Kernels are loaded when they are first used, not all at once: CUDA before 12.2 does the latter unless told. Source:
-    # CUDA C++ Programming Guide, "Lazy Loading".
+    # Kernels are loaded when they are first used, not all at once: CUDA before 12.2 does the latter
+    # unless told. Source: CUDA C++ Programming Guide, "Lazy Loading".
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
     cuda: Cuda | None = None
     try:
@@ -361,7 +394,8 @@ def tensorrt(name: str = "trt") -> TensorRt:
     logger = log.make_logger(trt)
     trt.init_libnvinfer_plugins(logger, "")
     try:
-        builder, runtime = trt.Builder(logger), trt.Runtime(logger) if cuda is not None else None
+        builder = trt.Builder(logger)
+        runtime = trt.Runtime(logger) if cuda is not None else None
     except Exception as error:  # its log alone has the reason
         why = clean_message([str(error), *log.warnings, *log.errors][-1])
         raise RuntimeMissingError(

@@ -11,7 +11,12 @@ import pathlib
 import re
 from typing import Any
 
-from bisect_trt.errors import OutputFileError, RuntimeMissingError, UnreadableFileError, ValueRefusedError
+from bisect_trt.errors import (
+    OutputFileError,
+    RuntimeMissingError,
+    UnreadableFileError,
+    ValueRefusedError,
+)
 from bisect_trt.targets.choices import LAYERS, RECORD, TIMINGS, choices_of_layers, write_choices
 from bisect_trt.targets.messages import BuildError, Feed, Found, Plain, RunError, is_out_of_memory
 from bisect_trt.targets.trt.config import (
@@ -24,7 +29,13 @@ from bisect_trt.targets.trt.config import (
     tactic_selector,
     write_file,
 )
-from bisect_trt.targets.trt.engine import Built, TrtSession, describe_engine, inspect_engine, layers_of_network
+from bisect_trt.targets.trt.engine import (
+    Built,
+    TrtSession,
+    describe_engine,
+    inspect_engine,
+    layers_of_network,
+)
 from bisect_trt.targets.trt.network import constrain, parse, partition
 from bisect_trt.targets.trt.process import APIS, describe, tensorrt
 
@@ -38,7 +49,8 @@ class BuiltSession:
     def __init__(self, built: Built) -> None:
         """Keep the facts about the network."""
         self.inputs: list[Any] = []
-        self.skipped, self._parsed = built.parsed.skipped, built.parsed
+        self.skipped = built.parsed.skipped
+        self._parsed = built.parsed
 
     def layers(self) -> list[Found]:
         """Return the layers of the network; if it is strongly typed, they run in these types."""
@@ -59,7 +71,8 @@ class TrtRunner:
             UnavailableError: There is no TensorRT or no GPU.
             UsageError: This TensorRT lacks an option, or a library cannot be loaded.
         """
-        self._settings, self._process = settings, tensorrt(settings["runtime"])
+        self._settings = settings
+        self._process = tensorrt(settings["runtime"])
         trt = self._process.trt
         if self._process.cuda is None and not settings["build_only"]:
             raise RuntimeMissingError(
@@ -67,7 +80,9 @@ class TrtRunner:
                 "whether it parses and builds them."
             )
         check_settings(trt, settings)
-        make_config(trt, self._process.builder, settings)  # its mistakes are found before any model is parsed
+        make_config(
+            trt, self._process.builder, settings
+        )  # its mistakes are found before any model is parsed
         tactic_selector(trt, settings)
         for library in settings["plugins"]:
             try:
@@ -104,13 +119,18 @@ class TrtRunner:
         """Return what the parser refuses, the choices of a build, and the switches of this version.
 
         Returns:
-            ``partition``: see :func:`partition`. ``sources``: the default sources of tactics. ``flags``: the builder flags.
-            ``tactics``: of each layer its name, the tactic that it took as ``avoid_tactics`` has it, and the number of choices;
+            ``partition``: see :func:`partition`. ``sources``: the default sources of tactics.
+                ``flags``: the builder flags.
+            ``tactics``: of each layer its name, the tactic that it took as ``avoid_tactics`` has
+                it, and the number of choices;
             where there is an algorithm selector (8.6 to 10), and the model builds.
         """
-        trt, times = self._process.trt, not APIS[self._settings["runtime"]].portable
+        trt = self._process.trt
+        times = not APIS[self._settings["runtime"]].portable
         config = make_config(trt, self._process.builder, self._settings)
-        bits, sources = (config.get_tactic_sources(), trt.TacticSource.__members__) if times else (0, {})
+        bits, sources = (
+            (config.get_tactic_sources(), trt.TacticSource.__members__) if times else (0, {})
+        )
         found: Found = {
             "sources": [name for name, source in sources.items() if bits >> int(source) & 1],
             "flags": list(trt.BuilderFlag.__members__),
@@ -136,14 +156,20 @@ class TrtRunner:
         """
         return describe_engine(self._process.trt, self._prebuilt())
 
-    def _build(self, path: pathlib.Path, feed: Feed, hints: Plain, *, record: bool = False) -> Built:
+    def _build(
+        self, path: pathlib.Path, feed: Feed, hints: Plain, *, record: bool = False
+    ) -> Built:
         """Parse and build a model; ``record`` tactics in any case.
 
         Raises:
             BuildError: TensorRT refuses the model, or a layer does not take its pinned tactic.
         """
-        process, settings, selector, timings = self._process, self._settings, None, None
-        trt, log = process.trt, process.log
+        process = self._process
+        settings = self._settings
+        selector = None
+        timings = None
+        trt = process.trt
+        log = process.log
         parsed = parse(process, settings, path, feed, hints)
         config = make_config(trt, process.builder, settings, lowered=hints["lowered"])
         add_profile(process.builder, config, parsed.network, settings, feed, hints)
@@ -153,7 +179,9 @@ class TrtRunner:
         if not APIS[settings["runtime"]].portable:
             start = settings["load_timing_cache"]
             if start not in process.timing_caches:
-                process.timing_caches[start] = config.create_timing_cache(b"" if start is None else read_file(start))
+                process.timing_caches[start] = config.create_timing_cache(
+                    b"" if start is None else read_file(start)
+                )
             timings = process.timing_caches[start]
             config.set_timing_cache(timings, ignore_mismatch=False)
             selector = tactic_selector(trt, settings, record=record)
@@ -162,20 +190,26 @@ class TrtRunner:
         log.errors.clear()
         plan = process.builder.build_serialized_network(parsed.network, config)
         if plan is None:
-            failure = log.failure(BuildError, "the builder gives no engine and no reason", hints.get("names", ()))
+            failure = log.failure(
+                BuildError, "the builder gives no engine and no reason", hints.get("names", ())
+            )
             if process.cuda is None and _NEEDS_GPU.search(failure.message):
                 why = f"{failure.message}: this part of a build needs an NVIDIA GPU, and there is none"
                 failure = BuildError(why, signature=failure.masked, poisoned=failure.poisoned)
             raise failure
         if selector is not None and (taken := ", ".join(selector.missed())):
-            raise BuildError(f"a layer does not take the pinned tactic: it takes {taken}", signature=PIN_MISSED)
+            raise BuildError(
+                f"a layer does not take the pinned tactic: it takes {taken}", signature=PIN_MISSED
+            )
         return Built(plan, parsed, [] if selector is None else selector.took, timings)
 
     def _deserialise(self, plan: Any) -> Any:
         self._process.log.errors.clear()
         engine = self._process.runtime.deserialize_cuda_engine(plan)
         if engine is None:
-            raise self._process.log.failure(RunError, "the engine cannot be loaded, and TensorRT gives no reason")
+            raise self._process.log.failure(
+                RunError, "the engine cannot be loaded, and TensorRT gives no reason"
+            )
         return engine
 
     def _prebuilt(self) -> Any:
@@ -192,7 +226,8 @@ class TrtRunner:
 
     def _open(self, built: Built, hints: Plain) -> TrtSession:
         """Return a session of a new engine; what the build chose is written if ``record`` is set."""
-        process, folder = self._process, self._settings["record"]
+        process = self._process
+        folder = self._settings["record"]
         engine = self._deserialise(built.plan)
         session = TrtSession(process, engine, hints.get("types", {}), built)
         if folder is None or not pathlib.Path(folder).is_dir():  # in a place it need not exist
@@ -204,7 +239,9 @@ class TrtRunner:
         try:
             write_choices(to / RECORD, choices_of_layers(session.layers()))
         except OSError as error:
-            raise OutputFileError(f"{to / RECORD} cannot be written: {error.strerror}; make room.") from error
+            raise OutputFileError(
+                f"{to / RECORD} cannot be written: {error.strerror}; make room."
+            ) from error
         return session
 
     def _save(self, built: Built) -> None:

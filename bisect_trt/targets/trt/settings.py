@@ -9,7 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bisect_trt.errors import ConflictError, UnknownNameError
-from bisect_trt.options.reading import Pairs, absolute, assignment, existing_file, once, pool_limit, shape
+from bisect_trt.options.reading import (
+    Pairs,
+    absolute,
+    assignment,
+    existing_file,
+    once,
+    pool_limit,
+    shape,
+)
 from bisect_trt.options.spec import option, switch
 from bisect_trt.targets.base import OwnSettings
 from bisect_trt.targets.messages import Plain
@@ -61,7 +69,9 @@ def tactic(value: Any) -> str:
         ValueError: It is not that.
     """
     if not re.fullmatch(r"(?s).+=-?\d{1,20}:-?\d{1,20}", str(value), re.ASCII):
-        raise ValueError("LAYER=IMPLEMENTATION:TACTIC, with two whole numbers, as `layerwise` and `repeat` report them")
+        raise ValueError(
+            "LAYER=IMPLEMENTATION:TACTIC, with two whole numbers, as `layerwise` and `repeat` report them"
+        )
     return str(value)
 
 
@@ -78,31 +88,46 @@ class TrtSettings(OwnSettings):
         pool_limits: Bytes by memory pool, as (``workspace``, 4294967296).
         tactic_sources: Names of tactic sources; ``None`` for TensorRT's default, empty for none.
         record: The folder in which each build leaves what it chose; ``None`` for nowhere.
-        calibration_cache: The file that ranges for INT8 are read from, if it exists, and else written to.
+        calibration_cache: The file that ranges for INT8 are read from, if it exists, and else
+            written to.
         calibration_data: Files of sample inputs to find those ranges with.
-        compute_capabilities: Kinds of GPUs to build for, as ``SM89``; those that are here if empty. TensorRT-RTX alone has it.
+        compute_capabilities: Kinds of GPUs to build for, as ``SM89``; those that are here if empty.
+            TensorRT-RTX alone has it.
     """
 
     build_only: Annotated[
         bool, switch("Only whether it parses and builds: no engine is run, and no reference (T).")
     ] = False
-    strongly_typed: Annotated[bool, switch("The types in the graph are those that run (T).")] = False
-    min_shapes: Annotated[Shapes, _shapes("--trt-min-shapes", "Smallest input shapes of the profile (T).")] = ()
-    opt_shapes: Annotated[Shapes, _shapes("--trt-opt-shapes", "Usual ones; default: as --trt-max-shapes (T).")] = ()
+    strongly_typed: Annotated[bool, switch("The types in the graph are those that run (T).")] = (
+        False
+    )
+    min_shapes: Annotated[
+        Shapes, _shapes("--trt-min-shapes", "Smallest input shapes of the profile (T).")
+    ] = ()
+    opt_shapes: Annotated[
+        Shapes, _shapes("--trt-opt-shapes", "Usual ones; default: as --trt-max-shapes (T).")
+    ] = ()
     max_shapes: Annotated[Shapes, _shapes("--trt-max-shapes", "Largest ones (T).")] = ()
     pool_limits: Annotated[
         tuple[tuple[str, int], ...],
-        option("--pool-limit", metavar="POOL:SIZE", help="Such as workspace:4G (T).", read=pool_limit),
+        option(
+            "--pool-limit", metavar="POOL:SIZE", help="Such as workspace:4G (T).", read=pool_limit
+        ),
     ] = ()
     tactic_sources: Annotated[
         tuple[str, ...] | None,
-        option(metavar="NAME", help="Only these sources of tactics; none: no others (T).", check=_source_names),
+        option(
+            metavar="NAME",
+            help="Only these sources of tactics; none: no others (T).",
+            check=_source_names,
+        ),
     ] = None
     builder_optimization_level: Annotated[
         int | None, option(metavar="0..5", min=0, max=5, help="How hard to search for tactics (T).")
     ] = None
     plugins: Annotated[
-        tuple[str, ...], option(metavar="FILE", help="Plugin libraries to load (T).", read=existing_file)
+        tuple[str, ...],
+        option(metavar="FILE", help="Plugin libraries to load (T).", read=existing_file),
     ] = ()
     builder_flags: Annotated[
         tuple[str, ...],
@@ -147,14 +172,25 @@ class TrtSettings(OwnSettings):
     ] = None
     save_timing_cache: Annotated[
         str | None,
-        option(metavar="FILE", help="File for timings (T).", read=absolute, writes=True, updates="load_timing_cache"),
+        option(
+            metavar="FILE",
+            help="File for timings (T).",
+            read=absolute,
+            writes=True,
+            updates="load_timing_cache",
+        ),
     ] = None
     load_engine: Annotated[
         str | None,
-        option(metavar="FILE", help="A prebuilt engine of the model to run instead (T).", read=existing_file),
+        option(
+            metavar="FILE",
+            help="A prebuilt engine of the model to run instead (T).",
+            read=existing_file,
+        ),
     ] = None
     save_engine: Annotated[
-        str | None, option(metavar="FILE", help="Where the engine goes (T).", read=absolute, writes=True)
+        str | None,
+        option(metavar="FILE", help="Where the engine goes (T).", read=absolute, writes=True),
     ] = None
     calibration_cache: str | None = None
     calibration_data: tuple[str, ...] = ()
@@ -218,7 +254,8 @@ _GIVEN = ("strongly_typed", "pool_limits", "builder_optimization_level", "load_t
 
 def trt_switches(settings: TargetSettings, looked: Looked) -> list[Switch]:
     """Return all switches that this version has, by the trace of a build: tactics, then options, then precisions."""
-    own, trace = settings.of(TrtSettings), looked.trace or {}
+    own = settings.of(TrtSettings)
+    trace = looked.trace or {}
     if own.load_engine is not None:
         return []
     found = {each.name: each for each in (*_tactics(own, trace), *_given(own), *_other(own, trace))}
@@ -232,14 +269,23 @@ def _tactics(own: TrtSettings, trace: Plain) -> Iterator[Switch]:
     """Yield, for each layer that has a choice, another tactic than it took, and each source of tactics, left out."""
     for layer, tactic, offered in trace.get("tactics", ()):
         if offered > 1:
-            yield Switch(f"tactic:{layer}", adding("avoid_tactics", tactic), Tier.PASS, how="given another tactic")
+            yield Switch(
+                f"tactic:{layer}",
+                adding("avoid_tactics", tactic),
+                Tier.PASS,
+                how="given another tactic",
+            )
     used = tuple(trace.get("sources", ())) if own.tactic_sources is None else own.tactic_sources
 
     def left(without: str, known: Iterable[str] | None) -> tuple[str, ...]:
-        return tuple(each for each in (used if known is None else known) if each.lower() != without.lower())
+        return tuple(
+            each for each in (used if known is None else known) if each.lower() != without.lower()
+        )
 
     for name in used:
-        yield Switch(f"tactic-source:{name.upper()}", changing("tactic_sources", partial(left, name)))
+        yield Switch(
+            f"tactic-source:{name.upper()}", changing("tactic_sources", partial(left, name))
+        )
 
 
 def _given(own: TrtSettings) -> Iterator[Switch]:

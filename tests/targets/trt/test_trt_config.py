@@ -10,7 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trt_standin import APIS, OLD, STRONG, VERSIONS, WEAK, HostCudart, StandIn, World, plain, trt_target
+from trt_standin import (
+    APIS,
+    OLD,
+    STRONG,
+    VERSIONS,
+    WEAK,
+    HostCudart,
+    StandIn,
+    World,
+    plain,
+    trt_target,
+)
 
 from bisect_trt.errors import UsageError
 from bisect_trt.targets.messages import set_option
@@ -43,7 +54,11 @@ def members(kind: str) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("version", "settings", "flags"),
     [
-        *[(version, trt_target(name), {name.upper()}) for version in (OLD, WEAK) for name in ("fp16", "int8", "fp8")],
+        *[
+            (version, trt_target(name), {name.upper()})
+            for version in (OLD, WEAK)
+            for name in ("fp16", "int8", "fp8")
+        ],
         *[(version, trt_target("tf32"), {"TF32"}) for version in VERSIONS],
         *[(version, trt_target(), set()) for version in VERSIONS],
         (WEAK, trt_target("bf16"), {"BF16"}),
@@ -59,7 +74,9 @@ def members(kind: str) -> Iterator[Any]:
         (STRONG, trt_target("fp16", keep=("y",)), set()),
     ],
 )
-def test_precisions_are_flags_where_tensorrt_chooses(version: str, settings: TargetSettings, flags: set[str]) -> None:
+def test_precisions_are_flags_where_tensorrt_chooses(
+    version: str, settings: TargetSettings, flags: set[str]
+) -> None:
     world = configure(settings, version)
     assert world.set_flags == flags
     assert world.config.calls[0] == ("clear_flag", world.trt.BuilderFlag.TF32)
@@ -80,7 +97,9 @@ def test_precisions_are_flags_where_tensorrt_chooses(version: str, settings: Tar
         (OLD, trt_target(builder_settings=(("runtime_platform", "x"),)), "TensorRT 8.6.0 has no such attribute"),
     ],
 )  # fmt: skip
-def test_what_a_version_does_not_have_is_refused(version: str, settings: TargetSettings, message: str) -> None:
+def test_what_a_version_does_not_have_is_refused(
+    version: str, settings: TargetSettings, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         configure(settings, version)
 
@@ -109,8 +128,12 @@ def test_limits_and_attributes(version: str) -> None:
         ),
         version,
     )
-    trt, calls, values = world.trt, world.config.calls, world.config.values
-    bits = 1 << int(trt.TacticSource.EDGE_MASK_CONVOLUTIONS) | 1 << int(trt.TacticSource.JIT_CONVOLUTIONS)
+    trt = world.trt
+    calls = world.config.calls
+    values = world.config.values
+    bits = 1 << int(trt.TacticSource.EDGE_MASK_CONVOLUTIONS) | 1 << int(
+        trt.TacticSource.JIT_CONVOLUTIONS
+    )
     assert ("set_memory_pool_limit", trt.MemoryPoolType.WORKSPACE, 1 << 32) in calls
     assert ("set_tactic_sources", bits) in calls
     assert (values["builder_optimization_level"], values["max_aux_streams"]) == (2, 0)
@@ -122,7 +145,13 @@ def test_limits_and_attributes(version: str) -> None:
 
 @pytest.mark.parametrize(
     ("current", "word", "value"),
-    [(3, "0x10", 16), (True, "off", False), (0.5, "2", 2.0), ("a", "b", "b"), ([], "a,b", ["a", "b"])],
+    [
+        (3, "0x10", 16),
+        (True, "off", False),
+        (0.5, "2", 2.0),
+        ("a", "b", "b"),
+        ([], "a,b", ["a", "b"]),
+    ],
 )
 def test_words_for_values(current: object, word: str, value: object) -> None:
     owner = SimpleNamespace(each=current)
@@ -138,7 +167,11 @@ def test_types_are_known_by_the_names_that_versions_give_them() -> None:
 @before_11
 @pytest.mark.parametrize(
     ("kinds", "cache", "stays"),
-    [(("QUANTIZE", "CONVOLUTION"), None, True), (("CONVOLUTION",), None, False), (("CONVOLUTION",), "ranges", True)],
+    [
+        (("QUANTIZE", "CONVOLUTION"), None, True),
+        (("CONVOLUTION",), None, False),
+        (("CONVOLUTION",), "ranges", True),
+    ],
 )
 def test_int8_stays_where_something_is_quantized_or_ranges_are_given(
     version: str, kinds: tuple[str, ...], cache: str | None, stays: bool
@@ -147,7 +180,9 @@ def test_int8_stays_where_something_is_quantized_or_ranges_are_given(
     settings = trt_target("int8", calibration_cache=cache)
     world = configure(settings, version)
     layers = [world.layer(kind, [], [], kind) for kind in kinds]
-    network = StandIn(version, "INetworkDefinition", {"num_layers": len(layers), "get_layer": layers.__getitem__})
+    network = StandIn(
+        version, "INetworkDefinition", {"num_layers": len(layers), "get_layer": layers.__getitem__}
+    )
     set_ranges(world.trt, world.config, network, plain(settings), None)
     assert (("clear_flag", world.trt.BuilderFlag.INT8) not in world.config.calls) is stays
     assert (world.config.values["int8_calibrator"] is not None) is (cache is not None)
@@ -158,7 +193,8 @@ def test_samples_are_handed_out_by_name_and_ranges_kept(version: str, tmp_path: 
     files = [str(tmp_path / f"{number}.npz") for number in range(3)]
     for number, file in enumerate(files):
         np.savez(file, a=np.full((2, 3), number, np.float32), b=np.arange(4))
-    cudart, cache = HostCudart(), tmp_path / "ranges"
+    cudart = HostCudart()
+    cache = tmp_path / "ranges"
     made = config_module.make_calibrator(World(version).trt, Cuda(cudart), files, cache)
     for number in range(3):
         b, a = made.get_batch(["b", "a"])
@@ -173,11 +209,18 @@ def test_samples_are_handed_out_by_name_and_ranges_kept(version: str, tmp_path: 
 
 
 def test_int8_without_ranges_is_refused() -> None:
-    target, conv = trt_target("int8"), {"Conv", "Relu"}
-    with pytest.raises(UsageError, match="no QuantizeLinear or DequantizeLinear node, and no ranges are given"):
+    target = trt_target("int8")
+    conv = {"Conv", "Relu"}
+    with pytest.raises(
+        UsageError, match="no QuantizeLinear or DequantizeLinear node, and no ranges are given"
+    ):
         target.target.check_model(target, conv)
     target.target.check_model(target, {"Conv", "DequantizeLinear"})
-    for known in ({"calibration_data": ("x.npz",)}, {"calibration_cache": "c"}, {"load_engine": "m.engine"}):
+    for known in (
+        {"calibration_data": ("x.npz",)},
+        {"calibration_cache": "c"},
+        {"load_engine": "m.engine"},
+    ):
         target.target.check_model(trt_target("int8", **known), conv)
 
 
@@ -190,7 +233,9 @@ TRACE = {
 
 def test_each_switch_turns_what_it_says() -> None:
     settings = trt_target("fp16", "tf32", builder_flags=("SPARSE_WEIGHTS",))
-    found = {each.name: each.turn(settings) for each in settings.target.switches(settings, Looked(TRACE))}
+    found = {
+        each.name: each.turn(settings) for each in settings.target.switches(settings, Looked(TRACE))
+    }
     own = {name: turned.of(TrtSettings) for name, turned in found.items()}
     assert own["tactic:conv"].avoid_tactics == ("conv=1:2",)
     assert "tactic:pool" not in found

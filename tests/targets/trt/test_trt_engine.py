@@ -15,12 +15,23 @@ from trt_standin import trt_target
 from bisect_trt.targets.trt import TensorRtTarget
 from bisect_trt.targets.trt.engine import Origins, layers_in, read_layers
 
-NODES = ["/patch/Conv", "/a/Sigmoid", "/a/Mul", "/norm/Sub", "/norm/Pow", "/norm/Div", "/out (last), really"]
+NODES = [
+    "/patch/Conv",
+    "/a/Sigmoid",
+    "/a/Mul",
+    "/norm/Sub",
+    "/norm/Pow",
+    "/norm/Div",
+    "/out (last), really",
+]
 
 
 def chain(names: list[str]) -> list[list[Any]]:
     """A chain of nodes of these names, which read the weight ``pos_embed``; what each makes is its place."""
-    return [[name, [f"t{place + 1}"], [f"t{place}", "pos_embed"], [str(place)]] for place, name in enumerate(names)]
+    return [
+        [name, [f"t{place + 1}"], [f"t{place}", "pos_embed"], [str(place)]]
+        for place, name in enumerate(names)
+    ]
 
 
 def nodes(name: object, origins: Origins) -> tuple[int, ...]:
@@ -29,7 +40,8 @@ def nodes(name: object, origins: Origins) -> tuple[int, ...]:
     return tuple(map(int, layer["tensors"]))
 
 
-# As the parser of 8.6 makes them: a weight, a node of two layers, an unnamed layer that comes before its node's own.
+# As the parser of 8.6 makes them: a weight, a node of two layers, an unnamed layer that comes
+# before its node's own.
 LAYERS: list[tuple[str, int | None]] = [
     ("pos_embed", 0),
     ("/patch/Conv", 0),
@@ -61,7 +73,10 @@ LAYERS: list[tuple[str, int | None]] = [
         ("{ForeignNode[pos_embed...(Unnamed Layer* 6) [Shuffle]]}", (0, 1, 2, 3, 4)),
         ("{ForeignNode[(Unnamed Layer* 5) [Constant].../norm/Div]}", (4, 5)),
         ("{ForeignNode[/norm/Div...nobody knows]}", (5,)),
-        ("{ForeignNode[(Unnamed Layer* 5) [Constant]...(Unnamed Layer* 9) [ElementWise]]}", (4, 5, 6)),
+        (
+            "{ForeignNode[(Unnamed Layer* 5) [Constant]...(Unnamed Layer* 9) [ElementWise]]}",
+            (4, 5, 6),
+        ),
         ("Reformatting CopyNode for Input Tensor 0 to /patch/Conv", ()),
         ("[HostToDeviceCopy 0]", ()),
         ("__myl_MulAddResTra_myl0_5", ()),
@@ -83,7 +98,11 @@ def test_metadata_of_later_versions() -> None:
         ],
     }
     (layer,) = read_layers([entry], Origins(chain(NODES)))
-    assert (layer["kind"], layer["tensors"], layer["precisions"]) == ("kgen", ["3", "4"], ["float32", "float16"])
+    assert (layer["kind"], layer["tensors"], layer["precisions"]) == (
+        "kgen",
+        ["3", "4"],
+        ["float32", "float16"],
+    )
 
 
 def test_without_the_network_a_region_follows_the_graph() -> None:
@@ -95,7 +114,8 @@ def test_fusing_loses_no_node_and_invents_none(count: int, data: st.DataObject) 
     """Cut a chain into layers, fuse each in one of TensorRT's ways, and read it back."""
     names = [f"/block.{place}/Op_{place}" for place in range(count)]
     cuts = sorted(data.draw(st.sets(st.integers(1, count - 1), max_size=8))) if count > 1 else []
-    layers, expected = [], []
+    layers = []
+    expected = []
     for first, end in zip([0, *cuts], [*cuts, count], strict=True):
         inside = names[first:end]
         way = data.draw(st.sampled_from(["plus", "pwn", "region"]))
@@ -116,8 +136,11 @@ def test_fusing_loses_no_node_and_invents_none(count: int, data: st.DataObject) 
 
 
 def test_tensors_go_by_the_names_of_the_model_before_it_was_lowered(tmp_path: Path) -> None:
-    path, settings, facts = overflowing(tmp_path / "m.onnx", 1, 1), trt_target("fp16"), {"lowers_by": "cast"}
-    original, target = onnx.load(str(path)), TensorRtTarget()
+    path = overflowing(tmp_path / "m.onnx", 1, 1)
+    settings = trt_target("fp16")
+    facts = {"lowers_by": "cast"}
+    original = onnx.load(str(path))
+    target = TensorRtTarget()
     lowered = target.lower(settings, path, facts)
     assert lowered is not None
     hints = target.hints(settings, lowered, path, facts)

@@ -16,9 +16,7 @@ NO_TACTIC = (
     f"[optimizer.cpp::computeCosts::3869] Error Code 10: Internal Error ({NO_KERNEL} "
     "{ForeignNode[/blocks.6/norm1/Pow...(Unnamed Layer* 1118) [ElementWise]]}.)"
 )
-GAVE_UP = (
-    "[builder.cpp::buildSerializedNetwork::751] Error Code 2: Internal Error (Assertion engine != nullptr failed. )"
-)
+GAVE_UP = "[builder.cpp::buildSerializedNetwork::751] Error Code 2: Internal Error (Assertion engine != nullptr failed. )"
 NO_TACTIC_10 = (
     "IBuilder::buildSerializedNetwork: Error Code 10: Internal Error (Could not find any implementation for node "
     "{ForeignNode[/blocks.6/norm1/Pow.../blocks.6/Add]}. In computeCosts at /_src/optimizer/common/tactic/optimizer.cpp:4115)"
@@ -36,14 +34,32 @@ NO_PLUGIN = (
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (NO_TACTIC, f"{NO_KERNEL} {{ForeignNode[/blocks.6/norm1/Pow...(Unnamed Layer* 1118) [ElementWise]]}}."),
+        (
+            NO_TACTIC,
+            f"{NO_KERNEL} {{ForeignNode[/blocks.6/norm1/Pow...(Unnamed Layer* 1118) [ElementWise]]}}.",
+        ),
         (NO_TACTIC_10, f"{NO_KERNEL} {{ForeignNode[/blocks.6/norm1/Pow.../blocks.6/Add]}}."),
-        ("9: [a.cpp::reportPluginError::24] Error Code 9: Internal Error (p: no such format)", "p: no such format"),
-        ("2: [a.cpp::resizePhysical::127] Error Code 2: OutOfMemory (no further information)", "OutOfMemory"),
-        ("[defaultAllocator.cpp::allocate::19] Error Code 1: Cuda Runtime (out of memory)", "out of memory"),
-        ("4: [network.cpp::validate::3062] Error Code 4: Internal Error (x: no (valid) one)", "x: no (valid) one"),
+        (
+            "9: [a.cpp::reportPluginError::24] Error Code 9: Internal Error (p: no such format)",
+            "p: no such format",
+        ),
+        (
+            "2: [a.cpp::resizePhysical::127] Error Code 2: OutOfMemory (no further information)",
+            "OutOfMemory",
+        ),
+        (
+            "[defaultAllocator.cpp::allocate::19] Error Code 1: Cuda Runtime (out of memory)",
+            "out of memory",
+        ),
+        (
+            "4: [network.cpp::validate::3062] Error Code 4: Internal Error (x: no (valid) one)",
+            "x: no (valid) one",
+        ),
         ("4: [graphShapeAnalyzer.cpp::processCheck::862] Error Code 4: Internal Error (a)", "a"),
-        ("[checkMacros.cpp::catchCudaError::203] Error Code 1: Cuda Runtime (symbol not found)", "symbol not found"),
+        (
+            "[checkMacros.cpp::catchCudaError::203] Error Code 1: Cuda Runtime (symbol not found)",
+            "symbol not found",
+        ),
         ("Parameter check failed at: engine.cpp::resolveSlots::1227, condition: x", None),
     ],
 )
@@ -70,8 +86,14 @@ NAMES = ["/blocks.6/norm1/Pow", "/blocks.6/Add", "/a/Mystery", "/a/Mystery_outpu
         (clean(NO_TACTIC), f"{NO_KERNEL} (Unnamed Layer* 7) [Shuffle]."),
         (clean(NO_TACTIC), f"{NO_KERNEL} PWN(PWN(/a/Mystery), /blocks.6/Add) + x_clip."),
         (NO_PLUGIN, NO_PLUGIN.replace("node 3", "node 0").replace("/a/Mystery", "/blocks.6/Add")),
-        ("conv: weights has count 10 but 20 was expected", "/a/Mystery: weights has count 7 but 9 was expected"),
-        ("CUDA error 700 in cudaFree: bad address 0x7f12", "CUDA error 700 in cudaFree: bad address 0x8e00aa"),
+        (
+            "conv: weights has count 10 but 20 was expected",
+            "/a/Mystery: weights has count 7 but 9 was expected",
+        ),
+        (
+            "CUDA error 700 in cudaFree: bad address 0x7f12",
+            "CUDA error 700 in cudaFree: bad address 0x8e00aa",
+        ),
     ],
 )
 def test_the_same_failure_of_another_model_has_the_same_signature(one: str, other: str) -> None:
@@ -79,19 +101,42 @@ def test_the_same_failure_of_another_model_has_the_same_signature(one: str, othe
 
 
 def test_other_failures_have_other_signatures() -> None:
-    failures = [clean(NO_TACTIC), clean(SHAPE_COPY), NO_PLUGIN, "conv: kernel weights has count 10 but 20 was expected"]
+    failures = [
+        clean(NO_TACTIC),
+        clean(SHAPE_COPY),
+        NO_PLUGIN,
+        "conv: kernel weights has count 10 but 20 was expected",
+    ]
     assert len({signature(message, NAMES) for message in failures}) == len(failures)
-    assert signature(NO_PLUGIN, NAMES) != signature(NO_PLUGIN.replace("Mystery node", "Other node"), NAMES)
+    assert signature(NO_PLUGIN, NAMES) != signature(
+        NO_PLUGIN.replace("Mystery node", "Other node"), NAMES
+    )
 
 
 @pytest.mark.parametrize(
     ("errors", "memory", "poison"),
     [
-        (["[defaultAllocator.cpp::allocate::19] Error Code 1: Cuda Runtime (out of memory)"], True, False),
+        (
+            ["[defaultAllocator.cpp::allocate::19] Error Code 1: Cuda Runtime (out of memory)"],
+            True,
+            False,
+        ),
         (["2: [a.cpp::b::1] Error Code 2: OutOfMemory (no further information)"], True, False),
         (["Requested amount of GPU memory (1 bytes) could not be allocated."], True, False),
-        (["[a.cuh::copyRunKernel::1400] Error Code 1: Cuda Runtime (unspecified launch failure)"], False, True),
-        (["1: [x.cpp::y::1] Error Code 1: Cuda Runtime (an illegal memory access was encountered)"], False, True),
+        (
+            [
+                "[a.cuh::copyRunKernel::1400] Error Code 1: Cuda Runtime (unspecified launch failure)"
+            ],
+            False,
+            True,
+        ),
+        (
+            [
+                "1: [x.cpp::y::1] Error Code 1: Cuda Runtime (an illegal memory access was encountered)"
+            ],
+            False,
+            True,
+        ),
         ([NO_TACTIC, GAVE_UP], False, False),
         ([], False, False),
     ],
@@ -108,10 +153,17 @@ names = st.from_regex(r"/[a-z]{1,8}(\.\d{1,2})?/[A-Z][a-z]{2,8}(_\d{1,3})?", ful
 
 
 @given(st.lists(names, min_size=2, max_size=6, unique=True), st.integers(0, 5000), st.data())
-def test_names_and_numbers_never_reach_the_signature(known: list[str], number: int, data: st.DataObject) -> None:
-    name, other = data.draw(st.sampled_from(known)), data.draw(st.sampled_from(known))
-    for text in ("{name}: shape [{n}, 3] of {name} is no [{n}, 4]", "in layer {name} ({name} + {other}) at {n}"):
-        one, two = text.format(name=name, other=other, n=number), text.format(name="/m/Abc", other="/m/Def", n=1)
+def test_names_and_numbers_never_reach_the_signature(
+    known: list[str], number: int, data: st.DataObject
+) -> None:
+    name = data.draw(st.sampled_from(known))
+    other = data.draw(st.sampled_from(known))
+    for text in (
+        "{name}: shape [{n}, 3] of {name} is no [{n}, 4]",
+        "in layer {name} ({name} + {other}) at {n}",
+    ):
+        one = text.format(name=name, other=other, n=number)
+        two = text.format(name="/m/Abc", other="/m/Def", n=1)
         assert signature(one, known) == signature(two, ["/m/Abc", "/m/Def"])
 
 
@@ -123,7 +175,10 @@ def test_any_text_has_a_signature_that_masking_again_leaves(text: str, known: li
 
 
 def test_what_is_logged_when_the_module_is_emptied_already_is_kept() -> None:
-    levels = [SimpleNamespace(name=name) for name in ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")]
+    levels = [
+        SimpleNamespace(name=name)
+        for name in ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")
+    ]
     trt = SimpleNamespace(ILogger=type("ILogger", (), {level.name: level for level in levels}))
     log = Log()
     logger = log.make_logger(trt)

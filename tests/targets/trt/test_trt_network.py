@@ -24,7 +24,9 @@ word = st.sampled_from(["", "a", "b", "a_1", "b_1", "out", "x"])
 
 
 @given(st.lists(st.tuples(word, word.filter(bool)), min_size=1, max_size=8))
-def test_every_node_gets_a_name_of_its_own_and_keeps_one_that_it_has_alone(nodes: list[tuple[str, str]]) -> None:
+def test_every_node_gets_a_name_of_its_own_and_keeps_one_that_it_has_alone(
+    nodes: list[tuple[str, str]],
+) -> None:
     made = [helper.make_node("Identity", ["x"], [output], name=name) for name, output in nodes]
     model = proto_of(made, [], [])
     name_nodes(model)
@@ -44,12 +46,17 @@ def reshaping() -> ModelProto:
     return proto_of([node], inputs, [("y", TensorProto.FLOAT, ["a", "b"])])
 
 
-values = st.tuples(st.sampled_from(["int64", "int32", "float32", "bool"]), st.lists(st.integers(0, 300), max_size=3))
+values = st.tuples(
+    st.sampled_from(["int64", "int32", "float32", "bool"]),
+    st.lists(st.integers(0, 300), max_size=3),
+)
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=200), values, max_size=3))
 def test_values_that_are_appended_are_initializers(given: dict[str, tuple[str, list[int]]]) -> None:
-    arrays = {name: np.ones(shape, kind) for name, (kind, shape) in given.items() if np.prod(shape) < 1000}
+    arrays = {
+        name: np.ones(shape, kind) for name, (kind, shape) in given.items() if np.prod(shape) < 1000
+    }
     model = onnx.load_from_string(with_values(reshaping().SerializeToString(), arrays))
     assert [each.name for each in model.graph.node] == ["r"]
     found = {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}
@@ -67,11 +74,15 @@ def test_a_shape_input_becomes_a_constant_and_shape_outputs_are_taken_back(
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
     onnx.save(model, tmp_path / "m.onnx")
     world = World(OLD)
-    world.shapes, world.feed = {"size"}, {"x": np.zeros((2, 6), np.float32)}
+    world.shapes = {"size"}
+    world.feed = {"x": np.zeros((2, 6), np.float32)}
     world.start(monkeypatch)
     feed = {**world.feed, "size": np.array([3, 4])}
     session = make_runtime(trt_target()).load(tmp_path / "m.onnx", feed)
-    assert [[each.name for each in parsed.graph.initializer] for parsed in world.parsed] == [[], ["size"]]
+    assert [[each.name for each in parsed.graph.initializer] for parsed in world.parsed] == [
+        [],
+        ["size"],
+    ]
     assert session.skipped == {"size": "a shape tensor, which TensorRT computes on the host"}
     assert [call[1].name for call in world.network.calls] == ["size"]
 
@@ -87,7 +98,10 @@ def test_free_dimensions_are_those_of_the_profile_or_of_what_is_fed(
     runtime = make_runtime(trt_target("fp16", **ranged))
     ran = runtime.lowered(path)
     assert ran is not None
-    assert [dim.HasField("dim_param") for dim in ran.graph.input[0].type.tensor_type.shape.dim] == [True, False]
+    assert [dim.HasField("dim_param") for dim in ran.graph.input[0].type.tensor_type.shape.dim] == [
+        True,
+        False,
+    ]
     assert make_runtime(trt_target("fp16")).lowered(path) is None
     world.feed = {"x": np.zeros((2, 3), np.float32)}
     for settings, feed, wanted in (
@@ -98,19 +112,30 @@ def test_free_dimensions_are_those_of_the_profile_or_of_what_is_fed(
         model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
         onnx.save(model, tmp_path / "free.onnx")
         make_runtime(settings).load(tmp_path / "free.onnx", feed)
-        ((_, profile),) = [call for call in world.config.calls if call[0] == "add_optimization_profile"]
+        ((_, profile),) = [
+            call for call in world.config.calls if call[0] == "add_optimization_profile"
+        ]
         assert profile.calls == [("set_shape", "x", *wanted)]
-    with pytest.raises(UsageError, match="the input 'x' has free dimensions; give their range with --trt-min-shapes"):
+    with pytest.raises(
+        UsageError,
+        match="the input 'x' has free dimensions; give their range with --trt-min-shapes",
+    ):
         make_runtime(trt_target()).load(tmp_path / "free.onnx")
 
 
 def test_a_shape_of_another_rank_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"'x' has 2 dimensions, but \[1\] has 1; give one number for each"):
-        free_dimensions(reshaping(), trt_target(min_shapes=(("x", (1,)),), max_shapes=(("x", (2,)),)))
+    with pytest.raises(
+        UsageError, match=r"'x' has 2 dimensions, but \[1\] has 1; give one number for each"
+    ):
+        free_dimensions(
+            reshaping(), trt_target(min_shapes=(("x", (1,)),), max_shapes=(("x", (2,)),))
+        )
 
 
 def network(version: str, nodes: list[list[Any]], layers: list[StandIn]) -> ParsedNetwork:
-    made = StandIn(version, "INetworkDefinition", {"num_layers": len(layers), "get_layer": layers.__getitem__})
+    made = StandIn(
+        version, "INetworkDefinition", {"num_layers": len(layers), "get_layer": layers.__getitem__}
+    )
     return ParsedNetwork(made, nodes)
 
 
@@ -127,7 +152,11 @@ def norm(version: str) -> tuple[World, ParsedNetwork, list[StandIn]]:
         world.layer("(Unnamed Layer* 5) [ElementWise]", ["y"], []),
         world.layer("(Unnamed Layer* 6) [Identity]", ["out"], [], "IDENTITY"),
     ]
-    return world, network(version, [["/n/Pow", ["p"]], ["/n/Shape", ["s"]], ["/n/Div", ["y"]]], layers), layers
+    return (
+        world,
+        network(version, [["/n/Pow", ["p"]], ["/n/Shape", ["s"]], ["/n/Div", ["y"]]], layers),
+        layers,
+    )
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=10))
@@ -137,8 +166,14 @@ def test_any_number_of_unnamed_layers_leads_up_to_a_node(made: list[tuple[int, b
     layers: list[StandIn] = []
     expected: list[int] = []
     for place, (before, named) in enumerate(made):
-        layers += [world.layer("(Unnamed Layer* 1) [Shuffle]", [f"u{place}"], []) for _ in range(before)]
-        layers.append(world.layer(f"/op.{place}/Neg" if named else "(Unnamed Layer* 2) [Unary]", [f"t{place}"], []))
+        layers += [
+            world.layer("(Unnamed Layer* 1) [Shuffle]", [f"u{place}"], []) for _ in range(before)
+        ]
+        layers.append(
+            world.layer(
+                f"/op.{place}/Neg" if named else "(Unnamed Layer* 2) [Unary]", [f"t{place}"], []
+            )
+        )
         expected += [place] * (before + 1)
     nodes = [[f"/op.{place}/Neg", [f"t{place}"]] for place in range(len(made))]
     assert network(OLD, nodes, layers).places() == expected

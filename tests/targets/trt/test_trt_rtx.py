@@ -1,6 +1,7 @@
 """TensorRT-RTX, the real one: models parsed and built without a GPU, through the target's runner.
 
-Its API is that of TensorRT 11, so these tests hold for both. It is the extra ``bisect-trt[trt-rtx]``.
+Its API is that of TensorRT 11, so these tests hold for both. It is the extra
+``bisect-trt[trt-rtx]``.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ from bisect_trt.targets.trt.settings import RtxSettings
 if sys.platform != "linux" or platform.machine() != "x86_64":
     pytest.skip("TensorRT-RTX has wheels for Linux on x86-64", allow_module_level=True)
 RELEASE = tuple(map(int, metadata.version("tensorrt-rtx-cu12-bindings").split(".")[:2]))
-quantizes = pytest.mark.skipif(RELEASE < (1, 7), reason="TensorRT-RTX 1.4 builds quantized networks on a GPU only")
+quantizes = pytest.mark.skipif(
+    RELEASE < (1, 7), reason="TensorRT-RTX 1.4 builds quantized networks on a GPU only"
+)
 X = {"x": np.ones((2, 6), np.float32)}
-FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+FLOAT = TensorProto.FLOAT
+INT64 = TensorProto.INT64
 NARROW = {"int8": "INT8", "fp8": "FLOAT8E4M3FN", "int4": "INT4", "fp4": "FLOAT4E2M1"}
 """ONNX's names of the types below 16 bits."""
 
@@ -40,7 +44,9 @@ NARROW = {"int8": "INT8", "fp8": "FLOAT8E4M3FN", "int4": "INT4", "fp4": "FLOAT4E
 def target(*precisions: str, keep: tuple[str, ...] = (), **own: Any) -> TargetSettings:
     """TensorRT-RTX that only builds: names of precisions, and its own settings."""
     low: dict[str, Any] = dict.fromkeys(precisions, True)
-    return TargetSettings("trt-rtx", **low, keep=keep, own=RtxSettings(**{"build_only": True, **own}))
+    return TargetSettings(
+        "trt-rtx", **low, keep=keep, own=RtxSettings(**{"build_only": True, **own})
+    )
 
 
 def build(path: Path, settings: TargetSettings, feed: Any = None) -> Any:
@@ -48,10 +54,18 @@ def build(path: Path, settings: TargetSettings, feed: Any = None) -> Any:
 
 
 def save(
-    path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], *weights: Any, opset: int = 17, ir: int = 8
+    path: Path,
+    nodes: list[Any],
+    inputs: list[Any],
+    outputs: list[Any],
+    *weights: Any,
+    opset: int = 17,
+    ir: int = 8,
 ) -> Path:
     stored = {each.name: each for each in weights}
-    return save_proto(path, nodes, inputs, outputs, stored, opset=opset, ir_version=ir, domains=["trt"])
+    return save_proto(
+        path, nodes, inputs, outputs, stored, opset=opset, ir_version=ir, domains=["trt"]
+    )
 
 
 def quantized(path: Path, kind: str) -> Path:
@@ -59,14 +73,20 @@ def quantized(path: Path, kind: str) -> Path:
     element = getattr(TensorProto, NARROW[kind], None)
     if element is None:
         pytest.skip("this release of ONNX does not have the type")
-    one = {"int8": b"\x01", "fp8": b"\x38", "int4": b"\x11", "fp4": b"\x22"}[kind]  # two values of 4 bits a byte
+    one = {"int8": b"\x01", "fp8": b"\x38", "int4": b"\x11", "fp4": b"\x22"}[
+        kind
+    ]  # two values of 4 bits a byte
     narrow = onnx.TensorProto(
-        name="q", data_type=element, dims=[32, 32], raw_data=one * (1024 // (2 if "4" in kind else 1))
+        name="q",
+        data_type=element,
+        dims=[32, 32],
+        raw_data=one * (1024 // (2 if "4" in kind else 1)),
     )
 
     block = 16 if kind in ("int4", "fp4") else 0
     scale = np.full((32 // block, 32), 0.1, np.float32) if block else np.array(0.1, np.float32)
-    nodes, read = [], "x"
+    nodes = []
+    read = "x"
     if not block:
         zero = helper.make_tensor("z", element, [], [0])
         nodes = [
@@ -124,7 +144,9 @@ def test_a_lowered_model_is_built_and_traced_back(low: str, tmp_path: Path) -> N
 )
 def test_what_is_asked_for_is_built(own: dict[str, Any], tmp_path: Path) -> None:
     ends = "(float[n, 6] x) => (float[n, 6] y)"
-    path = save_text(tmp_path / "m.onnx", ends, "y = MatMul(x, w)", {"w": np.ones((6, 6))}, opset=17)
+    path = save_text(
+        tmp_path / "m.onnx", ends, "y = MatMul(x, w)", {"w": np.ones((6, 6))}, opset=17
+    )
     assert build(path, target(**own)).layers()
     engine = tmp_path / "m.engine"
     make_runtime(target(**own, save_engine=str(engine))).load(path, X)
@@ -136,7 +158,9 @@ def test_what_is_asked_for_is_built(own: dict[str, Any], tmp_path: Path) -> None
 def test_quantized_models_are_built(kind: str, tmp_path: Path) -> None:
     gpu = ("SM120",) if kind == "fp4" else ()
     session = build(
-        quantized(tmp_path / "m.onnx", kind), target(compute_capabilities=gpu), {"x": np.ones((32, 32), np.float32)}
+        quantized(tmp_path / "m.onnx", kind),
+        target(compute_capabilities=gpu),
+        {"x": np.ones((32, 32), np.float32)},
     )
     assert {layer["kind"] for layer in session.layers()} >= {"DEQUANTIZE", "MATRIX_MULTIPLY"}
 
@@ -145,7 +169,13 @@ def test_quantized_models_are_built(kind: str, tmp_path: Path) -> None:
 def test_dynamic_quantization_to_fp4_is_built(tmp_path: Path) -> None:
     nodes = [
         helper.make_node(
-            "TRT_FP4DynamicQuantize", ["x", "s"], ["q", "b"], domain="trt", axis=-1, block_size=16, scale_type=17
+            "TRT_FP4DynamicQuantize",
+            ["x", "s"],
+            ["q", "b"],
+            domain="trt",
+            axis=-1,
+            block_size=16,
+            scale_type=17,
         ),
         helper.make_node("DequantizeLinear", ["b", "s"], ["c"]),
         helper.make_node("DequantizeLinear", ["q", "c"], ["y"], axis=-1, block_size=16),
@@ -153,19 +183,33 @@ def test_dynamic_quantization_to_fp4_is_built(tmp_path: Path) -> None:
     scale = numpy_helper.from_array(np.array(0.1, np.float32), "s")
     ends = [("x", FLOAT, [32, 32])], [("y", FLOAT, [32, 32])]
     path = save(tmp_path / "m.onnx", nodes, *ends, scale, opset=23, ir=11)
-    assert build(path, target(compute_capabilities=("SM120",)), {"x": np.ones((32, 32), np.float32)}).layers()
+    assert build(
+        path, target(compute_capabilities=("SM120",)), {"x": np.ones((32, 32), np.float32)}
+    ).layers()
 
 
 @pytest.mark.parametrize(
     ("own", "says"),
     [
-        ({"builder_flags": ("NO_SUCH",)}, "--builder-flag: TensorRT-RTX .* has no 'NO_SUCH'; it has: .*STRICT_NANS"),
-        ({"builder_settings": (("max_aux_streams", "x"),)}, "max_aux_streams: it takes a whole number, not 'x'"),
+        (
+            {"builder_flags": ("NO_SUCH",)},
+            "--builder-flag: TensorRT-RTX .* has no 'NO_SUCH'; it has: .*STRICT_NANS",
+        ),
+        (
+            {"builder_settings": (("max_aux_streams", "x"),)},
+            "max_aux_streams: it takes a whole number, not 'x'",
+        ),
         ({"builder_settings": (("tiling_optimization_level", "x"),)}, "it takes .*FULL, not 'x'"),
         ({"builder_settings": (("progress_monitor", "x"),)}, "has no such attribute"),
         ({"pool_limits": (("x", 1),)}, "--pool-limit: .* has no 'x'"),
-        ({"compute_capabilities": ("SM90",)}, "--compute-capability: .* has no 'SM90'; it has: .*sm89"),
-        ({"pin_tactics": ("a=0x1:0x2",)}, "--pin-tactics: TensorRT-RTX chooses kernels when an engine runs"),
+        (
+            {"compute_capabilities": ("SM90",)},
+            "--compute-capability: .* has no 'SM90'; it has: .*sm89",
+        ),
+        (
+            {"pin_tactics": ("a=0x1:0x2",)},
+            "--pin-tactics: TensorRT-RTX chooses kernels when an engine runs",
+        ),
     ],
 )
 def test_what_it_does_not_have_is_refused(own: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -174,7 +218,8 @@ def test_what_it_does_not_have_is_refused(own: dict[str, Any], says: str, tmp_pa
 
 
 def test_refitting_needs_a_gpu(tmp_path: Path) -> None:
-    path, runtime = overflowing(tmp_path / "m.onnx", 1, 1), make_runtime(target(builder_flags=("REFIT",)))
+    path = overflowing(tmp_path / "m.onnx", 1, 1)
+    runtime = make_runtime(target(builder_flags=("REFIT",)))
     if runtime.gpu_memory():
         assert runtime.load(path, X)
         return
@@ -184,7 +229,9 @@ def test_refitting_needs_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("low", ["int8", "fp8"])
 def test_precisions_of_the_builder_are_refused(low: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"--{low} is no option .* this is TensorRT-RTX .*; quantize the model"):
+    with pytest.raises(
+        UsageError, match=f"--{low} is no option .* this is TensorRT-RTX .*; quantize the model"
+    ):
         build(overflowing(tmp_path / "m.onnx", 1, 1), target(low))
 
 
@@ -208,8 +255,13 @@ def test_a_node_within_another_is_named_and_the_parser_divides_the_model(
     calls = {"Loop": f"Loop<body = {turn}>(times, yes, first)", "Block": "own.Block(first)"}
     body = f"first = Relu(x) outer = {calls[operator]} last = Relu(outer)"
     weights = {"times": np.array(2), "yes": np.array(True)}
-    model = text_model("(float[2, 2] x) => (float[2, 2] last)", body, weights, opset=17, functions=function)
-    for inner in (model.functions[0].node, *(each.attribute[0].g.node for each in model.graph.node if each.attribute)):
+    model = text_model(
+        "(float[2, 2] x) => (float[2, 2] last)", body, weights, opset=17, functions=function
+    )
+    for inner in (
+        model.functions[0].node,
+        *(each.attribute[0].g.node for each in model.graph.node if each.attribute),
+    ):
         next(node for node in inner if node.op_type == "Det").name = "inner"
     onnx.save(model, here / "m.onnx")
     result = cli("run", "m.onnx", "--trt-rtx", "--build-only", "--json", "r.json").ended(1).result
@@ -222,10 +274,17 @@ def test_a_node_within_another_is_named_and_the_parser_divides_the_model(
 def test_a_refused_model_names_its_node(tmp_path: Path) -> None:
     signatures = set()
     for before in (0, 3):
-        nodes = [helper.make_node("Relu", ["x" if not n else f"r{n}"], [f"r{n + 1}"]) for n in range(before)]
-        nodes.append(helper.make_node("Det", [f"r{before}" if before else "x"], ["y"], name=f"odd {before}"))
+        nodes = [
+            helper.make_node("Relu", ["x" if not n else f"r{n}"], [f"r{n + 1}"])
+            for n in range(before)
+        ]
+        nodes.append(
+            helper.make_node("Det", [f"r{before}" if before else "x"], ["y"], name=f"odd {before}")
+        )
         path = save(tmp_path / "m.onnx", nodes, [("x", FLOAT, [2, 2])], [("y", FLOAT, [])])
-        with pytest.raises(BuildError, match=f"the ONNX parser refuses node 'odd {before}': ") as error:
+        with pytest.raises(
+            BuildError, match=f"the ONNX parser refuses node 'odd {before}': "
+        ) as error:
             build(path, target(), {"x": np.ones((2, 2), np.float32)})
         assert "Cuda Runtime" not in error.value.message
         signatures.add(error.value.sign())
@@ -234,12 +293,16 @@ def test_a_refused_model_names_its_node(tmp_path: Path) -> None:
 
 def chain(path: Path, length: int, *odd: int) -> Path:
     """A network of Relu nodes and of Reshape nodes to computed shapes, with nodes that TensorRT-RTX cannot build."""
-    nodes, last = [], "x"
+    nodes = []
+    last = "x"
     for place in range(length):
-        made, name = f"t{place}", f"node {place}"
+        made = f"t{place}"
+        name = f"node {place}"
         if place in odd:
             reads = [last, *(f"scores {place}", f"most {place}")]
-            nodes.append(helper.make_node("NonMaxSuppression", reads, [f"n{place}"], name=f"odd {place}"))
+            nodes.append(
+                helper.make_node("NonMaxSuppression", reads, [f"n{place}"], name=f"odd {place}")
+            )
             nodes.append(helper.make_node("Cast", [f"n{place}"], [f"c{place}"], to=FLOAT))
             nodes.append(helper.make_node("ReduceSum", [f"c{place}"], [f"s{place}"], keepdims=0))
             nodes.append(helper.make_node("Add", [last, f"s{place}"], [made], name=name))
@@ -249,7 +312,9 @@ def chain(path: Path, length: int, *odd: int) -> Path:
         else:
             nodes.append(helper.make_node("Relu", [last], [made], name=name))
         last = made
-    weights = [numpy_helper.from_array(np.ones((1, 1, 4), np.float32), f"scores {place}") for place in odd]
+    weights = [
+        numpy_helper.from_array(np.ones((1, 1, 4), np.float32), f"scores {place}") for place in odd
+    ]
     weights += [numpy_helper.from_array(np.array([2]), f"most {place}") for place in odd]
     return save(path, nodes, [("x", FLOAT, [1, 4, 4])], [(last, FLOAT, None)], *weights)
 
@@ -259,7 +324,9 @@ def no_activations(folder: Path) -> bool:
     return not list(folder.glob("**/tensors.bin"))
 
 
-def test_all_that_cannot_be_built_is_found_without_a_reference(cli: CommandLine, here: Path) -> None:
+def test_all_that_cannot_be_built_is_found_without_a_reference(
+    cli: CommandLine, here: Path
+) -> None:
     path = chain(here / "m.onnx", 60, 20, 40)
     words = ("--trt-rtx", "--build-only", "--all", "--json", "r.json")
     result = cli("reduce", path, "-o", "r.onnx", *words).ended(0).result
@@ -272,20 +339,32 @@ def test_all_that_cannot_be_built_is_found_without_a_reference(cli: CommandLine,
 
 def test_a_diagnosis_leaves_a_script_that_builds(cli: CommandLine, here: Path) -> None:
     path = chain(here / "m.onnx", 30, 12)
-    result = cli("diagnose", path, "-o", "case", "--trt-rtx", "--build-only", "--json", "r.json").ended(0).result
+    result = (
+        cli("diagnose", path, "-o", "case", "--trt-rtx", "--build-only", "--json", "r.json")
+        .ended(0)
+        .result
+    )
     assert [culprit["name"] for culprit in result["culprits"]] == ["odd 12"]
     assert result["fault"]["whose"] == "target"
     assert "REFUSED" in reproduced("case").out
     assert "tensorrt-rtx-cu12-libs" in (here / "case" / "ISSUE.md").read_text()
 
 
-def test_a_piece_that_the_reference_does_not_run_is_no_failure(cli: CommandLine, here: Path) -> None:
+def test_a_piece_that_the_reference_does_not_run_is_no_failure(
+    cli: CommandLine, here: Path
+) -> None:
     """Cut off from its condition, which is not computed here, the If takes the other branch, which no runtime can run."""
     then = "then () => (float[1] taken) { taken = Det(square) }"
     other = "other () => (float[1] gone) { last = ArgMax(x) far = Add(last, nine) gone = Gather(line, far) }"
     branches = f"<then_branch = {then}, else_branch = {other}>"
-    body = f"square = Abs(x) sum = ReduceSum(square) yes = Greater(sum, zero) y = If(yes) {branches}"
-    weights = {"nine": np.array([9]), "zero": np.array(0, np.float32), "line": np.ones(3, np.float32)}
+    body = (
+        f"square = Abs(x) sum = ReduceSum(square) yes = Greater(sum, zero) y = If(yes) {branches}"
+    )
+    weights = {
+        "nine": np.array([9]),
+        "zero": np.array(0, np.float32),
+        "line": np.ones(3, np.float32),
+    }
     model = text_model("(float[1, 2, 2] x) => (float[1] y)", body, weights, opset=17)
     onnx.save(model, here / "m.onnx")
     words = ("--trt-rtx", "--build-only", "--json", "r.json")
@@ -296,7 +375,8 @@ def test_a_piece_that_the_reference_does_not_run_is_no_failure(cli: CommandLine,
 
 
 @pytest.mark.parametrize(
-    "command", ["cause", "workaround -o p.onnx", "precision -o p.onnx --fp16", "sweep --shapes x:[1,4,{4,8}]"]
+    "command",
+    ["cause", "workaround -o p.onnx", "precision -o p.onnx --fp16", "sweep --shapes x:[1,4,{4,8}]"],
 )
 def test_other_searches_build_only(command: str, cli: CommandLine, here: Path) -> None:
     name, *rest = command.split()
@@ -316,7 +396,11 @@ def test_a_model_that_builds_is_no_failure(cli: CommandLine, here: Path) -> None
 
 
 def test_a_typed_model_is_not_what_was_asked_for() -> None:
-    layers = [{"precisions": ["float32"]}] * 214 + [{"precisions": ["float16"]}] * 16 + [{"precisions": ["int64"]}]
+    layers = (
+        [{"precisions": ["float32"]}] * 214
+        + [{"precisions": ["float16"]}] * 16
+        + [{"precisions": ["int64"]}]
+    )
     audit = audit_precision(target("fp16"), layers)
     assert (audit["total"], audit["counts"]) == (230, {"fp32": 214, "fp16": 16})
     assert "214 of 230 layers run in fp32" in audit["sentence"]

@@ -36,7 +36,9 @@ def doubling(path: Path, element: int = TensorProto.FLOAT) -> Path:
     return save_proto(path, [helper.make_node("Add", ["x", "x"], ["y"], name="double")], [x], [y])
 
 
-def run(world: World, monkeypatch: pytest.MonkeyPatch, path: Path, asked: TargetSettings, **feed: Any) -> Any:
+def run(
+    world: World, monkeypatch: pytest.MonkeyPatch, path: Path, asked: TargetSettings, **feed: Any
+) -> Any:
     """The outputs of a model on the stand-in; all memory is given back."""
     world.feed = feed or {"x": X}
     world.start(monkeypatch)
@@ -65,7 +67,12 @@ def test_a_model_runs(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_half_precision_is_in_the_model_or_asked_for(
-    version: str, asked: dict[str, Any], flags: set[str], strong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: str,
+    asked: dict[str, Any],
+    flags: set[str],
+    strong: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World(version, lambda fed: {"b0_out": fed["x"]})
     path = overflowing(tmp_path / "m.onnx", 1, 1)
@@ -73,7 +80,11 @@ def test_half_precision_is_in_the_model_or_asked_for(
     assert (world.set_flags, world.strong) == (flags, strong)
     casts = [node for node in world.parsed[-1].graph.node if node.op_type == "Cast"]
     assert bool(casts) is strong
-    told = {each.values["name"]: each.values["precision"] for each in world.layers if "precision" in each.values}
+    told = {
+        each.values["name"]: each.values["precision"]
+        for each in world.layers
+        if "precision" in each.values
+    }
     assert told == ({} if strong else {"big": world.trt.DataType.FLOAT})
 
 
@@ -85,11 +96,17 @@ def test_values_are_cast_to_what_the_engine_takes(
     world = World(version)
     run(world, monkeypatch, doubling(tmp_path / "m.onnx"), trt_target())
     session = make_runtime(trt_target()).load(tmp_path / "m.onnx", {"x": X})
-    assert [(info.name, info.dtype, info.shape) for info in session.inputs] == [("x", np.dtype(np.float32), (2, 3))]
-    np.testing.assert_array_equal(session.run({"x": X.astype(given_dtype).T.copy().T, "more": X})["y"], 2 * X)
+    assert [(info.name, info.dtype, info.shape) for info in session.inputs] == [
+        ("x", np.dtype(np.float32), (2, 3))
+    ]
+    np.testing.assert_array_equal(
+        session.run({"x": X.astype(given_dtype).T.copy().T, "more": X})["y"], 2 * X
+    )
 
 
-def test_outputs_get_the_type_that_the_model_gives_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outputs_get_the_type_that_the_model_gives_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """TensorRT before 10 computes int64 as int32, and an integer that does not fit is refused."""
     path = doubling(tmp_path / "m.onnx", TensorProto.INT64)
     world = World(OLD)
@@ -104,20 +121,29 @@ def test_outputs_get_the_type_that_the_model_gives_them(tmp_path: Path, monkeypa
         session.run({"x": np.zeros((2, 4), np.int32)})
 
 
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=3).map(tuple), st.sampled_from([OLD, WEAK]), st.booleans())
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=3).map(tuple),
+    st.sampled_from([OLD, WEAK]),
+    st.booleans(),
+)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 def test_sizes_that_are_known_late_and_tensors_on_the_host(
     tmp_path: Path, shape: tuple[int, ...], version: str, on_host: bool
 ) -> None:
     late = np.random.default_rng(0).random(shape, np.float32)
     world = World(version, lambda fed: {"late": late, "y": fed["x"] + 1, "z": fed["x"] - 1})
-    world.late, world.host = {"late"}, {"x", "z"} if on_host else set()
+    world.late = {"late"}
+    world.host = {"x", "z"} if on_host else set()
     with pytest.MonkeyPatch.context() as patch:
         outputs = run(world, patch, doubling(tmp_path / "m.onnx"), trt_target())
     assert list(outputs) == ["late", "y", "z"]
     for name, value in {"late": late, "y": X + 1, "z": X - 1}.items():
         np.testing.assert_array_equal(outputs[name], value)
-    places = [address for name, address in world.addresses.items() if name in "xyz" and name not in world.host]
+    places = [
+        address
+        for name, address in world.addresses.items()
+        if name in "xyz" and name not in world.host
+    ]
     assert len({place % 256 for place in places}) == 1
     assert len(set(places)) == len(places)
 
@@ -125,8 +151,16 @@ def test_sizes_that_are_known_late_and_tensors_on_the_host(
 @pytest.mark.parametrize(
     ("says", "signature", "poisoned"),
     [
-        ("1: [a.cpp::b::1] Error Code 1: Cuda Runtime (an illegal access)", "an illegal access", True),
-        ("2: [a.cpp::b::1] Error Code 2: OutOfMemory (no further information)", "out of memory", False),
+        (
+            "1: [a.cpp::b::1] Error Code 1: Cuda Runtime (an illegal access)",
+            "an illegal access",
+            True,
+        ),
+        (
+            "2: [a.cpp::b::1] Error Code 2: OutOfMemory (no further information)",
+            "out of memory",
+            False,
+        ),
         ("3: [a.cpp::b::12] Error Code 3: API Usage Error (bad 77)", "bad #", False),
     ],
 )
@@ -145,7 +179,11 @@ def test_a_run_that_fails_gives_its_memory_back(
     [
         ("cudaMalloc", 2, "out of memory"),
         ("cudaMalloc", 700, "CUDA error # in cudaMalloc: an illegal memory access"),
-        ("cudaStreamSynchronize", 700, "CUDA error # in cudaStreamSynchronize: an illegal memory access"),
+        (
+            "cudaStreamSynchronize",
+            700,
+            "CUDA error # in cudaStreamSynchronize: an illegal memory access",
+        ),
     ],
 )
 def test_failures_of_cuda_itself(
@@ -166,7 +204,8 @@ def test_failures_of_cuda_itself(
 @on_each
 def test_files_of_a_build(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder := tmp_path / "record").mkdir()
-    engine, cache = tmp_path / "m.engine", tmp_path / "cache"
+    engine = tmp_path / "m.engine"
+    cache = tmp_path / "cache"
     asked = trt_target(save_engine=str(engine), save_timing_cache=str(cache), record=str(folder))
     world = World(version)
     run(world, monkeypatch, doubling(tmp_path / "m.onnx"), asked)
@@ -174,23 +213,36 @@ def test_files_of_a_build(version: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert {each.name for each in folder.iterdir()} == {RECORD, LAYERS, TIMINGS}
     assert read_choices(json.loads((folder / RECORD).read_text())) == []
     np.testing.assert_array_equal(
-        run(world, monkeypatch, tmp_path / "m.onnx", trt_target(load_engine=str(engine)))["y"], 2 * X
+        run(world, monkeypatch, tmp_path / "m.onnx", trt_target(load_engine=str(engine)))["y"],
+        2 * X,
     )
     assert make_runtime(trt_target(load_engine=str(engine))).runner.describe_engine()["inputs"] == [
         {"name": "x", "dtype": "float32", "shape": [2, 3]}
     ]
 
 
-def test_a_prebuilt_engine_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, world = tmp_path / "e.plan", World(OLD)
+def test_a_prebuilt_engine_that_cannot_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = tmp_path / "e.plan"
+    world = World(OLD)
     engine.write_bytes(b"plan")
     for says, kind, match in (
-        ("6: The engine plan file is not compatible", UnavailableError, "cannot load the engine .*e.plan: The engine"),
+        (
+            "6: The engine plan file is not compatible",
+            UnavailableError,
+            "cannot load the engine .*e.plan: The engine",
+        ),
         ("2: [a.cpp::b::1] Error Code 2: OutOfMemory (12 bytes)", RunError, "out of memory"),
     ):
         world.rejects = says
         with pytest.raises(kind, match=match):
-            run(world, monkeypatch, doubling(tmp_path / "m.onnx"), trt_target(load_engine=str(engine)))
+            run(
+                world,
+                monkeypatch,
+                doubling(tmp_path / "m.onnx"),
+                trt_target(load_engine=str(engine)),
+            )
     with pytest.raises(UnavailableError, match="cannot be read"):
         run(world, monkeypatch, tmp_path / "m.onnx", trt_target(load_engine="nowhere"))
 
@@ -218,7 +270,10 @@ class Broken:
     [
         (0, "there is no NVIDIA GPU here"),
         (100, "there is no NVIDIA GPU here"),
-        (35, r"CUDA cannot use the GPU: CUDA error 35 in cudaGetDeviceCount: why; update the driver"),
+        (
+            35,
+            r"CUDA cannot use the GPU: CUDA error 35 in cudaGetDeviceCount: why; update the driver",
+        ),
         (999, "CUDA cannot use the GPU: CUDA error 999"),
     ],
 )
@@ -232,22 +287,27 @@ def test_without_a_gpu(status: int, says: str, monkeypatch: pytest.MonkeyPatch) 
 def test_a_tensorrt_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(OLD)
     world.trt.__version__ = "8.5.3.1"
-    with pytest.raises(UnavailableError, match=r"^TensorRT 8\.5\.3\.1 is too old; install 8\.6 or later\.$"):
+    with pytest.raises(
+        UnavailableError, match=r"^TensorRT 8\.5\.3\.1 is too old; install 8\.6 or later\.$"
+    ):
         world.start(monkeypatch)
 
     def refuse(logger: Any) -> None:
         logger.log(world.trt.ILogger.WARNING, "CUDA initialization failure with error: 35")
         raise TypeError("pybind11::init(): factory function returned nullptr")
 
-    world.trt.__version__, world.trt.Builder = OLD, refuse
+    world.trt.__version__ = OLD
+    world.trt.Builder = refuse
     with pytest.raises(
-        UnavailableError, match="cannot use this GPU: CUDA initialization failure with error: 35; update"
+        UnavailableError,
+        match="cannot use this GPU: CUDA initialization failure with error: 35; update",
     ):
         world.start(monkeypatch)
 
 
 def test_a_library_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world, library = World(WEAK), tmp_path / "a.so"
+    world = World(WEAK)
+    library = tmp_path / "a.so"
     library.write_text("nothing")
     world.start(monkeypatch)
     with pytest.raises(UsageError, match=r"--plugins: .*a\.so cannot be loaded"):
@@ -264,7 +324,9 @@ def rendered(asked: TargetSettings, folder: Path, failure: str) -> str:
     return render_script(how, seen, case_of(failure, names=["x", "y", "double"], target="TensorRT"))
 
 
-def judged(world: World, source: str, folder: Path, monkeypatch: pytest.MonkeyPatch, golden: Any) -> int:
+def judged(
+    world: World, source: str, folder: Path, monkeypatch: pytest.MonkeyPatch, golden: Any
+) -> int:
     """The exit status of a script's inner process, in this one, on the stand-in."""
     np.savez(folder / "golden.npz", y=golden)
     world.feed = {"x": X}
@@ -282,13 +344,22 @@ def judged(world: World, source: str, folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 @on_each
-def test_a_script_shows_the_failure(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there, gone, unknown = 1, 0, 2
+def test_a_script_shows_the_failure(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = 1
+    gone = 0
+    unknown = 2
     source = rendered(trt_target("fp16", keep=("y",)), tmp_path, "inf")
     assert judged(World(version), source, tmp_path, monkeypatch, X * 2) == gone
     assert judged(World(version), source, tmp_path, monkeypatch, X * 3) == there
-    source = rendered(trt_target(), tmp_path, "build: Could not find any implementation for node #.")
-    for says, status in (("Could not find any implementation for node double.", there), ("another", unknown)):
+    source = rendered(
+        trt_target(), tmp_path, "build: Could not find any implementation for node #."
+    )
+    for says, status in (
+        ("Could not find any implementation for node double.", there),
+        ("another", unknown),
+    ):
         world = World(version)
         world.refuses = says
         assert judged(world, source, tmp_path, monkeypatch, X) == status

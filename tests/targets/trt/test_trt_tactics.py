@@ -12,19 +12,24 @@ from bisect_trt.errors import UnknownNameError
 from bisect_trt.targets.trt.config import make_selector, tactic_selector
 
 PINS = ("conv=1:2",)
-CONV, POOL = SimpleNamespace(name="conv"), SimpleNamespace(name="pool")
+CONV = SimpleNamespace(name="conv")
+POOL = SimpleNamespace(name="pool")
 
 
 def choice(implementation: int, tactic: int) -> Any:
     def ends(index: int) -> Any:
-        return SimpleNamespace(dtype="DataType.FLOAT", strides=(index, 1), vectorized_dim=-1, components_per_element=1)
+        return SimpleNamespace(
+            dtype="DataType.FLOAT", strides=(index, 1), vectorized_dim=-1, components_per_element=1
+        )
 
     variant = SimpleNamespace(implementation=implementation, tactic=tactic)
     return SimpleNamespace(algorithm_variant=variant, get_algorithm_io_info=ends)
 
 
 def report(chooser: Any, **took: Any) -> None:
-    layers = [SimpleNamespace(name=name.replace("_", " + "), num_inputs=1, num_outputs=2) for name in took]
+    layers = [
+        SimpleNamespace(name=name.replace("_", " + "), num_inputs=1, num_outputs=2) for name in took
+    ]
     chooser.report_algorithms(layers, list(took.values()))
 
 

@@ -1,8 +1,9 @@
 """TensorRT without a GPU: a module with the names of one version, whose engines compute with NumPy on the host's memory.
 
-``api/VERSION.json`` lists the classes of a version that are used here, each with its members or its enumeration's entries, as
-read from its own bindings. Objects raise ``AttributeError`` for any other name, as the real ones do: what the runner uses of a
-version is what that version has. What a real builder makes of models is tested with TensorRT-RTX, in ``test_trt_rtx.py``.
+``api/VERSION.json`` lists the classes of a version that are used here, each with its members or its
+enumeration's entries, as read from its own bindings. Objects raise ``AttributeError`` for any other
+name, as the real ones do: what the runner uses of a version is what that version has. What a real
+builder makes of models is tested with TensorRT-RTX, in ``test_trt_rtx.py``.
 """
 
 from __future__ import annotations
@@ -28,18 +29,26 @@ from bisect_trt.targets.trt.settings import TrtSettings
 
 VERSIONS = ("8.6.0", "10.16.1.11", "11.4.0.106")
 OLD, WEAK, STRONG = VERSIONS
-"""The last without strong typing; one with weak typing beside it; one with nothing but strong typing."""
+"""The last without strong typing; one with weak typing beside it; one with nothing but strong
+typing."""
 VIRTUAL = ("ILogger", "IOutputAllocator", "IAlgorithmSelector", "IInt8EntropyCalibrator2")
 """Classes that Python derives its own from."""
 Arrays = dict[str, NDArray[Any]]
 _KINDS = {"FLOAT": "f4", "HALF": "f2", "INT32": "i4", "INT64": "i8", "BOOL": "?"}
 _START = process.tensorrt.__wrapped__
-_LAYERS = {"Constant": "CONSTANT", "Shape": "SHAPE", "QuantizeLinear": "QUANTIZE", "DequantizeLinear": "DEQUANTIZE"}
+_LAYERS = {
+    "Constant": "CONSTANT",
+    "Shape": "SHAPE",
+    "QuantizeLinear": "QUANTIZE",
+    "DequantizeLinear": "DEQUANTIZE",
+}
 
 
 def api(version: str) -> dict[str, Any]:
     """The names of a version."""
-    names: dict[str, Any] = json.loads((Path(__file__).parent / "api" / f"{version}.json").read_text())["names"]
+    names: dict[str, Any] = json.loads(
+        (Path(__file__).parent / "api" / f"{version}.json").read_text()
+    )["names"]
     return names
 
 
@@ -84,7 +93,11 @@ def make_module(version: str) -> Any:
         setattr(module.INetworkDefinition, member, None)
     for name, entry in APIS[version].items():
         if "enum" in entry:
-            setattr(module, name, IntEnum(name, {each: place for place, each in enumerate(sorted(entry["enum"]))}))
+            setattr(
+                module,
+                name,
+                IntEnum(name, {each: place for place, each in enumerate(sorted(entry["enum"]))}),
+            )
         elif name in VIRTUAL:
             setattr(module, name, type(name, (), {}))
     for place, level in enumerate(("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")):
@@ -103,7 +116,9 @@ class HostCudart:
     def __init__(self) -> None:
         self.held: dict[int, Any] = {}
         self.broken: dict[str, int] = {}
-        self.cudaGetErrorString = lambda status: {2: b"out of memory"}.get(status, b"an illegal memory access")
+        self.cudaGetErrorString = lambda status: {2: b"out of memory"}.get(
+            status, b"an illegal memory access"
+        )
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         return lambda *values: self.broken.get(name) or self._call(name, *values)
@@ -142,17 +157,25 @@ class World:
     """
 
     def __init__(self, version: str, compute: Callable[[Arrays], Arrays] | None = None) -> None:
-        self.version, self.trt, self.cudart = version, make_module(version), HostCudart()
+        self.version = version
+        self.trt = make_module(version)
+        self.cudart = HostCudart()
         self.compute = compute or (lambda fed: {"y": next(iter(fed.values())) * 2})
         self.refuses: str | None = None
         self.rejects: str | None = None
         self.fails: str | None = None
-        self.host, self.late, self.shapes = set[str](), set[str](), set[str]()
-        self.flags, self.layers, self.feed = 0, list[Any](), dict[str, Any]()
+        self.host = set[str]()
+        self.late = set[str]()
+        self.shapes = set[str]()
+        self.flags = 0
+        self.layers = list[Any]()
+        self.feed = dict[str, Any]()
         self.config = self.network = StandIn(version, "IBuilderConfig")
         self.parsed: list[onnx.ModelProto] = []
         self.addresses: dict[str, int] = {}
-        self.trt.Builder, self.trt.Runtime, self.trt.OnnxParser = self._builder, self._runtime, self._parser
+        self.trt.Builder = self._builder
+        self.trt.Runtime = self._runtime
+        self.trt.OnnxParser = self._parser
 
     def start(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Be what ``import tensorrt`` gives, with a fresh process's state."""
@@ -174,9 +197,18 @@ class World:
 
     def make_config(self) -> StandIn:
         """A builder configuration with TensorRT's defaults."""
-        enums = ("ProfilingVerbosity", "HardwareCompatibilityLevel", "TilingOptimizationLevel", "RuntimePlatform")
-        kinds = {"".join(f"_{c.lower()}" if c.isupper() else c for c in name)[1:]: name for name in enums}
-        known: dict[str, Any] = {name: getattr(self.trt, kind, None) for name, kind in kinds.items()}
+        enums = (
+            "ProfilingVerbosity",
+            "HardwareCompatibilityLevel",
+            "TilingOptimizationLevel",
+            "RuntimePlatform",
+        )
+        kinds = {
+            "".join(f"_{c.lower()}" if c.isupper() else c for c in name)[1:]: name for name in enums
+        }
+        known: dict[str, Any] = {
+            name: getattr(self.trt, kind, None) for name, kind in kinds.items()
+        }
         known = {name: next(iter(kind)) for name, kind in known.items() if kind is not None}
         known |= {"max_aux_streams": -1, "builder_optimization_level": 3, "l2_limit_for_tiling": 0}
         flags = list(self.trt.BuilderFlag)
@@ -188,7 +220,12 @@ class World:
                 (call[1] for call in config.calls[::-1] if call[0] == "set_tactic_sources"), 1
             ),
             get_memory_pool_limit=lambda pool: next(
-                (call[2] for call in config.calls[::-1] if call[:2] == ("set_memory_pool_limit", pool)), 0
+                (
+                    call[2]
+                    for call in config.calls[::-1]
+                    if call[:2] == ("set_memory_pool_limit", pool)
+                ),
+                0,
             ),
             create_timing_cache=lambda _: timing,
             get_timing_cache=lambda: timing,
@@ -226,33 +263,61 @@ class World:
             inputs = [each for each in graph.input if each.name not in weights]
             for end, values in (("input", inputs), ("output", graph.output)):
                 found = [self.tensor(each.name, end) for each in values]
-                network.values[f"num_{end}s"], network.values[f"get_{end}"] = len(found), found.__getitem__
+                network.values[f"num_{end}s"], network.values[f"get_{end}"] = (
+                    len(found),
+                    found.__getitem__,
+                )
                 for tensor, value in zip(found, values, strict=True):
                     dims = value.type.tensor_type.shape.dim
-                    tensor.values["shape"] = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in dims)
+                    tensor.values["shape"] = tuple(
+                        d.dim_value if d.HasField("dim_value") else -1 for d in dims
+                    )
             self.layers = [
-                self.layer(node.name, list(node.output), list(node.input), _LAYERS.get(node.op_type, "ELEMENTWISE"))
+                self.layer(
+                    node.name,
+                    list(node.output),
+                    list(node.input),
+                    _LAYERS.get(node.op_type, "ELEMENTWISE"),
+                )
                 for node in graph.node
             ]
-            network.values.update(num_layers=len(self.layers), get_layer=lambda index: self.layers[index])
+            network.values.update(
+                num_layers=len(self.layers), get_layer=lambda index: self.layers[index]
+            )
             return not errors
 
         said = {"node": 0, "desc": " In node 7: UNSUPPORTED ", "local_function_stack": []}
         said |= {"node_name": "", "node_operator": ""}
-        error = StandIn(self.version, "ParserError", {name: lambda value=value: value for name, value in said.items()})
+        error = StandIn(
+            self.version,
+            "ParserError",
+            {name: lambda value=value: value for name, value in said.items()},
+        )
         errors = [error] if self.refuses == "the parser" else []
         values = {"parse": parse, "num_errors": len(errors), "get_error": errors.__getitem__}
         return StandIn(self.version, "OnnxParser", values)
 
     def tensor(self, name: str, end: str = "", kind: str = "FLOAT") -> StandIn:
         """A tensor of a network."""
-        values = {"name": name, "dtype": self.trt.DataType[kind], "is_shape_tensor": name in self.shapes}
+        values = {
+            "name": name,
+            "dtype": self.trt.DataType[kind],
+            "is_shape_tensor": name in self.shapes,
+        }
         return StandIn(self.version, "ITensor", {**values, "is_network_output": end == "output"})
 
-    def layer(self, name: str, made: list[str], read: list[str], kind: str = "ELEMENTWISE") -> StandIn:
+    def layer(
+        self, name: str, made: list[str], read: list[str], kind: str = "ELEMENTWISE"
+    ) -> StandIn:
         """A layer of a network."""
-        outputs, inputs = [self.tensor(each) for each in made], [self.tensor(each) for each in read]
-        known = {"name": name, "type": self.trt.LayerType[kind], "num_inputs": len(read), "num_outputs": len(made)}
+        outputs = [self.tensor(each) for each in made]
+        inputs = [self.tensor(each) for each in read]
+        known = {
+            "name": name,
+            "type": self.trt.LayerType[kind],
+            "num_inputs": len(read),
+            "num_outputs": len(made),
+        }
         ends = {"get_output": outputs.__getitem__, "get_input": inputs.__getitem__}
         return StandIn(self.version, "ILayer", {**known, **ends})
 
@@ -266,8 +331,14 @@ class World:
         """An engine of the last model: types and shapes are those of what is fed and computed."""
         made = self.compute({name: value.copy() for name, value in self.feed.items()})
         arrays = {**self.feed, **made}
-        names, modes, places = list(arrays), self.trt.TensorIOMode, self.trt.TensorLocation
-        inspector = StandIn(self.version, "EngineInspector", {"get_engine_information": lambda _: '{"Layers": ["a"]}'})
+        names = list(arrays)
+        modes = self.trt.TensorIOMode
+        places = self.trt.TensorLocation
+        inspector = StandIn(
+            self.version,
+            "EngineInspector",
+            {"get_engine_information": lambda _: '{"Layers": ["a"]}'},
+        )
         context = self._context(made)
         return StandIn(
             self.version,
@@ -278,8 +349,12 @@ class World:
                 "get_tensor_mode": lambda name: modes.INPUT if name in self.feed else modes.OUTPUT,
                 "get_tensor_dtype": lambda name: self.trt.DataType[_kind(arrays[name].dtype)],
                 "get_tensor_shape": lambda name: arrays[name].shape,
-                "get_tensor_location": lambda name: places.HOST if name in self.host else places.DEVICE,
-                "create_execution_context": lambda: context if self._says(self.fails if made == {} else None) else None,
+                "get_tensor_location": lambda name: (
+                    places.HOST if name in self.host else places.DEVICE
+                ),
+                "create_execution_context": lambda: (
+                    context if self._says(self.fails if made == {} else None) else None
+                ),
                 "create_engine_inspector": lambda: inspector,
             },
         )
@@ -291,16 +366,22 @@ class World:
             if not self._says(self.fails):
                 return False
             fed = {
-                name: _view(self.addresses[name], value.dtype, value.shape).copy() for name, value in self.feed.items()
+                name: _view(self.addresses[name], value.dtype, value.shape).copy()
+                for name, value in self.feed.items()
             }
             for name, value in self.compute(fed).items():
                 if name in allocators:
                     allocator = allocators[name]
-                    grow = getattr(allocator, "reallocate_output_async", None) or allocator.reallocate_output
+                    grow = (
+                        getattr(allocator, "reallocate_output_async", None)
+                        or allocator.reallocate_output
+                    )
                     assert grow(name, 0, 1, 256, stream)  # a first guess, then what it really needs
                     self.addresses[name] = grow(name, 0, max(value.nbytes, 1), 256, stream)
                     allocator.notify_shape(name, value.shape)
-                ctypes.memmove(self.addresses[name], np.ascontiguousarray(value).ctypes.data, value.nbytes)
+                ctypes.memmove(
+                    self.addresses[name], np.ascontiguousarray(value).ctypes.data, value.nbytes
+                )
             return True
 
         def shape(name: str) -> tuple[int, ...]:
