@@ -32,6 +32,7 @@ from bisect_trt.targets.choices import (
 )
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
+from bisect_trt.tensors.files import read_inside
 from bisect_trt.worker.guard import scratch
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import Describe, Failed
@@ -43,6 +44,8 @@ _FILES = (
     "an engine"
 )
 _SHOWN = 20
+_MOST_BYTES = 256 << 20
+"""Bytes of a file of choices that are read."""
 MOST_REASONS = 8
 """The largest number of reasons of bad builds that are searched for."""
 Place = tuple[str, str]
@@ -307,13 +310,16 @@ def _read(path: Path, warn: Callable[[str], None]) -> list[tuple[Path, frozenset
     Raises:
         UnavailableError: The file does not exist, or has no build.
     """
-    files = sorted(filter(Path.is_file, path.rglob("*"))) if path.is_dir() else [path]
     if path.is_dir():
+        files = sorted(filter(Path.is_file, path.rglob("*")))
         named = [file for file in files if file.suffix == ".json"]
         # The record of a build of `repeat` has more than its layers.
         more = any(file.name.endswith(RECORD) for file in named)
         files = [file for file in named if not (more and file.name.endswith(LAYERS))] or files
-    read = [(file, _read_file(file)) for file in files]
+        read = [(file, read_build(path, file.relative_to(path))) for file in files]
+    else:
+        real = path.resolve()
+        read = [(path, read_build(real.parent, real.name))]
     for file in (file for file, choices in read if choices is None and file.name.endswith(RECORD)):
         warn(f"{file} is skipped: it is incomplete")
     found = [(file, choices) for file, choices in read if choices is not None]
@@ -341,19 +347,24 @@ def describe_engine(path: Path) -> Entry:
     return reply
 
 
-def _read_file(path: Path) -> frozenset[Choice] | None:
-    """Return the choices of a build in a file; ``None`` if the kind of the file is unknown.
+def read_build(folder: Path, name: str | Path) -> frozenset[Choice] | None:
+    """Return the choices of a build in a file; ``None`` if the kind of the file is unknown, or it is damaged.
+
+    Args:
+        folder: A folder that may be a stranger's.
+        name: The file's path below it.
 
     Raises:
         UnavailableError: It cannot be read.
     """
+    path = folder / name
     if path.suffix in ENGINES:
         return frozenset(choices_of_layers(describe_engine(path)["layers"]))
     try:
-        plain = json.loads(path.read_bytes())
+        plain = json.loads(read_inside(folder, name, _MOST_BYTES))
     except OSError as error:
         raise UnreadableFileError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError:  # no JSON, or no text at all
+    except (ValueError, RecursionError):  # no JSON, nested too deeply, or no text at all
         return None
     found = read_choices(plain)
     with suppress(KeyError, TypeError, ValueError, AttributeError):

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from bisect_trt.commands.subject import Subject
@@ -17,6 +18,7 @@ from bisect_trt.errors import (
     ConflictError,
     ModelRefusedError,
     PlaceError,
+    RunFolderError,
     RunStateError,
     UnavailableError,
     quoted,
@@ -30,7 +32,8 @@ from bisect_trt.targets import find, names
 from bisect_trt.targets.messages import TINY_MODEL
 from bisect_trt.targets.options import selectable
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.files import replacing, save_npz, shapes_of
+from bisect_trt.tensors.comparison import strict_json
+from bisect_trt.tensors.files import read_inside, replacing, save_npz, shapes_of
 from bisect_trt.worker.deadline import Deadline
 from bisect_trt.worker.guard import scratch
 from bisect_trt.worker.place import Place, make_place, parse, slots
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 
 PLACES_FILE = "places.json"
 """In a run's folder: the packages and devices of its places."""
+_MOST_BYTES = 16 << 20
 TIMEOUT_SECONDS = 120.0
 """TensorRT alone takes 10 s to start; a driver may hang."""
 
@@ -126,12 +130,27 @@ def _require_alike(subject: Subject) -> None:
     if not file.exists():
         with replacing(file) as stream:
             stream.write(json.dumps(kinds, indent=1).encode())
-    for place, before in json.loads(file.read_bytes()).items():
+    for place, before in earlier_kinds(file.parent).items():
         if unlike := _unlike(before, kinds.get(place, {})):
             raise RunStateError(
                 f"{subject.workspace.folder} cannot be resumed, because its verdicts are out of date: {place} has changed "
                 f"({unlike}); start a new run."
             )
+
+
+def earlier_kinds(folder: Path) -> dict[str, dict[str, str]]:
+    """Return the facts of each place when the run in a folder began.
+
+    Raises:
+        UnavailableError: They are damaged.
+    """
+    try:
+        plain = strict_json(read_inside(folder, PLACES_FILE, _MOST_BYTES))
+        return msgspec.convert(plain, dict[str, dict[str, str]])
+    except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise RunFolderError(
+            f"{folder / PLACES_FILE} is damaged ({error}); start a new run."
+        ) from error
 
 
 def _unlike(one: Mapping[str, str], other: Mapping[str, str]) -> str:

@@ -6,7 +6,6 @@ with pinned choices prove which of them are the reason (:mod:`bisect_trt.command
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Callable, Sequence
@@ -20,13 +19,14 @@ from bisect_trt.commands.build_choices import (
     compare_builds,
     find_reasons,
     plain_choice,
+    read_build,
     tell_choices,
 )
 from bisect_trt.commands.call import Call
 from bisect_trt.commands.checks import FOLDERS, sort_file
 from bisect_trt.commands.session import Session, saving_best
 from bisect_trt.commands.space import Series
-from bisect_trt.errors import ConflictError
+from bisect_trt.errors import ConflictError, RunFolderError
 from bisect_trt.options.searches import Repeat
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.candidate import Candidate
@@ -41,7 +41,6 @@ from bisect_trt.targets.choices import (
     TIMINGS,
     Choice,
     choices_of_layers,
-    read_choices,
     write_choices,
 )
 from bisect_trt.targets.options import Target
@@ -94,7 +93,10 @@ class Repetition:
         """The choices of a probed build that the target reports."""
         file = self.session.subject.workspace.files(key).folder / RECORD
         if file.is_file():
-            return frozenset(read_choices(json.loads(file.read_text(encoding="utf-8"))) or ())
+            choices = read_build(file.parent, file.name)
+            if choices is None:
+                raise RunFolderError(f"{file} is damaged; start a new run.")
+            return choices
         outcome = self.session.prober.ledger.outcome(key)
         return frozenset(choices_of_layers(outcome.layers if outcome is not None else ()))
 

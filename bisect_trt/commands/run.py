@@ -44,7 +44,7 @@ from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
-from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.comparison import TensorComparison, to_plain
 from bisect_trt.tensors.files import (
     NpzFile,
     SavedRun,
@@ -149,7 +149,7 @@ def score(
     change = "" if math.isnan(lost) else f" ({lost:+.4g}{scale.metric.unit} against the reference)"
     equal = measured.value == scale.reference
     console.answer(f"{scale.describe(measured)}{' (equal to the reference)' if equal else change}")
-    result.extra |= {"metric": scale.to_json(measured), "comparisons": []}
+    result.extra |= {"metric": to_plain(scale.score(measured)), "comparisons": []}
     return result.end("not_reproduced" if result.extra["metric"]["passed"] is False else "found")
 
 

@@ -39,6 +39,7 @@ from bisect_trt.search.oracle import (
     about_units,
 )
 from bisect_trt.search.strategy import minimise
+from bisect_trt.tensors.comparison import to_plain
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.protocol import LOST, Failed
 
@@ -370,10 +371,10 @@ class Session:
                 f"the answer could not be scored on the whole set: {measured.message}"
             )
             return
-        self.result.extra["metric"] = scale.to_json(measured) | {
-            "original": None if original is None else original["candidate"],
+        self.result.extra["metric"] = to_plain(scale.score(measured)) | {
+            "original": None if original is None else to_plain(original.candidate),
             "probes": [
-                {"probe": record.number, "candidate": seen["candidate"]}
+                {"probe": record.number, "candidate": to_plain(seen.candidate)}
                 for record in prober.ledger.records
                 if (seen := self.outcome(record).metric) is not None
             ],
@@ -390,7 +391,7 @@ class Session:
             (each.metric for each in outcomes if each is not None and each.metric is not None), None
         )
         if found is not None:
-            self.result.extra.setdefault("metric", dict(found))
+            self.result.extra.setdefault("metric", to_plain(found))
 
     def until_done(self, story: Callable[[], Done]) -> Done:
         """Return the result of a function; run it again if the user takes an answer back.

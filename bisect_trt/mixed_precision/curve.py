@@ -272,7 +272,7 @@ class Fix(Watcher):
             outcome = task.outcome_of(units)
             if outcome is None or outcome.ending is not Ending.PASSED or outcome.metric is None:
                 return -math.inf
-            value = float(outcome.metric["candidate"])
+            value = outcome.metric.candidate
             return -value if check.scale.metric.lower_is_better else value
 
         others = task.everything - minimum.units

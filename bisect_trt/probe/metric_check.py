@@ -7,7 +7,6 @@ from the result. So it is the score of a model in which only the piece runs on t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, ClassVar
 import onnx
 
 from bisect_trt.probe.oracles import BuiltinCheck, EngineCache, outcome_of_failure
-from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.outcome import Ending, MetricScore, Outcome
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.metrics import Evaluation, Metric
@@ -62,22 +61,18 @@ class Scale:
             )
         return f"{said} (of all {self.data.count} samples)"
 
-    def to_json(self, measured: Scored) -> dict[str, Any]:
-        """Return a score for the result."""
-        return {
-            "name": self.metric.name,
-            "reference": _plain(self.reference),
-            "candidate": _plain(measured.value),
-            "bound": None if self.bound is None else _plain(self.bound),
-            "lower_is_better": self.metric.lower_is_better,
-            "passed": measured.passed,
-            "samples": self.data.count,
-            "of": self.data.count,
-        }
-
-
-def _plain(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
+    def score(self, measured: Scored) -> MetricScore:
+        """Return a score with the facts of the metric."""
+        return MetricScore(
+            name=self.metric.name,
+            reference=self.reference,
+            candidate=measured.value,
+            bound=self.bound,
+            lower_is_better=self.metric.lower_is_better,
+            passed=measured.passed,
+            samples=self.data.count,
+            of=self.data.count,
+        )
 
 
 @dataclass(frozen=True)
@@ -114,7 +109,7 @@ class MetricCheck:
         reason = self.scale.describe(reply)
         files.note(reason)
         known: dict[str, Any] = {"latency_ms": reply.latency_ms, "layers": reply.layers}
-        known["metric"] = self.scale.to_json(reply)
+        known["metric"] = self.scale.score(reply)
         ending, signature = (
             (Ending.PASSED, "match") if reply.passed else (Ending.MISMATCHED, SIGNATURE)
         )

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.targets.choices import Layer
 from bisect_trt.targets.messages import error_class
 from bisect_trt.tensors.comparison import TensorComparison, from_plain, required_severity, to_plain
 from bisect_trt.worker.protocol import CANCELLED, OVER_MEMORY
@@ -34,6 +35,31 @@ class Ending(str, Enum):
     BROKEN = "broken"
     """It was killed, ran out of time, or the runtime refused the model: a failure if the original's
     is of this kind."""
+
+
+@dataclass(frozen=True)
+class MetricScore:
+    """The score of a candidate by a metric.
+
+    Attributes:
+        name: The name of the metric.
+        reference: The score of the reference.
+        candidate: The score of the candidate.
+        bound: The bound of the score; ``None`` if it is measured only.
+        lower_is_better: Whether a lower score is better.
+        passed: Whether the score is within the bound; ``None`` without one.
+        samples: The number of samples.
+        of: The number of samples of the whole set.
+    """
+
+    name: str
+    reference: float
+    candidate: float
+    bound: float | None
+    lower_is_better: bool
+    passed: bool | None
+    samples: int
+    of: int
 
 
 @dataclass(frozen=True)
@@ -63,7 +89,7 @@ class Outcome:
         place: Where it ran, as it was asked for, if not here.
         errors: Of each fresh sample, the largest error over its tolerance, where errors decide the
             verdict.
-        metric: What it scores, where a metric is the check; see ``Scale.to_json``.
+        metric: Its score, where a metric is the check.
         measured: Its times and memory, where limits are the check.
     """
 
@@ -82,7 +108,7 @@ class Outcome:
     sample: int | None = None
     place: str | None = None
     errors: tuple[float, ...] = ()
-    metric: Mapping[str, Any] | None = None
+    metric: MetricScore | None = None
     measured: Mapping[str, Any] | None = None
 
     @property
@@ -135,7 +161,8 @@ class Outcome:
             KeyError: A value is missing.
         """
         comparisons = [TensorComparison.from_json(each) for each in plain["comparisons"]]
-        numbers = from_plain({name: plain[name] for name in ("severity", "errors")})
+        numbers = from_plain({name: plain[name] for name in ("severity", "errors", "metric")})
+        msgspec.convert(plain["layers"], list[Layer])
         return msgspec.convert({**plain, **numbers, "comparisons": comparisons}, cls)
 
 

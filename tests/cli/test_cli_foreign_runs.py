@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -15,7 +16,11 @@ from conftest import CommandLine
 from foreign_runs import changed_journal, changed_json, lines_of
 from support import chain, has, read_json, script
 
-from bisect_trt.probe.ledger import sealed
+from bisect_trt.commands.places import PLACES_FILE, earlier_kinds
+from bisect_trt.errors import UnavailableError
+from bisect_trt.probe.ledger import read_probes, sealed
+from bisect_trt.probe.outcome import Ending, MetricScore, Outcome
+from bisect_trt.targets.choices import TACTIC, Choice, write_choices
 
 pytestmark = pytest.mark.any_version
 FILES = ("journal.jsonl", "result.json", "run.json")
@@ -165,3 +170,73 @@ def test_changes_anywhere(cli: CommandLine, run: Path, seed: int) -> None:
         (run / name).write_bytes(changed_json(run / name, rng))
     for words in (("log", run), ("log", run, "1"), ("report", run)):
         ends_with_a_sentence(cli, *words)
+
+
+LAYER = {"name": "a", "tactic": "7", "tensors": ["t"], "precisions": ["fp16"], "formats": ["row"]}
+SCORE = MetricScore("top-1", 0.5, float("nan"), None, False, None, 4, 4)
+
+
+def test_scores_and_layers_of_other_types(here: Path) -> None:
+    """A search that is resumed reads these from the journal; NaN, which JSON has not, is text there."""
+    journal = here / "journal.jsonl"
+    outcome = Outcome(Ending.MISMATCHED, "metric", "why", metric=SCORE, layers=(LAYER,))
+    entries = [{"event": "outcome", "key": "k", "outcome": outcome.to_json()}]
+    journal.write_bytes(sealed(entries[0]))
+    outcomes, _, _ = read_probes(journal)
+    assert repr(outcomes["k"]) == repr(outcome)
+    places = [("metric", name) for name in vars(SCORE)] + [("layers", 0, name) for name in LAYER]
+    for place in places:
+        for value in (VALUES[3], VALUES[5]):
+            journal.write_bytes(changed_journal(entries, 0, ["outcome", *place], value))
+            with pytest.raises(UnavailableError, match=r"damaged in line 1"):
+                read_probes(journal)
+
+
+@pytest.mark.timeout(60)
+def test_places_of_other_types(here: Path) -> None:
+    file = here / PLACES_FILE
+    file.write_text('{"ssh=host": {"version": "1.0"}}')
+    assert earlier_kinds(here) == {"ssh=host": {"version": "1.0"}}
+    for content in (
+        "",
+        "[",
+        "[1]",
+        "7",
+        '{"a": 1}',
+        '{"a": {"b": 1}}',
+        '{"a": [["b", "c"]]}',
+        "[" * 100_000,
+    ):
+        file.write_text(content)
+        with pytest.raises(UnavailableError, match="damaged"):
+            earlier_kinds(here)
+    for way in ("a FIFO", "a device", "a loop", "a folder"):
+        file.unlink()
+        replaced(way)(file)
+        with pytest.raises(UnavailableError, match="damaged"):
+            earlier_kinds(here)
+
+
+def test_choices_of_other_types(cli: CommandLine, here: Path) -> None:
+    """Each value of a record of a build, one after the other, beside an intact one."""
+    good = here / "run" / "good"
+    bad = here / "run" / "bad"
+    for folder, tactic in ((good, "1"), (bad, "2")):
+        folder.mkdir(parents=True)
+        write_choices(folder / "0001_choices.json", [Choice("layer", TACTIC, tactic, pins=True)])
+    write_choices(bad / "0002_choices.json", [Choice("layer", TACTIC, "2")])
+    cli("diff", "run").ended(0)
+    record = read_json(bad / "0001_choices.json")
+    places: list[list[Any]] = [[name] for name in record]
+    places += [["choices", 0], *(["choices", 0, name] for name in record["choices"][0])]
+    for place in places:
+        for value in VALUES:
+            changed = copy.deepcopy(record)
+            holder = changed
+            for name in place[:-1]:
+                holder = holder[name]
+            holder[place[-1]] = value
+            (bad / "0001_choices.json").write_text(json.dumps(changed))
+            ends_with_a_sentence(cli, "diff", "run")
+    (bad / "0001_choices.json").write_text("[" * 100_000)
+    ends_with_a_sentence(cli, "diff", "run")

@@ -66,6 +66,9 @@ def test_a_wrong_kernel_is_named_and_turned(cli: CommandLine, here: Path) -> Non
         (each["layer"], each["choice"]) for each in found["choices"]
     }
     assert cli("diff", f"{run}/good", f"{run}/bad").status == 0
+    for record in Path(run).glob("candidates/*/choices.json"):
+        record.write_text('{"bisect_trt_build": 1, "choices": [{"layer": 1}]}', encoding="utf-8")
+    unsteady("resume", run).refused("BT2006", "choices.json is damaged")
 
 
 def test_a_check_command_judges_the_engines_that_were_built(here: Path) -> None:
