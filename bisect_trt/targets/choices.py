@@ -1,7 +1,7 @@
 """The choices of a build: tactic, precision, formats and fused nodes of each layer.
 
 A target that builds leaves it in a file beside the engine
-(:meth:`~bisect_trt.targets.base.Target.recording`), and may be held to it, or kept from it, in
+(:meth:`~bisect_trt.targets.base.Target.recording`), and may be made to repeat it, or to avoid it, in
 another build (:meth:`~bisect_trt.targets.base.Target.pinned`).
 """
 
