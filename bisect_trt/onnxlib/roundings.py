@@ -22,6 +22,7 @@ from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.onnxlib.load import model_tensors, read_weight
 from bisect_trt.onnxlib.lower import LOW_TYPES, Rewriter, lower_fp16
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import (
     DEFAULT_DOMAINS,
     all_nodes,
@@ -181,14 +182,34 @@ def lower_roundtrip(
     low: int = TensorProto.FLOAT16,
 ) -> ModelProto:
     """Return the model lowered and emulated; see :func:`lower_fp16` and :func:`emulate`."""
-    return emulate(lower_fp16(model, keep, dtypes, low), low)
+    lowered = lower_fp16(model, keep, dtypes, low)
+    if any(tensor.data_type == low for tensor in model_tensors(model)) or low in map(
+        _element, model.graph.input
+    ):
+        # The file's own low-precision nodes are rounded as well, and few files declare inner
+        # tensors.
+        declared = {
+            value.name
+            for value in (*lowered.graph.value_info, *lowered.graph.output, *lowered.graph.input)
+        }
+        types = {**(dtypes or {}), **Network(model).element_types}
+        produced = {name for node in lowered.graph.node for name in node.output}
+        names = [
+            name
+            for name, element in types.items()
+            if element == low and name in produced - declared
+        ]
+        lowered.graph.value_info.extend(
+            helper.make_tensor_value_info(name, low, None) for name in names
+        )
+    return emulate(lowered, low)
 
 
 def emulate(model: ModelProto, low: int = TensorProto.FLOAT16) -> ModelProto:
     """Return the model with each low-precision node in fp32, and its results rounded by round trips.
 
-    All names except weights' stay, for fp32 tensors of the same values. Graph inputs and outputs
-    become fp32 too, and inputs are rounded.
+    Graph inputs and outputs keep their names and types; inner names stay, for fp32 tensors of the
+    same values.
 
     Args:
         model: A model that declares its low-precision tensors, as :func:`lower_fp16` does, nodes in
@@ -209,15 +230,21 @@ def emulate(model: ModelProto, low: int = TensorProto.FLOAT16) -> ModelProto:
     renamed = merged | work.widen_weights()
     for value in graph.input:
         if _element(value) == low and value.name not in renamed:
-            renamed[value.name] = work.fresh(f"{value.name}_rounded")
-            work.round_trip(value.name, renamed[value.name])
+            renamed[value.name] = work.fresh(f"{value.name}_fp32")
+            work.cast(value.name, renamed[value.name], TensorProto.FLOAT)
+    narrowed = [
+        value.name for value in graph.output if _element(value) == low and value.name not in renamed
+    ]
+    renamed |= {name: work.fresh(f"{name}_fp32") for name in narrowed}
     keep_only(graph.value_info, [value for value in graph.value_info if value.name not in merged])
-    for value in (*graph.input, *graph.output, *graph.value_info):
+    for value in graph.value_info:
         if _element(value) == low:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
     for node in work.source:
         if node.op_type != "Cast" or merged.get(node.input[0]) != node.output[0]:
             work.node(node, lowered, renamed)
+    for name in narrowed:
+        work.cast(renamed[name], name, low)
     return work.model
 
 
@@ -230,12 +257,13 @@ class _Emulation(Rewriter):
     """A rewriter that writes round trips."""
 
     def widen_weights(self) -> dict[str, str]:
-        """Make low-precision weights fp32: stored, or by Casts if external; return the new names of the latter."""
+        """Make low-precision weights fp32: stored, or by Casts if external or declared; return the new names of the latter."""
         renamed: dict[str, str] = {}
+        declared = {value.name for value in (*self.model.graph.input, *self.model.graph.output)}
         for tensor in self.model.graph.initializer:
             if tensor.data_type != self.low:
                 continue
-            if uses_external_data(tensor):
+            if uses_external_data(tensor) or tensor.name in declared:
                 renamed[tensor.name] = self.fresh(f"{tensor.name}_fp32")
                 self.cast(tensor.name, renamed[tensor.name], TensorProto.FLOAT)
             else:

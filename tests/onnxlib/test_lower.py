@@ -219,6 +219,26 @@ def test_weights_and_constants_are_rounded_in_place(lower: Lowering) -> None:
         )
 
 
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("level", LEVELS)
+def test_round_trips_of_an_fp16_file_keep_its_types_and_round_each_node(
+    level: str, declared: bool
+) -> None:
+    """Its inputs, outputs, weights and inner values are fp16."""
+    halves = {name: np.float16(value) for name, value in {"w": 300, "c": 3}.items()}
+    body = "h = Mul(x, w) big = Mul(h, c) wide = Cast<to = 1>(h) back = Div(big, w) y = Identity(back) z = Sqrt(wide)"
+    source = text_model("(float16[2] x) => (float16[2] y, float[2] z, float16[2] h)", body, halves)
+    if declared:
+        source = onnx.shape_inference.infer_shapes(source)
+    emulated = checked(lower_roundtrip, source)
+    onnx.checker.check_model(emulated, full_check=True)
+    x = np.array([1, 100], np.float16)
+    values = ort_run(emulated, {"x": x}, level)
+    np.testing.assert_array_equal(values["y"], np.array([3, np.inf], np.float16))
+    np.testing.assert_array_equal(values["h"], x * halves["w"])
+    np.testing.assert_array_equal(values["z"], np.sqrt(x * halves["w"]).astype(np.float32))
+
+
 @settings(deadline=None, max_examples=examples(60))
 @given(source=random_models(), seed=st.integers(0, 99), level=st.sampled_from(LEVELS))
 def test_round_trips_are_what_real_fp16_nodes_compute(

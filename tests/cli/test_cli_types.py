@@ -1,0 +1,42 @@
+"""Models of the types that real files have: the comparison agrees with a plain session, and no command is in the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from building import save_text
+from conftest import CommandLine
+
+DRAW = np.random.default_rng(0)
+HALF = DRAW.standard_normal((4, 4)).astype(np.float16)
+TYPES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "float16": ("(float16[2, 4] x) => (float16[2, 4] y)", "h = MatMul(x, half) y = Tanh(h)", {"x": HALF[:2]}),
+    "uint8": ("(uint8[n, 4] x) => (uint8[n, 4] y)", "f = Cast<to = 1>(x) y = Cast<to = 2>(f)", {"x": np.eye(4, dtype=np.uint8)}),
+    "int8": ("(int8[4] x) => (float[4] y)", "y = DequantizeLinear(x, scale, zero)", {"x": np.array([-128, -1, 3, 127], np.int8)}),
+    "int32": ("(int32[3] x) => (float16[3, 4] y)", "y = Gather(half, x)", {"x": np.array([0, 3, 2], np.int32)}),
+    "bool": ("(bool[4] x) => (bool[4] y)", "y = Not(x)", {"x": np.array([True, False, True, True])}),
+    "double": ("(double[4] x) => (double[4] y)", "e = Exp(x) y = Sqrt(e)", {"x": np.arange(4.0)}),
+    "inner sequence": (
+        "(float[4, 3] x) => (float[4, 3] y)",
+        "r = Relu(x) parts = SplitToSequence<axis = 0>(r) y = ConcatFromSequence<axis = 0>(parts)",
+        {"x": np.ones((4, 3), np.float32)},
+    ),
+}  # fmt: skip
+WEIGHTS = {"half": HALF, "scale": np.float32(0.1), "zero": np.int8(3)}
+
+
+@pytest.mark.parametrize("precision", [(), ("--fp16",)], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("name", TYPES)
+def test_types_of_inputs_and_outputs(
+    cli: CommandLine, here: Path, name: str, precision: tuple[str, ...]
+) -> None:
+    ends, body, inputs = TYPES[name]
+    model = save_text(here / "m.onnx", ends, body, WEIGHTS)
+    np.savez("inputs.npz", **inputs)
+    words = (model, "--onnxrt", *precision, "--load-inputs", "inputs.npz")
+    assert "1 of 1 output" in cli("run", *words).ended(0).out
+    assert "Every tensor matches" in cli("layerwise", *words).ended(1).out
+    cli("diagnose", *words).ended(1)
