@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from bisect_trt.errors import BisectError, UnavailableError, UsageError
     from bisect_trt.report.result import Result
     from bisect_trt.search.oracle import Verdict
-
-    __version__: str
+    from bisect_trt.version import __version__ as __version__
 __all__ = [
     "BisectError",
     "Result",
@@ -54,6 +53,7 @@ _HOMES = {
     "UsageError": "errors",
     "Result": "report.result",
     "Verdict": "search.oracle",
+    "__version__": "version",
 }
 
 
@@ -67,24 +67,10 @@ def __getattr__(name: str) -> object:
         if command is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return import_module(f"{__name__}.api").function_of(command)
-    value: object = (
-        _version()
-        if name == "__version__"
-        else getattr(import_module(f"{__name__}.{_HOMES.get(name, 'api')}"), name)
-    )
+    value: object = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'api')}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
-
-
-def _version() -> str:
-    """Return the version that was installed; for a checkout, the version at that time, so that later commits break no run."""
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - see above
-
-    try:
-        return version("bisect-trt")
-    except PackageNotFoundError:  # a source tree on the path, which nobody has installed
-        return "0+unknown"

@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bisect_trt.commands.commands import COMMANDS
+from bisect_trt.commands.table import COMMANDS
 from bisect_trt.errors import (
     BisectError,
     ExitStatus,
@@ -29,8 +29,8 @@ from bisect_trt.options.spec import Params, entries
 from bisect_trt.targets.options import selectable
 
 if TYPE_CHECKING:
-    from bisect_trt.commands.source import Inputs, Model
     from bisect_trt.report.result import Result
+    from bisect_trt.session.source import Inputs, Model
 
 Check: TypeAlias = Callable[..., object] | str | Sequence[str]
 """A function, or a command as after ``--check``."""
@@ -167,14 +167,15 @@ def _run(
     **options: Any,  # noqa: ANN401 - of many types
 ) -> Result:
     """Run a command; ``result.json`` and ``report.html`` are left in the run's folder however it ends."""
-    from bisect_trt.commands.call import Call  # noqa: PLC0415
-    from bisect_trt.commands.paths import Paths  # noqa: PLC0415
-    from bisect_trt.commands.record import attempt, keeps_earlier, leave_record  # noqa: PLC0415
-    from bisect_trt.commands.runs import RUN_FILE  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
-    from bisect_trt.commands.source import Source  # noqa: PLC0415
     from bisect_trt.probe.workspace import Workspace  # noqa: PLC0415
     from bisect_trt.report.console import Console, QuietConsole  # noqa: PLC0415
     from bisect_trt.report.result import Result  # noqa: PLC0415
+    from bisect_trt.session.binding import RUN_FILE  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
+    from bisect_trt.session.call import Call  # noqa: PLC0415
+    from bisect_trt.session.ending import attempt, keeps_earlier  # noqa: PLC0415
+    from bisect_trt.session.paths import Paths  # noqa: PLC0415
+    from bisect_trt.session.record import leave_record  # noqa: PLC0415
+    from bisect_trt.session.source import Source  # noqa: PLC0415
     from bisect_trt.worker.worker import keep_spare  # noqa: PLC0415
 
     given = {name: value for name, value in options.items() if value is not None}

@@ -6,10 +6,10 @@ import re
 import sys
 from collections.abc import Iterator
 
-from bisect_trt.commands import session  # noqa: F401 - it imports every class of errors
-from bisect_trt.commands.commands import COMMANDS, Command
+from bisect_trt.commands.table import COMMANDS, Command
 from bisect_trt.errors import kinds
 from bisect_trt.options.spec import Option, entries, title
+from bisect_trt.session import session  # noqa: F401 - it imports every class of errors
 
 _HEAD = """# Reference
 

@@ -21,14 +21,14 @@ from building import proto_of, save_text
 from hypothesis import settings
 from onnx import TensorProto, helper
 
-from bisect_trt.commands.checks import tolerance_options
-from bisect_trt.commands.commands import COMMANDS as COMMAND_TABLE
+from bisect_trt.commands.table import COMMANDS as COMMAND_TABLE
 from bisect_trt.options.compare import CompareOptions, ErrorStat
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import make_group
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
+from bisect_trt.session.checks import tolerance_options
 from bisect_trt.tensors.compare import compare_tensor
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.tolerance import Tolerance, ToleranceOptions

@@ -23,10 +23,10 @@ from support import arrays, chain, node_names, overflowing, read_json, reproduce
 
 import bisect_trt
 from bisect_trt import UsageError
-from bisect_trt.commands import source
-from bisect_trt.commands.commands import COMMANDS
+from bisect_trt.commands.table import COMMANDS
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import entries
+from bisect_trt.session import source
 
 COMPARES = "model inputs target **options"
 SEARCHES = "model check * inputs target **options"

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from bisect_trt import errors
-from bisect_trt.commands.session import RebuiltPasses
 from bisect_trt.errors import CommandLineError, UsageError, kind_of, kinds
+from bisect_trt.session.session import RebuiltPasses
 
 _SENTENCE = re.compile(r"[A-Za-z`][^.]*( \.bisect-trt)?\.")
 

@@ -14,16 +14,17 @@ from typing import Any, NoReturn, TextIO
 
 from bisect_trt.cli.interrupts import interrupts
 from bisect_trt.cli.parser import parse
-from bisect_trt.commands.call import Call
-from bisect_trt.commands.commands import COMMANDS
-from bisect_trt.commands.paths import Paths
-from bisect_trt.commands.record import attempt, keeps_earlier, leave_record, system_errors
+from bisect_trt.commands.table import COMMANDS
 from bisect_trt.errors import BisectError, ExitStatus, InternalError, OutputFileError, SameFileError
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import STDOUT, Params
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result, write_junit
+from bisect_trt.session.call import Call
+from bisect_trt.session.ending import attempt, keeps_earlier, system_errors
+from bisect_trt.session.paths import Paths
+from bisect_trt.session.record import leave_record
 from bisect_trt.worker.guard import claimed_run
 
 

@@ -20,10 +20,10 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-import bisect_trt
-from bisect_trt.commands.commands import COMMANDS
+from bisect_trt.commands.table import COMMANDS
 from bisect_trt.errors import CommandLineError
 from bisect_trt.options.spec import Option, entries, title
+from bisect_trt.version import __version__
 
 PROGRAM = "bisect-trt"
 CHECK = "--check"
@@ -124,7 +124,7 @@ def make_app(named: str | None, run: Callable[[str, dict[str, Any]], object]) ->
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"{PROGRAM} {bisect_trt.__version__}")
+        typer.echo(f"{PROGRAM} {__version__}")
         raise typer.Exit
 
 

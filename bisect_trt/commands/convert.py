@@ -1,55 +1,32 @@
-"""``convert``, ``extract`` and ``sanitize``: write a model in lower precision, its engine, a piece, or a cleaned-up model."""
+"""``convert``: writes a model in lower precision, or its engine."""
 
 from __future__ import annotations
 
 import shlex
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Literal
 
-import onnx
-
-from bisect_trt.commands.call import Call
-from bisect_trt.commands.places import require_target
-from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import (
     ConflictError,
     MissingOptionError,
-    ModelRefusedError,
     UnknownNameError,
-    WrongResultError,
 )
 from bisect_trt.onnxlib.cleanup import (
-    Folding,
-    constant_value,
-    fold_shapes,
-    remove_unread,
     sort_nodes,
-    to_tensor,
 )
-from bisect_trt.onnxlib.cut import extract
-from bisect_trt.onnxlib.load import load_model, tensor_bytes
+from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.lower import LOW_TYPES, lower_fp16
-from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import clone, first_output, free_name, keep_only, share_names
+from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.qdq import has_quantized
-from bisect_trt.onnxlib.save import said_beside, save_model, share_weights
-from bisect_trt.onnxlib.shapes import fix_input_shapes
-from bisect_trt.options.commands import Convert, Extract, Sanitize
+from bisect_trt.onnxlib.save import said_beside, save_model
+from bisect_trt.options.commands import Convert
 from bisect_trt.options.shared import Data
 from bisect_trt.report.result import Result
+from bisect_trt.session.call import Call
+from bisect_trt.session.places import require_target
+from bisect_trt.session.subject import ModelSettings
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import reference_settings
-from bisect_trt.tensors.files import save_npz
-from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample
 
 _ONNX_SUFFIXES = (".onnx", ".onnxtxt", ".onnxjson", ".json", ".textproto", ".txtpb")
-FOLD_LIMIT_BYTES = 16 << 20
-"""Larger values are not folded, as by default in graphsurgeon and ``polygraphy surgeon
-sanitize``."""
 
 
 def run(call: Call) -> Result:
@@ -83,7 +60,7 @@ def run(call: Call) -> Result:
         call.console.answer(
             f"{own.output}: the engine of {own.model}, {own.output.stat().st_size} bytes."
         )
-        return _written(call.result, engine=own.output)
+        return call.result.wrote(engine=own.output)
 
 
 def _convert_to_onnx(call: Call, own: Convert, target: Target) -> Result:
@@ -114,260 +91,4 @@ def _convert_to_onnx(call: Call, own: Convert, target: Target) -> Result:
     )
     if (beside := said_beside(own.output)) is not None:
         call.console.answer(f"  {beside}")
-    return _written(call.result, converted=own.output)
-
-
-def extract_run(call: Call) -> Result:
-    """Write a piece of the model, and the values of its inputs if the model's input values are given."""
-    own = call[Extract]
-    data = call[Data]
-    values = [own.output.with_suffix(".inputs.npz")] if data.given else []
-    fixed = bool(data.input_shapes or values)  # else the piece's inputs keep free dimensions
-    call.may_write(own.output, *values, overwrite=own.overwrite)
-    call.open()
-    call.model = replace(call.model, stays_free=not fixed)
-    with call.examined(own.timeout) as session:
-        subject, network = session.subject, session.subject.network
-        starts = _tensors(own.inputs, network)
-        ends = _tensors(own.outputs, network)
-        piece, inputs = extract(network, starts, ends, network.infos)
-        known = [
-            info
-            for name in inputs
-            if (info := network.infos.get(name)) is not None and info.shape is not None
-        ]
-        free = bool(data.input_shapes) and not all(info.is_static for info in known)
-        # The inputs of a valid model have types; a run finds those that shape inference does not.
-        if values or free or len(known) < len(inputs):
-            if not fixed:
-                subject.say_sizes()
-            piece, inputs = extract(subject.network, starts, ends, subject.infos)
-            if unknown := [name for name in inputs if name not in subject.reference.infos]:
-                raise ModelRefusedError(
-                    f"the values of '{unknown[0]}' are unknown, because ONNX Runtime cannot run the nodes before it; start the "
-                    "piece elsewhere."
-                )
-        subject.workspace.save(piece, own.output)
-        names = ", ".join(value.name for value in piece.graph.output)
-        call.console.answer(
-            f"{own.output}: {len(piece.graph.node)} nodes from {', '.join(inputs)} to {names}."
-        )
-        for path in values:
-            save_npz(path, subject.reference.select(inputs))
-            call.result.artifacts["inputs"] = str(path)
-            call.console.answer(f"{path}: the values of its inputs.")
-        return _written(call.result, extracted=own.output)
-
-
-def _written(result: Result, **files: Path) -> Result:
-    """Return the result with the files that were written."""
-    result.artifacts |= {name: str(path) for name, path in files.items()}
-    return result.end()
-
-
-def _tensors(names: Sequence[str], network: Network) -> list[str]:
-    """Return names of tensors without Polygraphy's suffix ``:auto:auto``."""
-    known = {*network.producer, *network.inputs}
-    return [
-        name if name in known else name.removesuffix(":auto").removesuffix(":auto")
-        for name in names
-    ]
-
-
-def sanitize_run(call: Call) -> Result:
-    """Fold constants and clean a model up, and write it if its results are equal to the original's.
-
-    The result has the ``changes``.
-    """
-    own = call[Sanitize]
-    call.may_write(own.output, overwrite=own.overwrite)
-    with call.open(input_shapes=own.override_input_shapes).examined(own.timeout) as session:
-        subject = session.subject
-        console = session.console
-        result = session.result
-        model = subject.settings.load()
-        shaped = own.override_input_shapes
-        before = len(model.graph.node)
-        renamed = _tell_apart(model)
-        changes = Counter(renamed_nodes=renamed, folded_nodes=0, stored_tensors=0, stored_bytes=0)
-        share_weights(model, subject.settings.weights, subject.workspace.candidates)
-        if shaped:
-            fix_input_shapes(model, shaped, assume=False)
-        first = (
-            remove_unread(model) if own.cleanup else Counter[str]()
-        )  # these need not be computed
-        if own.fold_constants:
-            model = _fold(model, subject, changes, shapes=own.shape_inference)
-        last = remove_unread(model) if own.cleanup else Counter[str]()
-        changes.update(removed_nodes=first["nodes"], removed_weights=first["weights"])
-        changes.update(removed_declarations=first["declarations"] + last["declarations"])
-        ordered = sort_nodes(model)
-        changes.update(declared_shapes=_declare(model) if own.shape_inference else 0)
-        said = [f"input shapes fixed: {', '.join(shaped)}"] * bool(shaped) + [
-            "nodes sorted topologically"
-        ] * ordered
-        said += [f"{name.replace('_', ' ')}: {count}" for name, count in changes.items() if count]
-        for line in said or ["nothing to change"]:
-            console.say(f"  {line}")
-        doubt = _compare(model, subject)
-        subject.workspace.save(model, own.output)
-        nodes = [before, len(model.graph.node)]
-        result.extra["changes"] = {
-            "nodes": nodes,
-            "shaped_inputs": list(shaped),
-            "sorted": ordered,
-            **changes,
-        }
-        compared = "not compared with the original" if doubt else "the same results as the original"
-        console.answer(f"{own.output}: {before} nodes before, {nodes[1]} now; {compared}.")
-        if doubt:
-            console.warn(doubt)
-        return _written(result, sanitized=own.output).end(why=doubt)
-
-
-def _fold(
-    model: onnx.ModelProto, subject: Subject, changes: Counter[str], *, shapes: bool
-) -> onnx.ModelProto:
-    """Return the folded model: stored values let inference find more shapes, which are folded in the next round."""
-    while True:
-        before = len(model.graph.node)
-        if shapes:
-            model = fold_shapes(Network(model)) or model
-        folding = Folding(Network(model))
-        values = _values(folding, subject)
-        model = folding.apply(values)
-        if len(model.graph.node) == before:
-            return model
-        stored = sum(map(tensor_bytes, values.values()))
-        changes.update(
-            folded_nodes=before - len(model.graph.node),
-            stored_tensors=len(values),
-            stored_bytes=stored,
-        )
-
-
-def _values(folding: Folding, subject: Subject) -> dict[str, onnx.TensorProto]:
-    """Return the values to store; values that are too large or cannot be computed remain nodes."""
-    network = folding.network
-    known: dict[str, onnx.TensorProto] = {}
-    while missing := [name for name in folding.stored() if name not in known]:
-        constants = {
-            name: constant_value(network.nodes[network.producer[name]]) for name in missing
-        }
-        values = {name: value for name, value in constants.items() if value is not None}
-        sizes = {name: network.infos[name].nbytes or 0 for name in missing if name in network.infos}
-        wanted = [
-            name
-            for name in missing
-            if name not in values and sizes.get(name, 0) <= FOLD_LIMIT_BYTES
-        ]
-        computed = _compute(network, wanted, subject)
-        values |= {
-            name: value
-            for name, value in computed.items()
-            if tensor_bytes(value) <= FOLD_LIMIT_BYTES
-        }
-        for name in missing:
-            if name in values:
-                known[name] = values[name]
-            else:
-                folding.keep(name)
-    return {name: known[name] for name in folding.stored()}
-
-
-def _compute(
-    network: Network, names: Sequence[str], subject: Subject
-) -> dict[str, onnx.TensorProto]:
-    """Return the values of tensors that depend on no input: computed at once, else one by one; some may be missing."""
-    if not names:
-        return {}
-    values = subject.models.constants(network, names)
-    if not isinstance(values, Failed):
-        tensors = {name: to_tensor(name, value) for name, value in values.items()}
-        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    if len(names) == 1:
-        return {}
-    return {
-        key: tensor for name in names for key, tensor in _compute(network, [name], subject).items()
-    }
-
-
-def _declare(model: onnx.ModelProto) -> int:
-    """Declare the shapes that inference finds; return how many are new."""
-    network = Network(model)
-    found = {
-        name: value
-        for name, value in network.inferred.items()
-        if value.type.tensor_type.HasField("shape")
-    }
-    new = [name for name, value in found.items() if network.declared.get(name) != value]
-    if new:
-        graph = model.graph
-        returned = network.returned
-        known = {**{value.name: value for value in graph.value_info}, **found}
-        declared = [
-            value
-            for name, value in known.items()
-            if name in network.producer and name not in returned
-        ]
-        outputs = [known.get(value.name, value) for value in graph.output]
-        keep_only(graph.output, outputs)
-        keep_only(graph.value_info, declared)
-    return len(new)
-
-
-def _tell_apart(model: onnx.ModelProto) -> int:
-    """Give each node of the graph a unique name, in place; nodes without one keep none.
-
-    Return how many are renamed.
-    """
-    taken = {node.name for node in model.graph.node}
-    seen = {""}
-    changed = 0
-    for node in model.graph.node:
-        if node.name in seen and node.name:
-            node.name = free_name(node.name, taken)
-            taken.add(node.name)
-            changed += 1
-        seen.add(node.name)
-    return changed
-
-
-def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
-    """Run both models on the same inputs; return why that was not possible, if so.
-
-    Raises:
-        BisectError: Their results differ.
-    """
-    models = subject.models
-    proto = subject.network.proto
-    if share_names(proto):  # ONNX Runtime refuses duplicate names of nodes
-        proto = clone(proto)
-        _tell_apart(proto)
-    original = models.write("original", proto)
-    changed = models.write("sanitized", model)
-    tolerance = ToleranceOptions(nonfinite_equal=True)
-    names = tuple(subject.network.outputs)
-    for number, sample in enumerate(subject.samples, 1):
-        inputs = models.feed(f"inputs-{number}", sample)
-        golden = subject.workspace.scratch(f"golden-{number}.npz")
-        failed = models.collect(original, inputs, golden)
-        if failed is not None:
-            return f"ONNX Runtime cannot run the original, so the results were not compared: {failed.message}."
-        reply = models.workers.ask(
-            Compare(reference_settings(), changed, (Sample(inputs, golden),), tolerance, names)
-        )
-        wrong = [reply.message] if isinstance(reply, Failed) else []
-        if isinstance(reply, Compared):
-            wrong = [
-                f"'{each.name}' is another: {each.describe()}"
-                for each in reply.comparisons
-                if not each.passed
-            ]
-        if wrong:
-            raise WrongResultError(
-                f"the sanitized model does not run as the original does: {wrong[0]}. Nothing was written; if the model "
-                "declares a wrong shape inside, add --no-shape-inference, else please report it, and skip a step "
-                "(--no-fold-constants, --no-cleanup)."
-            )
-    return None
+    return call.result.wrote(converted=own.output)

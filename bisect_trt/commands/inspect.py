@@ -14,8 +14,6 @@ import numpy as np
 import onnx
 from onnx.external_data_helper import uses_external_data
 
-from bisect_trt.commands.build_choices import ENGINES, describe_engine
-from bisect_trt.commands.call import Call
 from bisect_trt.errors import ConflictError, MissingOptionError
 from bisect_trt.onnxlib.load import load_model, tensor_bytes
 from bisect_trt.onnxlib.network import Network
@@ -24,12 +22,12 @@ from bisect_trt.onnxlib.shapes import element_dtype
 from bisect_trt.options.commands import Inspect, Show
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import Entry, print_tree
+from bisect_trt.session.call import Call
+from bisect_trt.steps.build_choices import ENGINES, describe_engine
 from bisect_trt.tensors.files import load_runs
 from bisect_trt.tensors.info import Array, TensorInfo, count_nonfinite, is_extension, is_raw
 
 Infos = Mapping[str, TensorInfo]
-
-
 _STATISTICS = ("min", "max", "mean", "median", "std", "rms")
 
 

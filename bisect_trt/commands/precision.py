@@ -6,10 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.commands.call import Call
-from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.session import saving_best
-from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ConflictError, UnavailableError, UsageError, ValueRefusedError
 from bisect_trt.mixed_precision import groups
 from bisect_trt.mixed_precision.answer import deliver, leave_best, tell, tell_suspects, write_answer
@@ -32,6 +28,10 @@ from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.probe.workspace import RUNS_FOLDER
 from bisect_trt.report.result import RESULT_FILE, Result, read_result
 from bisect_trt.search.oracle import Minimum
+from bisect_trt.session.call import Call
+from bisect_trt.session.checks import CheckSettings
+from bisect_trt.session.session import saving_best
+from bisect_trt.session.subject import Subject
 from bisect_trt.targets.options import Target
 
 

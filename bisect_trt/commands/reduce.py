@@ -7,46 +7,34 @@ than their import.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-from bisect_trt.commands.call import Call
-from bisect_trt.commands.minimal_case import (
-    HELD,
-    MOST_FAILURES,
-    by_blame,
-    extract_suspect,
-    find_minimum,
-    find_suspects,
-    look_for_others,
-)
-from bisect_trt.commands.session import Case, RebuiltPasses, Session, saving_best
-from bisect_trt.commands.shapes import (
-    free_where_needed,
-    needed_dimensions,
-    shrink,
-    target_of,
-    tell_dynamic,
-)
 from bisect_trt.errors import ConflictError
 from bisect_trt.onnxlib.cut import given_back
 from bisect_trt.onnxlib.load import has_external_data
-from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.user_checks import PromptCheck
-from bisect_trt.report.console import listed
 from bisect_trt.report.result import Result
-from bisect_trt.report.summary import named
 from bisect_trt.report.text import Entry
-from bisect_trt.search.confirm import READ_BACK
-from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, Verdict, about_units
+from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, about_units
 from bisect_trt.search.strategy import minimise, shrink_end
+from bisect_trt.session.call import Call
+from bisect_trt.session.session import Case, RebuiltPasses, Session, saving_best
+from bisect_trt.steps.dynamic_dims import (
+    free_where_needed,
+    target_of,
+)
+from bisect_trt.steps.minimal_case import (
+    MOST_FAILURES,
+    extract_suspect,
+    find_minimum,
+    find_suspects,
+    look_for_others,
+)
+from bisect_trt.steps.reduced_model import deliver, save_min_good, smallest, write_reduced
 from bisect_trt.targets.options import Target
-from bisect_trt.tensors.files import save_npz
-
-_SHOWN = 12
 
 
 def reduce_model(session: Session, settings: Reduce, search: Search) -> Result:
@@ -67,7 +55,7 @@ def reduce_model(session: Session, settings: Reduce, search: Search) -> Result:
         def deliver_another(other: Case, number: int) -> Entry:
             own = settings.of_another(number)
             answer = smallest(session, own, search, other)
-            minimum, culprits = _write(session, own, answer, other.minimum)
+            minimum, culprits = write_reduced(session, own, answer, other.minimum)
             failure = session.failure(minimum, culprits, own.output)
             names = ", ".join(
                 f"{each['op']} '{each['name'] or each['outputs'][0]}'" for each in culprits
@@ -82,7 +70,7 @@ def reduce_model(session: Session, settings: Reduce, search: Search) -> Result:
         )
         # The rest of the model may be the largest that passes.
         answer = session.subject.cut(case.minimum.units, held=case.held)
-        session.result.artifacts["min_good"] = _save_min_good(session, settings.min_good, answer)
+        session.result.artifacts["min_good"] = save_min_good(session, settings.min_good, answer)
     return session.result
 
 
@@ -134,18 +122,6 @@ def _find_case(session: Session, settings: Reduce, search: Search) -> Case:
     return Case(find_minimum(session, settings.mode, suspects, confirm=same))
 
 
-def smallest(session: Session, settings: Reduce, search: Search, case: Case) -> Candidate:
-    """A case as a candidate, its tensors shrunk unless the user does not want that."""
-    settled = session.settle(case)
-    if not getattr(session.prober.check, "compares", True):
-        return settled  # the rest of the model could not run on other tensors, and small ones are not slow
-    answer = needed_dimensions(session, settled)
-    if not (search.shrink and settings.both_ends):
-        return answer
-    session.console.step("Shrink tensors of the minimal case")
-    return shrink(session, answer)
-
-
 def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
     """Find the fewest ends that fail together with their ancestors; or the fewest starts with their descendants.
 
@@ -182,98 +158,6 @@ def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
         replace(ends, units=left.units, why=ends.why or moved.why),
         outputs=left.outputs if start_held else None,
     )
-
-
-def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Minimum) -> Result:
-    """Write the answer, and print it."""
-    console = session.console
-    result = session.result
-    check = session.prober.check
-    minimum, result.culprits = _write(session, settings, answer, minimum)
-    session.conclude(minimum)
-    result.artifacts |= {
-        "reduced": str(settings.output),
-        "inputs": str(settings.inputs),
-        "golden": str(settings.golden),
-        "min_good": _save_min_good(session, settings.min_good, answer),
-    }
-    count = len(result.culprits)
-    session.score_whole(answer)
-    console.answer(
-        f"{settings.output}: {count} node{'s still fail' if count != 1 else ' still fails'} ({result.minimality})."
-    )
-    if answer.held:
-        result.extra["held"] = True
-        console.answer(f"  {HELD}")
-    tell_dynamic(session, answer)
-    for line in listed([f"  {named(each)}{in_module(each)}" for each in result.culprits], _SHOWN):
-        console.answer(line)
-    if result.why:
-        console.answer(f"  {result.why}")
-    if isinstance(check, BuiltinCheck) and check.compares:
-        from bisect_trt.commands.arbitration import arbitrate  # noqa: PLC0415 - as the module says
-
-        fault = arbitrate(session, answer.target or check.target, check.tolerance, answer)
-        result.extra["fault"] = fault.to_json()
-        console.answer(f"  {fault.sentence}")
-    return result
-
-
-def _write(
-    session: Session, settings: Reduce, answer: Candidate, minimum: Minimum
-) -> tuple[Minimum, list[Entry]]:
-    """Write an answer with its inputs and expected outputs, read it back, and probe it.
-
-    Returns:
-        The minimum, unproven if the model that was read back does not fail; and the nodes, the most
-        guilty first.
-    """
-    console = session.console
-    prober = session.prober
-    workspace = session.subject.workspace
-    workspace.save(answer.proto, settings.output)
-    console.step("Write the model, read it back: does it still fail?")
-    again = replace(answer, made=workspace.read_back(settings.output), title=READ_BACK, again=True)
-    if prober.ledger.outcome(again.key) is not None:
-        console.say("  the same bytes were probed once more just now")
-    record = prober.probe(again)
-    for path, names in ((settings.inputs, answer.inputs), (settings.golden, answer.outputs)):
-        save_npz(path, session.subject.values(answer, names))
-    culprits = session.subject.describe_nodes(by_blame(session, answer))
-    return minimum if record.verdict is Verdict.FAIL else session.disagreed(
-        minimum, record
-    ), culprits
-
-
-def _save_min_good(session: Session, path: Path | None, answer: Candidate) -> str | None:
-    """Write the largest passing candidate that shares a unit, or an edge of the graph, with the answer."""
-    subject, network = session.subject, session.subject.network
-
-    def tensors(units: Subset, *, made: bool) -> set[str]:
-        nodes = [network.order[unit] for unit in units]
-        return {
-            name for node in nodes for name in (network.made(node) if made else network.reads[node])
-        }
-
-    reads = tensors(answer.units, made=False)
-    makes = tensors(answer.units, made=True)
-    near = [
-        units
-        for units in {
-            identity.units for identity in session.prober.ledger.passed if path is not None
-        }
-        if not answer.units <= units
-        and (
-            units & answer.units
-            or reads & tensors(units, made=True)
-            or makes & tensors(units, made=False)
-        )
-    ]
-    if path is None or not near:
-        return None
-    good = subject.cut(max(near, key=lambda units: (subject.units.count(units), sorted(units))))
-    subject.workspace.save(good.proto, path)
-    return str(path)
 
 
 def run(call: Call) -> Result:

@@ -1,7 +1,7 @@
 """``repeat``: how often a build, or a run, fails, and which choices of the bad builds are the reason.
 
 The space is repetitions of the original. Where the target reports the choices of its builds, builds
-with pinned choices prove which of them are the reason (:mod:`bisect_trt.commands.build_choices`).
+with pinned choices prove which of them are the reason (:mod:`bisect_trt.steps.build_choices`).
 """
 
 from __future__ import annotations
@@ -13,19 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.commands.build_choices import (
-    Build,
-    Held,
-    compare_builds,
-    find_reasons,
-    plain_choice,
-    read_build,
-    tell_choices,
-)
-from bisect_trt.commands.call import Call
-from bisect_trt.commands.checks import FOLDERS, sort_file
-from bisect_trt.commands.session import Session, saving_best
-from bisect_trt.commands.space import Series
 from bisect_trt.errors import ConflictError, RunFolderError
 from bisect_trt.options.searches import Repeat
 from bisect_trt.options.shared import CheckOptions, Search
@@ -35,6 +22,19 @@ from bisect_trt.probe.oracles import ENGINE, BuiltinCheck, EngineCheck
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.statistics import INTERVAL_METHOD, rate_interval
+from bisect_trt.session.call import Call
+from bisect_trt.session.checks import FOLDERS, sort_file
+from bisect_trt.session.session import Session, saving_best
+from bisect_trt.session.space import Series
+from bisect_trt.steps.build_choices import (
+    Build,
+    Held,
+    compare_builds,
+    find_reasons,
+    plain_choice,
+    read_build,
+    tell_choices,
+)
 from bisect_trt.targets.choices import (
     LAYERS,
     RECORD,

@@ -16,10 +16,6 @@ from typing import Any
 
 import onnx
 
-from bisect_trt.commands.call import Call
-from bisect_trt.commands.checks import CheckSettings, make_scale, tolerance_options
-from bisect_trt.commands.session import Session
-from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import (
     ConflictError,
     InputValuesError,
@@ -41,6 +37,10 @@ from bisect_trt.report.plots import check_plots, draw_plots
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import Entry, Json
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.session.call import Call
+from bisect_trt.session.checks import CheckSettings, make_scale, tolerance_options
+from bisect_trt.session.session import Session
+from bisect_trt.session.subject import Subject
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all

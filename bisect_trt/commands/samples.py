@@ -17,12 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.commands.call import Call, refuse_repeat
-from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.session import Session, saving_best
-from bisect_trt.commands.shapes import Axis, free_symbols, target_of
-from bisect_trt.commands.space import Fed, Series, contradicted
-from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ModelRefusedError, first_few
 from bisect_trt.options.searches import Samples
 from bisect_trt.probe.candidate import Candidate
@@ -30,21 +24,21 @@ from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Enough, Limited, Subset, Verdict
 from bisect_trt.search.strategy import minimise
+from bisect_trt.session.call import Call, refuse_repeat
+from bisect_trt.session.checks import CheckSettings
+from bisect_trt.session.free_dims import Axis
+from bisect_trt.session.session import Session, saving_best
+from bisect_trt.session.space import Fed, Series, contradicted
+from bisect_trt.steps.dynamic_dims import free_symbols, target_of
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import Values, load_npz, save_npz
-from bisect_trt.worker.protocol import Collect, Compare, Compared, Failed, Sample
 
 MOST_QUESTIONS = 400
 _SHOWN = 12
 _MOST_ELEMENTS = 1000
 """The largest number of elements of the smallest input in the JSON."""
 _CONFIRMATIONS = 3
-MANY = 16
-FEW = 8
-"""Limits: of more than 16 samples the 8 that fail worst are diagnosed; every tensor of each is
-computed and compared."""
-
 Symbols = Mapping[str, Sequence[Axis]]
 """The free dimensions of the inputs, by name: the inputs and axes that have each."""
 
@@ -288,52 +282,6 @@ def _deliver(
         console.answer(f"  {why}")
     console.answer(f"To {'reproduce it' if steady else 'measure how often it fails'}: {command}")
     return result
-
-
-def keep_worst_samples(subject: Subject, check: CheckSettings, result: Result) -> None:
-    """Keep the samples that fail worst, if there are more than 16 and some fail; else keep all.
-
-    The model is run once on all of them, and only its outputs are compared. A resumed run finds the
-    same samples.
-    """
-    if len(subject.samples) <= MANY or check.target is None:
-        return
-    models = subject.models
-    scratch = subject.workspace.scratch
-    inputs = tuple(
-        models.feed(f"many-{place}", sample) for place, sample in enumerate(subject.samples)
-    )
-    golden = tuple(scratch(f"many-{place}.golden.npz") for place in range(len(inputs)))
-    reply: Any = None
-    try:
-        right = Collect(
-            reference_settings(), models.write("many", subject.truth.proto), inputs, golden
-        )
-        if not isinstance(models.workers.ask(right, here=True), Failed):
-            samples = tuple(Sample(*files) for files in zip(inputs, golden, strict=True))
-            model = models.write("many", subject.network.proto)
-            reply = models.workers.ask(
-                Compare(check.target, model, samples, check.tolerance, every=True), check.timeout
-            )
-    finally:
-        for path in (*inputs, *golden):
-            path.unlink(missing_ok=True)
-    severity: dict[int, float] = {}
-    for each in reply.comparisons if isinstance(reply, Compared) else ():
-        if not each.passed:
-            severity[each.sample or 1] = max(severity.get(each.sample or 1, 0.0), each.severity)
-    if severity:
-        stay = sorted(sorted(severity, key=lambda number: (-severity[number], number))[:FEW])
-        subject.console.say(
-            f"{len(severity)} of {len(subject.samples)} samples fail; the worst are diagnosed: {', '.join(map(str, stay))} "
-            f"(samples 1 to {len(stay)} below)"
-        )
-        result.extra["looked_at"] = {
-            "of": len(subject.samples),
-            "fail": sorted(severity),
-            "stay": stay,
-        }
-        subject.samples = [subject.samples[number - 1] for number in stay]
 
 
 def is_nonzero(value: NDArray[Any]) -> NDArray[np.bool_]:

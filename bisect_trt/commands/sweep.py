@@ -13,12 +13,6 @@ from itertools import islice
 from math import prod
 from pathlib import Path
 
-from bisect_trt.commands.call import Call, refuse_repeat
-from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.session import Session, saving_best
-from bisect_trt.commands.shapes import profile_of
-from bisect_trt.commands.space import Fed, Series, contradicted
-from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import (
     ConflictError,
     MissingOptionError,
@@ -38,6 +32,12 @@ from bisect_trt.report.result import Result
 from bisect_trt.report.text import Entry, Json
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.ordered import Point, go_down, intervals, smallest_failing, sweep_points
+from bisect_trt.session.call import Call, refuse_repeat
+from bisect_trt.session.checks import CheckSettings
+from bisect_trt.session.session import Session, saving_best
+from bisect_trt.session.space import Fed, Series, contradicted
+from bisect_trt.session.subject import ModelSettings, Subject
+from bisect_trt.steps.dynamic_dims import profile_of
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import Values, save_npz, shapes_of
@@ -48,7 +48,6 @@ _MOST_REFUSED = 128
 """The largest number of sizes at which the reference is tried until it runs."""
 _MOST_ROWS = 40
 _SHOWN = 12
-
 Swept = Sequence[tuple[str, tuple[Sizes, ...]]]
 """Inputs, each with the sizes of its dimensions."""
 

@@ -1,451 +1,75 @@
-"""Workarounds: switches, fusion barriers, an equivalent form, layers in fp32, each with the least loss.
-
-Each is written, read back and confirmed on the whole model before it is recommended.
-"""
+"""``workaround``: searches what fixes the whole model."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain, product
-from pathlib import Path
+from dataclasses import replace
 
-import onnx
-
-from bisect_trt.commands.arbitration import Fault
-from bisect_trt.commands.cause import name_cause
-from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.minimal_case import find_minimum
-from bisect_trt.commands.session import Case, Session
-from bisect_trt.commands.space import Space
-from bisect_trt.errors import BisectError, first_few, quoted
-from bisect_trt.mixed_precision.curve import in_tolerances
-from bisect_trt.mixed_precision.validation import Fresh, probe_on
-from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.rewrites import (
-    ALL_RULES,
-    RULES,
-    Barrier,
-    Fragment,
-    NetworkView,
-    can_bar,
-    disjoint,
-    matches,
-    splice_in,
-    with_barriers,
-)
-from bisect_trt.onnxlib.save import said_beside, save_model
-from bisect_trt.onnxlib.shapes import take_input_shapes
+from bisect_trt.mixed_precision.answer import MIXED, find_fix
+from bisect_trt.options.searches import Diagnose, Workaround
 from bisect_trt.options.shared import Search
-from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.oracles import BuiltinCheck, error_of
-from bisect_trt.probe.prober import reconfirm
-from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
-from bisect_trt.report.text import Entry, Json
-from bisect_trt.search.keep import keep_if_enough
-from bisect_trt.search.oracle import Mode, Subset, Verdict
-from bisect_trt.tensors.comparison import to_plain
-from bisect_trt.worker.deadline import BudgetSpent
-
-PATCHED = "patched.onnx"
-FRESH_INPUTS = 20
-"""The number of fresh inputs on which a patched model is confirmed."""
-_MOST = 24
-_IN_A_DIAGNOSIS = 8
-"""The largest number of questions for each kind of workaround, in the command and in a
-diagnosis."""
-_SHOWN = 3
-_MOST_BARRIERS = 20
-"""The largest number of barriers in an answer."""
-_MOST_SWITCHES = 3
-Change = Callable[[Network], onnx.ModelProto]
-"""Returns a patched model; it is applied to the searched model and to the user's file, which have
-the same nodes."""
+from bisect_trt.session.call import Call
+from bisect_trt.steps.diagnosis import Diagnosis, inner_check
+from bisect_trt.steps.minimal_case import (
+    describe_answer,
+    tell_modules,
+)
+from bisect_trt.steps.switches import name_cause
+from bisect_trt.steps.workarounds import (
+    add_precision,
+    print_ways,
+    rewritten,
+    work_around,
+    work_around_limits,
+)
+from bisect_trt.targets.options import Target
 
 
-def rewritten(output: Path) -> Path:
-    """Return the path of a second patched model."""
-    return output.with_name(f"{output.stem}-rewrite{output.suffix}")
-
-
-@dataclass(frozen=True)
-class Way:
-    """A workaround, and its confirmation.
-
-    Attributes:
-        kind: ``switch``, ``barrier``, ``rewrite`` or ``precision``.
-        what: The change, in words.
-        passes: Whether the whole model passes with it; ``None`` if it was not tried.
-        file: The patched model, if there is one.
-        line: The options, for a switch.
-        worst_error: The largest error in units of the tolerance; ``None`` if it was not measured.
-        why: The confirmation, or why there is none.
-        fresh: The number of fresh inputs on which it was run, and of those that pass.
-    """
-
-    kind: str
-    what: str
-    passes: bool | None
-    file: str | None = None
-    line: str | None = None
-    worst_error: float | None = None
-    why: str = ""
-    fresh: tuple[int, int] = (0, 0)
-
-    def to_json(self) -> Entry:
-        """Plain values."""
-        samples, passed = self.fresh
-        return dict(to_plain({**vars(self), "fresh": {"samples": samples, "passed": passed}}))
-
-
-def _candidate(session: Session, model: onnx.ModelProto, title: str) -> Candidate:
-    """Return the whole model in another form; only the original's outputs are compared, or the limit holds as it is given."""
-    check = session.prober.check
-    target = check.target if isinstance(check, BuiltinCheck) and not check.compares else None
-    return replace(session.subject.original, made=model, title=title, target=target)
-
-
-def _confirmed(session: Session, way: Way, candidate: Candidate) -> Way:
-    """Return a workaround that passed once, probed again until chance can be excluded."""
-    believed = reconfirm(session.prober, session.subject.original, candidate)
-    if not believed.passes:
-        return replace(way, passes=False, why=believed.record.reason)
-    worst = max(map(error_of, session.outcome(believed.record).comparisons), default=None)
-    return replace(way, passes=True, worst_error=worst, why=believed.seen)
-
-
-def _held(session: Session, way: Way, candidate: Candidate) -> Way:
-    """Return a workaround that passes on the given inputs, run on fresh ones; it fails if one of them fails."""
-    check = session.prober.check
-    fresh = Fresh(session.subject, FRESH_INPUTS)
-    assert isinstance(check, BuiltinCheck), "a target is compared with the reference"
-    none = fresh.why_none
-    samples = None if none is not None else fresh.round(0)
-    if samples is None:
-        return replace(
-            way, why=_joined(way.why, f"no fresh inputs: {none or 'the reference fails'}")
-        )
-    count = len(samples)
-    what = f"{count} fresh inputs"
-    outcome = probe_on(session.prober, candidate, samples, check.tolerance, what)
-    if not outcome.errors:
-        return replace(way, passes=False, why=f"on {what}: {outcome.reason}", fresh=(count, 0))
-    passed = sum(error <= 1 for error in outcome.errors)
-    worst = max(way.worst_error or 0.0, *outcome.errors)
-    why = _joined(way.why, f"{passed} of {what} pass")
-    return replace(way, passes=passed == count, worst_error=worst, why=why, fresh=(count, passed))
-
-
-def _joined(*reasons: str | None) -> str:
-    return "; ".join(filter(None, reasons))
-
-
-def _written(session: Session, way: Way, change: Change, output: Path) -> Way:
-    """Write the patched form of the user's file, with its free dimensions, and confirm the file that was written.
+def run(call: Call) -> Result:
+    """Find the minimal case and the side that is wrong, and search what fixes the whole model.
 
     Raises:
-        UsageError: It cannot be written.
-    """
-    subject = session.subject
-    save_model(
-        change(Network(subject.settings.load())), subject.settings.weights, output, beside=True
-    )
-    proto = subject.workspace.read_back(output)
-    take_input_shapes(proto, subject.network)
-    candidate = _candidate(session, proto, f"{output.name}, read back")
-    tried = _confirmed(session, replace(way, file=str(output)), candidate)
-    if tried.passes:
-        tried = _held(session, tried, candidate)
-    if not tried.passes:
-        output.unlink(missing_ok=True)
-        return replace(tried, file=None)
-    return replace(tried, why=_joined(tried.why, said_beside(output)))
-
-
-def turn(result: Result) -> list[Way]:
-    """Return the confirmed switches of the cause, except precisions."""
-    detail = result.extra.get("cause_detail")
-    entries = [] if detail is None else detail["alternatives"]
-    usable = [
-        each
-        for each in entries
-        if any(not name.startswith("precision:") for name in each["switches"])
-    ]
-    return [
-        Way(
-            "switch",
-            f"{' and '.join(each['switches'])} {each['turned'].partition(' ')[2]}",
-            each["whole"],
-            line=shlex.join(each["options"]),
-            why=each["seen"]
-            if each["whole"]
-            else "the minimal case passes with it, the whole model does not",
-        )
-        for each in usable[:_MOST_SWITCHES]
-    ]
-
-
-def bar(
-    session: Session, nodes: Collection[int], output: Path, most: int, *, everywhere: bool
-) -> Way:
-    """Find the fewest fusion barriers: Max or Einsum nodes, which compute nothing and which no runtime removes."""
-    subject = session.subject
-    network, opset = subject.network, NetworkView(subject.network).opset
-    ordered = sorted(nodes, key=network.rank.__getitem__)
-    made = [name for node in ordered for name in network.made(node) if network.consumers.get(name)]
-    read = [name for node in ordered for name in network.reads[node] if not network.is_weight(name)]
-    near = [*(name for name in made if name in set(read)), *read, *made]
-    asked = 0
-    tried = Way("barrier", "barriers around the culprit", False, why="it fails with them too")
-    far = [*near, *network.computed] if everywhere else []
-    transposes = any(node.op_type == "Transpose" for node in network.nodes)
-    kinds: tuple[Barrier, ...] = ("Max", "Einsum") if transposes else ("Max",)
-    for op, names in product(kinds, (near, far)):
-        can = [name for name in dict.fromkeys(names) if can_bar(subject.infos.get(name), opset, op)]
-        if not can:
-            continue
-        ranks = (
-            None if op == "Max" else {name: len(subject.infos[name].shape or ()) for name in can}
-        )
-        space = Space(partial(_barred, session, can, ranks))
-        minimum = space.search(session.prober, partial(keep_if_enough, len(can), most - asked))
-        asked += 1
-        if minimum is not None and len(minimum.units) <= _MOST_BARRIERS:
-            chosen = _some(can, minimum.units)
-            node = "a Max node" if op == "Max" else "an Einsum node that keeps each dimension"
-            words = f"a barrier ({node}, which prevents fusions) after {quoted(chosen, _SHOWN)}"
-            change = partial(with_barriers, names=chosen, ranks=ranks)
-            tried = _written(session, Way("barrier", words, None), change, output)
-            if tried.passes:
-                break
-    return tried
-
-
-def _some(names: Sequence[str], units: Subset) -> list[str]:
-    return [names[place] for place in sorted(units)]
-
-
-def _barred(
-    session: Session, names: Sequence[str], ranks: Mapping[str, int] | None, units: Subset
-) -> Candidate:
-    """Return the model with barriers after some of the tensors."""
-    model = with_barriers(session.subject.network, _some(names, units), ranks)
-    return _candidate(session, model, f"{len(units)} barriers")
-
-
-def rewrite(
-    session: Session, nodes: Collection[int], output: Path, most: int, *, ranged: bool
-) -> Way:
-    """Try equivalent forms of the culprit's nodes, the cheapest first: at the culprit, then everywhere the pattern occurs.
-
-    ``ranged`` says that values out of the precision's range are the problem.
-    """
-    subject = session.subject
-    view = NetworkView(Network(subject.settings.load()))
-    found = {name: matches(view, name) for name in (RULES if ranged else ALL_RULES)}
-    near = {
-        name: hit
-        for name in found
-        if (hit := [each for each in found[name] if each.matched & frozenset(nodes)])
-    }
-    if not near:
-        return Way(
-            "rewrite",
-            "an equivalent form of the culprit",
-            None,
-            why="none is known for these operators",
-        )
-    # With several wrong places, a change of one of them cannot be enough.
-    several = ranged and len(session.result.extra.get("origins") or ()) > 1
-    plans: list[tuple[str, list[Fragment]]] = []
-    for name, touching in near.items():
-        plans += [(name, touching)] * (not several and len(touching) != len(found[name]))
-        plans.append((name, found[name]))
-    if len(near) > 1:
-        apart = disjoint({name: found[name] for name in near})
-        plans.append((" and ".join(near), [*chain(*apart.values())]))
-    tried: list[str] = []
-    for name, some in plans[:most]:
-        change = partial(_spliced, some)
-        tried.append(f"{name} in {len(some)} place{'s' if len(some) > 1 else ''}")
-        candidate = _candidate(session, change(subject.network), tried[-1])
-        if session.prober.probe(candidate).verdict is Verdict.PASS:
-            anchors = [view.network.describe(fragment.anchor) for fragment in some]
-            few = len(anchors) <= _SHOWN
-            places = (
-                first_few(anchors, _SHOWN)
-                if few
-                else f"{len(anchors)} nodes ({first_few(anchors, 1)})"
-            )
-            words = ALL_RULES[name][0] if name in ALL_RULES else "in other forms"
-            return _written(
-                session, Way("rewrite", f"{places} {words} ({name})", None), change, output
-            )
-    return Way(
-        "rewrite",
-        f"other forms: {', '.join(near)}",
-        False,
-        why=f"tried without success: {'; '.join(tried)}",
-    )
-
-
-def _spliced(fragments: Sequence[Fragment], network: Network) -> onnx.ModelProto:
-    return splice_in(NetworkView(network), fragments)
-
-
-def work_around(
-    session: Session,
-    case: Case,
-    fault: Fault,
-    output: Path,
-    most: int = _MOST,
-    *,
-    everywhere: bool = True,
-) -> list[Way]:
-    """Search workarounds, each with ``most`` questions, and put them into the result.
-
-    ``everywhere`` tries barriers outside the culprit too, and all kinds after one that passes.
-    """
-    order = session.subject.network.order
-    nodes = frozenset(order[unit] for unit in case.minimum.units)
-    ranged = fault.whose == "precision"
-    ways: list[Way] = []
-    try:
-        if ranged:
-            why = "the error is rounding, so barriers cannot help"
-            ways.append(Way("barrier", "behind tensors of the culprit", None, why=why))
-        else:
-            ways += turn(session.result)
-            ways.append(bar(session, nodes, output, most, everywhere=everywhere))
-        passing = any(way.passes for way in ways)
-        if everywhere or not passing:
-            ways.append(
-                rewrite(
-                    session, nodes, rewritten(output) if passing else output, most, ranged=ranged
-                )
-            )
-    except BudgetSpent as error:
-        session.console.say(f"  {error}")
-    session.result.artifacts["patched"] = next(
-        (way.file for way in ways if way.file is not None), None
-    )
-    session.result.extra["workarounds"] = [way.to_json() for way in ways]
-    return ways
-
-
-def work_around_limits(
-    session: Session, check: CheckSettings, search: Search, output: Path
-) -> Result:
-    """Find the nodes that take the target past a limit, and a form of the model that keeps it; its values are compared too.
-
-    Raises:
-        DoesNotReproduce: No limit is exceeded.
         BudgetSpent: No more probes may be made.
-        UsageError: The patched model cannot be written.
+        DoesNotReproduce: The target does not differ from the reference.
+        UsageError: An option is wrong, or the patched model cannot be written.
+        UnavailableError: The target or the reference cannot run the model.
     """
-    from bisect_trt.probe.limit_check import LimitCheck  # noqa: PLC0415 - of such checks alone
-
-    console = session.console
-    subject = session.subject
-    result = session.result
-    console.step(f"Is the target past its limits ({len(subject.network.nodes)} nodes)?")
-    record = session.probe_original(search)
-    console.step(f"Which of {len(subject.units)} units take it there?")
-    minimum = find_minimum(session, Mode.AUTO)
-    result.culprits = subject.describe_searched(minimum.units)
-    name_cause(session, check, subject.original)
-    console.step("Search barriers and rewrites")
-    if isinstance(
-        session.prober.check, LimitCheck
-    ):  # else a form that slows the baseline down would pass
-        yardstick = subject.models.write("yardstick", subject.original.proto)
-        session.prober.check = replace(session.prober.check, yardstick=yardstick)
-    ways = work_around(session, Case(minimum), Fault("target", record.reason), output)
-    print_ways(result, console)
-    passes = any(way.passes for way in ways)
-    session.conclude(
-        minimum if passes else replace(minimum, proven=False, why="no workaround was found")
-    )
-    return result
-
-
-def add_precision(result: Result) -> None:
-    """Add the layers that stay in fp32, found by the search for precision, as a workaround."""
-    ways = result.extra.get("workarounds")
-    nodes = result.extra.get("keep_fp32")
-    if ways is None or not nodes or result.artifacts.get("mixed") is None:
-        return
-    seen = result.extra.get("validation") or {}
-    way = Way(
-        "precision",
-        f"{len(nodes)} nodes in fp32",
-        any(use["passed"] for use in result.extra.get("uses") or []),
-        result.artifacts["mixed"],
-        worst_error=seen.get("worst_error"),
-        why=f"{seen['passed']} of {seen['samples']} fresh inputs pass" if seen else "",
-        fresh=(seen.get("samples", 0), seen.get("passed", 0)),
-    )
-    ways.append(way.to_json())
-
-
-def print_ways(result: Result, console: Console) -> None:
-    """Print the workarounds as a table."""
-    ways = result.extra.get("workarounds") or []
-    first = next((way for way in ways if way["passes"]), None)
-    if first is None:
-        console.answer("No workaround was found:" if ways else "No workaround was searched.")
-    else:
-        where = f" ({first['file']})" if first["file"] else ""
-        console.answer(f"Workaround: {first['what']}{where}.")
-    if ways:
-        console.table(
-            ("kind", "what", "whole model", "worst error", "file", ""),
-            [*map(_row, ways)],
-            len(ways),
-        )
-
-
-def _row(way: Json) -> tuple[str, ...]:
-    verdict = {True: "passes", False: "fails", None: "not tried"}[way["passes"]]
-    error = in_tolerances(way["worst_error"]) if isinstance(way["worst_error"], float) else ""
-    return way["kind"], way["what"], verdict, error, way["file"] or "", way["why"]
-
-
-def after_diagnosis(
-    session: Session, check: CheckSettings, case: Case, fault: Fault, folder: Path, *, steady: bool
-) -> None:
-    """Search workarounds with a few questions, as the last step of a diagnosis; print the command that searches further.
-
-    Nothing is searched if the failure is not ``steady``, because a pass may be chance.
-    """
-    console = session.console
-    target = check.target
-    result = session.result
-    assert target is not None, "a diagnosis has one"
-    console.step("Search barriers and rewrites")
-    command = session.command("workaround", check)
-    ways = list[Way]()
-    if not steady or target.target.compiles:
-        add_precision(result)
-        why = f"each probe is a build; to search: {command}"
-        console.say(
-            f"  not searched: {why if steady else 'the failure is flaky, so a pass may be chance'}"
-        )
-        return
-    try:
-        ways = work_around(
-            session, case, fault, folder / PATCHED, _IN_A_DIAGNOSIS, everywhere=False
-        )
-    except BisectError as error:  # does not end the diagnosis
-        console.say(f"  no workaround was found: {error}")
-    add_precision(result)
-    print_ways(result, console)
-    if not any(way.passes for way in ways):
-        console.answer(f"  to search further: {command}")
-        if not any(
-            way["passes"] for way in result.extra.get("workarounds") or ()
-        ):  # else precision is the fix
-            result.suggest(command)
+    own = call[Workaround]
+    console = call.console
+    result = call.result
+    check = inner_check(call, call[Target].required(), own.timeout)
+    folder = own.output.parent
+    call.may_write(own.output, rewritten(own.output), folder / MIXED, overwrite=own.overwrite)
+    call.open()
+    with call.searching(check) as session:
+        result.extra["workarounds"] = []
+        if check.limits is not None:
+            return work_around_limits(session, check, call[Search], own.output)
+        search = replace(call[Search], shrink=False)
+        options = Diagnose(session.subject.settings.path)
+        diagnosis = Diagnosis(session, check, search, options, folder)
+        case, suspects = diagnosis.find_case()
+        if case is None:
+            return result
+        answer = diagnosis.judge(case, suspects)
+        fault = answer.fault
+        minimum = answer.case.minimum
+        result.culprits = session.subject.describe_nodes(answer.blamed)
+        result.extra["fault"] = fault.to_json()
+        console.answer(f"{describe_answer(session.subject.network, answer.blamed)}.")
+        tell_modules(session, answer.blamed)
+        console.answer(fault.sentence)
+        if fault.is_fixable or fault.whose == "rounding":  # another form may lose less
+            if fault.whose != "precision":
+                name_cause(session, check, answer.whole)
+            console.step("Search barriers and rewrites")
+            work_around(session, case, fault, own.output)
+            find_fix(session, check, search, answer.whole, folder)
+            add_precision(result)
+            print_ways(result, console)
+            if not any(way["passes"] for way in result.extra["workarounds"]):
+                minimum = replace(minimum, proven=False, why="no workaround was found")
+        else:
+            console.answer("The target is not wrong, so no workaround is needed.")
+        session.conclude(minimum)
+        return result

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import onnx
 
-from bisect_trt.commands.checks import CheckSettings, make_check
-from bisect_trt.commands.session import Session
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.mixed_precision.curve import CONFIDENCE, ENDED, Fix, in_tolerances, row_of
 from bisect_trt.mixed_precision.lowering import LayerLowering, engine_path
@@ -41,6 +39,8 @@ from bisect_trt.report.summary import named
 from bisect_trt.report.text import Entry, Json
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
+from bisect_trt.session.checks import CheckSettings, make_check
+from bisect_trt.session.session import Session
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.process import workers_within

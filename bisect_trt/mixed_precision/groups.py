@@ -9,8 +9,6 @@ from dataclasses import replace
 import numpy as np
 import onnx
 
-from bisect_trt.commands.places import require_target
-from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import UnsuitableModelError, UsageError
 from bisect_trt.mixed_precision.lowering import GroupLowering
 from bisect_trt.mixed_precision.misfit import find_misfit
@@ -29,6 +27,8 @@ from bisect_trt.probe.oracles import BuiltinCheck, error_of
 from bisect_trt.probe.reference import Reference
 from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Subset
+from bisect_trt.session.places import require_target
+from bisect_trt.session.subject import ModelSettings, Subject
 from bisect_trt.targets.onnxrt import OFF, OnnxRuntimeSettings
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.inputs import Sample

@@ -17,8 +17,6 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-from bisect_trt.commands.places import require_target
-from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import (
     ConflictError,
     ModelRefusedError,
@@ -41,6 +39,8 @@ from bisect_trt.onnxlib.shapes import element_type
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import ENGINE
 from bisect_trt.search.oracle import Subset
+from bisect_trt.session.places import require_target
+from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import TargetSettings
 
 OPERATOR = "op:"

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from bisect_trt.commands.subject import Subject
 from bisect_trt.mixed_precision.plain import Plain, clip_bound, constant_of
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import label
 from bisect_trt.onnxlib.qdq import Pair
 from bisect_trt.probe.reference import Reference
+from bisect_trt.session.subject import Subject
 from bisect_trt.tensors.info import Array
 
 Problem = tuple[str, str]

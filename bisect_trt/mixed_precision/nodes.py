@@ -19,8 +19,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.subject import Subject
 from bisect_trt.mixed_precision.lowering import low_slots, make_lowering, refuse_lowered
 from bisect_trt.mixed_precision.plain import stored_value
 from bisect_trt.mixed_precision.search import (
@@ -37,6 +35,8 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import bodies, clone, mentioned_names
 from bisect_trt.onnxlib.roundings import EXACT_OPS
 from bisect_trt.search.oracle import Subset
+from bisect_trt.session.checks import CheckSettings
+from bisect_trt.session.subject import Subject
 from bisect_trt.tensors.info import FP16_MAX, finite_range
 from bisect_trt.tensors.inputs import Sample
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions

@@ -11,8 +11,6 @@ from typing import Literal
 
 import onnx
 
-from bisect_trt.commands.session import Session
-from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ConflictError, MissingOptionError, ValueRefusedError
 from bisect_trt.onnxlib.nodes import clone
 from bisect_trt.onnxlib.shapes import take_input_shapes
@@ -24,6 +22,8 @@ from bisect_trt.report.text import Entry
 from bisect_trt.search.confirm import confirm_enough
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Minimum, Oracle, Subset, Verdict, about_units
+from bisect_trt.session.session import Session
+from bisect_trt.session.subject import Subject
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import files_of

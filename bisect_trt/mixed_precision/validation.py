@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import ConflictError
 from bisect_trt.mixed_precision.search import Task, with_metadata
 from bisect_trt.onnxlib.network import Network
@@ -20,6 +19,7 @@ from bisect_trt.probe.oracles import ENGINE, BuiltinCheck, FreshCheck
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
 from bisect_trt.search.oracle import Subset
+from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import reference_settings
 from bisect_trt.tensors.files import load_npz
 from bisect_trt.tensors.fresh import FreshSamples

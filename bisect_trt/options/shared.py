@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from bisect_trt.errors import OutputFileError
 from bisect_trt.options.reading import regex, shape, size, value_range
 from bisect_trt.options.spec import Option, argument, counted, option, seconds, switch
-
-if TYPE_CHECKING:
-    from bisect_trt.commands.checks import CheckSettings
-    from bisect_trt.probe.prober import Check
-    from bisect_trt.worker.pool import WorkerPool
 
 Model = Annotated[Path, argument("The ONNX model.")]
 FindAll = Annotated[
@@ -245,19 +240,3 @@ class Places:
             "command='... python3 -', or ray=auto. Several are several workers.",
         ),
     ] = field(default_factory=list)
-
-
-class Oracle:
-    """A base for a dataclass of options, the docstring of which is the heading above them in ``--help``.
-
-    Every command that takes ``--check`` takes these options too. A call uses the oracle once one of
-    them is given.
-    """
-
-    def check(self, settings: CheckSettings, workers: WorkerPool) -> Check:
-        """Return the check that decides whether a candidate fails.
-
-        Raises:
-            UsageError: The options do not fit.
-        """
-        raise NotImplementedError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import filecmp
-import hashlib
 import os
 import re
 import shutil
@@ -307,15 +306,6 @@ def _refuse_foreign(path: Path) -> None:
             f"{path} exists and was not written by bisect-trt, which would write each candidate over it; "
             "move it away, name another with --candidate, or put {model} into the check command."
         )
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, read piece by piece."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 class Weights:

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from bisect_trt import __version__
 from bisect_trt.errors import BisectError, ExitStatus, InternalError, RunFolderError
 from bisect_trt.report.summary import named, summary_lines
 from bisect_trt.report.text import Entry, Json, clean, plural
 from bisect_trt.tensors.comparison import TensorComparison, strict_json
 from bisect_trt.tensors.files import read_inside, replacing
+from bisect_trt.version import __version__
 from bisect_trt.worker.host import facts
 
 SCHEMA = 1
@@ -88,6 +88,11 @@ class Result:
         unproven = status == "inconclusive" or (status == "found" and why is not None)
         self.minimality = "unproven" if unproven else "1-minimal"
         return self
+
+    def wrote(self, **files: Path) -> Result:
+        """Record the files that were written, by their names in ``artifacts``; return the result as found."""
+        self.artifacts |= {name: str(path) for name, path in files.items()}
+        return self.end()
 
     def suggest(self, command: str) -> None:
         """Add a command to run next, the best first."""

@@ -1,7 +1,7 @@
 """The frame of every ``reproduce.py``: its source is joined with the target's runner, and needs nothing but NumPy.
 
 The model runs in another process, so that a crash does not end the script: the exit status is 1
-while this failure is there, 0 once it is gone, and 2, with a sentence, for anything else.
+while the model still fails, 0 once it does not, and 2, with a sentence, for anything else.
 """
 
 from __future__ import annotations

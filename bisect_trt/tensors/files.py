@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import base64
 import errno
+import hashlib
 import io
 import json
 import os
@@ -518,3 +519,12 @@ def _sample(path: Path, sample: object) -> Values:
     for name in sample:
         name.encode()  # JSON can hold lone surrogates, which are no text
     return sample
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, read piece by piece."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

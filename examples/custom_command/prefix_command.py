@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from bisect_trt.commands.call import Call
-from bisect_trt.commands.commands import Command
-from bisect_trt.commands.space import Space
+from bisect_trt.commands.table import Command
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.shared import CheckOptions, Data, General, Model, Places, Search, to_file
@@ -16,6 +14,8 @@ from bisect_trt.options.spec import switch
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.search.strategy import shortest_failing_prefix
+from bisect_trt.session.call import Call
+from bisect_trt.session.space import Space
 from bisect_trt.targets.options import Target
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from bisect_trt.commands.checks import CheckSettings, make_check
 from bisect_trt.errors import UsageError
-from bisect_trt.options.shared import Oracle
 from bisect_trt.options.spec import option
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Check
 from bisect_trt.probe.workspace import CandidateFiles
+from bisect_trt.session.checks import CheckSettings, make_check
+from bisect_trt.session.oracle import Oracle
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import Cancel
 

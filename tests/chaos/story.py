@@ -18,9 +18,9 @@ from typing import Any
 
 from support import chain, marked, overflowing, read_json, script, wait_for
 
-from bisect_trt.commands.runs import RUN_FILE
 from bisect_trt.probe.ledger import JOURNAL, read_journal
 from bisect_trt.probe.workspace import RUNS_FOLDER
+from bisect_trt.session.binding import RUN_FILE
 
 MARK = "BISECT_TRT_TEST_CHAOS"
 LIMIT_S = 60 * int(os.environ.get("BISECT_TRT_CHAOS_PATIENCE", "3"))

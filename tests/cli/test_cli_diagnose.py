@@ -18,10 +18,10 @@ from onnx import helper, numpy_helper
 from pages import OF_EXAMPLES, Reader
 from support import line, node_names, overflowing, read_json, reproduced, rest_slow, save
 
-from bisect_trt.commands.reproducer import without_paths
-from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
+from bisect_trt.session.subject import ModelSettings, Subject
+from bisect_trt.steps.reproducer import without_paths
 
 PROMISES = {
     "masked_attention": "/Where_output_0",

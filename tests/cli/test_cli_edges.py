@@ -15,7 +15,7 @@ from conftest import CommandLine
 from onnx import helper, numpy_helper
 from support import SHAPE, arrays, chain, save
 
-from bisect_trt.commands.layerwise import gather
+from bisect_trt.steps.layers import gather
 from bisect_trt.worker.protocol import Failed
 
 PROGRAM = (sys.executable, "-m", "bisect_trt")

@@ -34,10 +34,10 @@ from support import (
 
 import bisect_trt as package
 from bisect_trt import __version__
-from bisect_trt.commands import places
-from bisect_trt.commands.commands import COMMANDS as GROUPS
-from bisect_trt.commands.commands import COMMANDS as TABLE
-from bisect_trt.commands.places import missing_parts
+from bisect_trt.commands import doctor
+from bisect_trt.commands.doctor import missing_parts
+from bisect_trt.commands.table import COMMANDS as GROUPS
+from bisect_trt.commands.table import COMMANDS as TABLE
 from bisect_trt.options.spec import entries
 from bisect_trt.report.result import environment
 from bisect_trt.report.summary import headline
@@ -304,7 +304,7 @@ def test_a_library_that_breaks_is_a_finding(
 def test_a_library_that_hangs_is_a_finding(
     shadow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "TIMEOUT_SECONDS", 2.0)
+    monkeypatch.setattr(doctor, "TIMEOUT_SECONDS", 2.0)
     (shadow / "tensorrt.py").write_text("import time\ntime.sleep(1000)\n")
     missing = missing_of_trt(tmp_path)
     assert missing is not None

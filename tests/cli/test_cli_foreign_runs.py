@@ -16,10 +16,10 @@ from conftest import CommandLine
 from foreign_runs import changed_journal, changed_json, lines_of
 from support import chain, has, read_json, script
 
-from bisect_trt.commands.places import PLACES_FILE, earlier_kinds
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probe.ledger import read_probes, sealed
 from bisect_trt.probe.outcome import Ending, MetricScore, Outcome
+from bisect_trt.session.places import PLACES_FILE, earlier_kinds
 from bisect_trt.targets.choices import TACTIC, Choice, write_choices
 
 pytestmark = pytest.mark.any_version

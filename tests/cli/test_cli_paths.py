@@ -14,10 +14,10 @@ from onnx import helper, numpy_helper
 from support import SHAPE, TARGET, chain, has, model_of, node_names, overflowing, read_json, script
 
 import bisect_trt
-from bisect_trt.commands.commands import COMMANDS
-from bisect_trt.commands.paths import Paths
+from bisect_trt.commands.table import COMMANDS
 from bisect_trt.errors import SameFileError, UsageError
 from bisect_trt.options.spec import entries
+from bisect_trt.session.paths import Paths
 
 pytestmark = pytest.mark.any_version
 CHECK = ("--check", "./check", "{model}")

@@ -20,10 +20,10 @@ from support import arrays, bisect_trt, chain, rest_slow
 from wheels import Index
 
 import bisect_trt as api
-from bisect_trt.commands import second_opinion
-from bisect_trt.commands.releases import refusal_of
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.steps import second_opinion
+from bisect_trt.steps.release_boundary import refusal_of
 from bisect_trt.targets.base import Package
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.worker.environments import Environment, with_numpy

@@ -12,11 +12,11 @@ from typing import Any
 
 import onnx
 
-from bisect_trt.commands.layerwise import Marking
-from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
+from bisect_trt.session.subject import ModelSettings, Subject
+from bisect_trt.steps.layers import Marking
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.pool import WorkerPool

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from support import model_of, overflowing, read_json, save
 
-from bisect_trt.commands.arbitration import Fault, Opinions
-from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.rounding import is_continuous, perturb, rounding_alone
-from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import drawing_nodes
 from bisect_trt.onnxlib.roundings import widened
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
+from bisect_trt.session.checks import CheckSettings
+from bisect_trt.session.subject import ModelSettings, Subject
+from bisect_trt.steps.arbitration import Fault, Opinions
+from bisect_trt.steps.rounding import is_continuous, perturb, rounding_alone
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions

@@ -18,10 +18,7 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 from support import SHAPE, chain, model_of, overflowing, script
 
-from bisect_trt.commands.minimal_case import by_blame, extract_suspect, find_suspects, named_nodes
 from bisect_trt.commands.reduce import reduce_model
-from bisect_trt.commands.session import Session, unless_lost
-from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
@@ -34,6 +31,9 @@ from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.strategy import minimise
+from bisect_trt.session.session import Session, unless_lost
+from bisect_trt.session.subject import ModelSettings, Subject
+from bisect_trt.steps.minimal_case import by_blame, extract_suspect, find_suspects, named_nodes
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.process import Cancel

@@ -16,10 +16,10 @@ from onnx import helper
 from resident import unsteady
 from support import chain, model_of, script
 
-from bisect_trt.commands.build_choices import Build, Held, compare_builds, find_reasons
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.statistics import confirmations
+from bisect_trt.steps.build_choices import Build, Held, compare_builds, find_reasons
 from bisect_trt.targets.choices import FORMAT, Choice
 from bisect_trt.targets.messages import BuildError
 

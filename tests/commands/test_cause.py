@@ -19,11 +19,11 @@ from truth.patterns import PLANTED, Pattern, Sketch
 
 import bisect_trt
 from bisect_trt import UsageError
-from bisect_trt.commands.reproducer import carry
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.rewrites import with_barriers
 from bisect_trt.probe.oracles import error_of
 from bisect_trt.report.summary import tried_of
+from bisect_trt.steps.reproducer import carry
 from bisect_trt.targets.base import Target
 from bisect_trt.targets.onnxrt import OnnxRuntimeTarget
 from bisect_trt.targets.settings import TargetSettings

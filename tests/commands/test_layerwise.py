@@ -20,7 +20,13 @@ from layered import Ask, Shown, Target, looking, outputs_of
 from onnx import TensorProto, helper, numpy_helper
 from support import overflowing
 
-from bisect_trt.commands.layerwise import (
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.probe.ledger import Ledger
+from bisect_trt.probe.oracles import BuiltinCheck
+from bisect_trt.probe.outcome import Outcome
+from bisect_trt.probe.prober import Prober
+from bisect_trt.report.summary import summary
+from bisect_trt.steps.layers import (
     Gathered,
     LayerComparison,
     Marking,
@@ -29,12 +35,6 @@ from bisect_trt.commands.layerwise import (
     find_origins,
     gather,
 )
-from bisect_trt.onnxlib.network import Network
-from bisect_trt.probe.ledger import Ledger
-from bisect_trt.probe.oracles import BuiltinCheck
-from bisect_trt.probe.outcome import Outcome
-from bisect_trt.probe.prober import Prober
-from bisect_trt.report.summary import summary
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 from bisect_trt.worker.protocol import Compare, Compared, Failed
 

@@ -18,10 +18,7 @@ import pytest
 from layered import shared_workers
 from support import overflowing
 
-from bisect_trt.commands.checks import CheckSettings, make_prober
 from bisect_trt.commands.precision import find_precision
-from bisect_trt.commands.session import Session
-from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.answer import find_fix, recommended
 from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
@@ -31,6 +28,9 @@ from bisect_trt.options.shared import Search
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
+from bisect_trt.session.checks import CheckSettings, make_prober
+from bisect_trt.session.session import Session
+from bisect_trt.session.subject import ModelSettings, Subject
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.compare import compare_all

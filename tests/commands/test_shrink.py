@@ -18,19 +18,12 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from support import arrays, examples, model_of, node_names
 
 import bisect_trt
-from bisect_trt.commands.shapes import (
-    Piece,
-    axes_by_size,
-    cut_axes,
-    free,
-    free_symbols,
-    is_sound,
-    keep_outputs,
-)
-from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import QuietConsole
+from bisect_trt.session.subject import ModelSettings, Subject
+from bisect_trt.steps.dynamic_dims import free, free_symbols
+from bisect_trt.steps.shrink import Piece, axes_by_size, cut_axes, is_sound, keep_outputs
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 

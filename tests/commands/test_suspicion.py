@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.mixed_precision.nodes import Sensitivity, make_nodes
 from bisect_trt.mixed_precision.search import BREAKS, INSIDE, Low, PrecisionSettings, Suspect
 from bisect_trt.onnxlib.roundings import lower_roundtrip
@@ -25,6 +24,7 @@ from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
+from bisect_trt.session.subject import ModelSettings, Subject
 from bisect_trt.tensors.files import save_npz
 from bisect_trt.tensors.info import finite_range
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bisect_trt.commands.commands import COMMANDS
+from bisect_trt.commands.table import COMMANDS
 from bisect_trt.options.spec import entries
 
 DOCS = Path(__file__).parents[2] / "docs"

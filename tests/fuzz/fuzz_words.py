@@ -6,7 +6,7 @@ import random
 from enum import Enum
 from pathlib import Path
 
-from bisect_trt.commands.commands import COMMANDS
+from bisect_trt.commands.table import COMMANDS
 from bisect_trt.options import reading as values
 from bisect_trt.options.spec import Option, entries
 

@@ -17,8 +17,8 @@ from selector import PLAIN, needs_selector
 from support import chained_convolutions
 
 import bisect_trt
-from bisect_trt.commands.build_choices import Build, Held, compare_builds, find_reasons
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.steps.build_choices import Build, Held, compare_builds, find_reasons
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.choices import RECORD, TACTIC, TIMINGS, Choice, read_choices
 from bisect_trt.targets.messages import BuildError

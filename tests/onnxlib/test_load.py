@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from onnx import FunctionProto, ModelProto, TensorProto, helper, numpy_helper
 from support import examples
 
-from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import BisectError, UnavailableError, UsageError
 from bisect_trt.onnxlib.cut import cut
 from bisect_trt.onnxlib.load import check_model, load_model, needed_ir_version
@@ -24,6 +23,7 @@ from bisect_trt.onnxlib.save import refer_to
 from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import QuietConsole
+from bisect_trt.session.subject import ModelSettings, Subject
 
 X, Y = (tensor_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy")
 node = helper.make_node

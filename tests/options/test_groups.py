@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from support import examples
 
 from bisect_trt.cli.parser import COMMON, RARE, expand, parse, several
-from bisect_trt.commands.checks import tolerance_options
-from bisect_trt.commands.commands import COMMANDS
+from bisect_trt.commands.table import COMMANDS
 from bisect_trt.errors import UsageError
 from bisect_trt.options import compare
 from bisect_trt.options import reading as values
 from bisect_trt.options.compare import CompareOptions, ErrorStat
 from bisect_trt.options.searches import rungs, until
 from bisect_trt.options.spec import Option, entries, make_group
+from bisect_trt.session.checks import tolerance_options
 from bisect_trt.targets.onnxrt import level
 from bisect_trt.targets.openvino import openvino_property
 from bisect_trt.targets.settings import TargetSettings

@@ -24,10 +24,10 @@ from building import text_model
 from conftest import CommandLine
 from support import line, marked, save, wait_for
 
-from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
+from bisect_trt.session.subject import ModelSettings, Subject
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.runtime import Runtime

@@ -13,8 +13,8 @@ from support import chain, has, node_names, script, wait_for
 
 import bisect_trt
 from bisect_trt import UsageError
-from bisect_trt.commands.runs import RUN_FILE
 from bisect_trt.probe.ledger import JOURNAL
+from bisect_trt.session.binding import RUN_FILE
 from bisect_trt.worker.guard import claimed_run
 
 

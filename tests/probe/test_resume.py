@@ -34,7 +34,6 @@ from hypothesis import strategies as st
 from support import assert_gone, chain, examples, has, rest_slow, script
 
 from benchmarks.flaky import simulate, simulate_in_memory
-from bisect_trt.commands.runs import RUN_FILE, Binding
 from bisect_trt.errors import BisectError
 from bisect_trt.probe.candidate import Identity
 from bisect_trt.probe.ledger import JOURNAL, Ledger, read_journal, read_probes
@@ -46,6 +45,7 @@ from bisect_trt.probe.workspace import CandidateFiles, Workspace
 from bisect_trt.search.oracle import Ask, Minimum, Subset, Units, Verdict, over_units
 from bisect_trt.search.statistics import MOST_PASSES, Flakiness
 from bisect_trt.search.strategy import minimise
+from bisect_trt.session.binding import RUN_FILE, Binding
 from bisect_trt.worker.process import Cancel
 
 pytestmark = pytest.mark.any_version

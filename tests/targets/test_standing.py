@@ -11,8 +11,8 @@ import onnx
 import pytest
 from building import text_model
 
-from bisect_trt.commands.standing import objection
 from bisect_trt.onnxlib.roundings import widened
+from bisect_trt.steps.standing import objection
 from bisect_trt.targets.evaluator import EvaluatorSession
 
 RNG = np.random.default_rng(0)

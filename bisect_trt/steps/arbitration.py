@@ -16,7 +16,18 @@ from typing import Literal
 import numpy as np
 import onnx
 
-from bisect_trt.commands.rounding import (
+from bisect_trt.errors import BisectError
+from bisect_trt.onnxlib.lower import LOW_TYPES
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import drawing_nodes, label
+from bisect_trt.onnxlib.roundings import lower_roundtrip, lows_of, widened
+from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.oracles import CRASHED
+from bisect_trt.probe.outcome import Ending
+from bisect_trt.report.text import Entry, Json
+from bisect_trt.session.session import Session
+from bisect_trt.session.subject import Subject
+from bisect_trt.steps.rounding import (
     MUCH_WORSE,
     ULP,
     UNITS,
@@ -29,18 +40,7 @@ from bisect_trt.commands.rounding import (
     turned_decision,
     with_decision,
 )
-from bisect_trt.commands.session import Session
-from bisect_trt.commands.standing import objection
-from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import BisectError
-from bisect_trt.onnxlib.lower import LOW_TYPES
-from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import drawing_nodes, label
-from bisect_trt.onnxlib.roundings import lower_roundtrip, lows_of, widened
-from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.oracles import CRASHED
-from bisect_trt.probe.outcome import Ending
-from bisect_trt.report.text import Entry, Json
+from bisect_trt.steps.standing import objection
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import to_plain

@@ -10,10 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.minimal_case import Answer, describe_answer
-from bisect_trt.commands.session import Session
-from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import OutputFileError
 from bisect_trt.onnxlib.cleanup import anonymise, strip
 from bisect_trt.onnxlib.load import load_all_inside
@@ -32,6 +28,10 @@ from bisect_trt.report.reproducer import (
     writing,
 )
 from bisect_trt.search.oracle import Minimum, Verdict
+from bisect_trt.session.checks import CheckSettings
+from bisect_trt.session.session import Session
+from bisect_trt.session.subject import Subject
+from bisect_trt.steps.minimal_case import Answer, describe_answer
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.place import rerun_command
 from bisect_trt.worker.process import gate, run_to_end

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bisect_trt.commands.record import prepare_report
-from bisect_trt.commands.session import FAILURE_LOST, Case, Session
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.probe.candidate import Candidate
@@ -24,12 +22,14 @@ from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.search.confirm import read_back
 from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, Verdict, about_units
 from bisect_trt.search.strategy import make_minimal
+from bisect_trt.session.record import prepare_report
+from bisect_trt.session.session import FAILURE_LOST, Case, Session
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.deadline import BudgetSpent
 
 if TYPE_CHECKING:
-    from bisect_trt.commands.arbitration import Fault
-    from bisect_trt.commands.layerwise import LayerComparison
+    from bisect_trt.steps.arbitration import Fault
+    from bisect_trt.steps.layers import LayerComparison
 
 Delivery = Callable[[Case, int], dict[str, Any]]
 """Writes another answer, given its number from 2 on; returns its entry in ``failures``."""
@@ -96,7 +96,7 @@ def find_suspects(
     Returns:
         The nodes, the first in topological order first; none where the tensors do not show any.
     """
-    from bisect_trt.commands.layerwise import Marking, compare_layers  # noqa: PLC0415 - as the module says
+    from bisect_trt.steps.layers import Marking, compare_layers  # noqa: PLC0415 - as the module says
 
     subject = session.subject
     ledger = session.prober.ledger
@@ -266,7 +266,7 @@ def _own_errors(session: Session, answer: Candidate, nodes: Sequence[int]) -> di
     subject = session.subject
     if not (isinstance(check, BuiltinCheck) and check.compares) or session.prober.ledger.is_broken:
         return {}
-    from bisect_trt.commands.layerwise import Marking, compare_own  # noqa: PLC0415 - as the module says
+    from bisect_trt.steps.layers import Marking, compare_own  # noqa: PLC0415 - as the module says
 
     target = replace(check.target, held=answer.held or check.target.held)
     names = [name for node in nodes for name in subject.network.made(node)]

@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import BisectError, ModelRefusedError
 from bisect_trt.options.shared import Search
 from bisect_trt.options.spec import written
@@ -39,6 +37,8 @@ from bisect_trt.search.oracle import (
     about_units,
 )
 from bisect_trt.search.strategy import minimise
+from bisect_trt.session.checks import CheckSettings
+from bisect_trt.session.subject import Subject
 from bisect_trt.tensors.comparison import to_plain
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.protocol import LOST, Failed
@@ -48,8 +48,6 @@ FAILURE_LOST = Minimum(
     frozenset(), proven=False, why="the failure is lost as soon as the model is rebuilt"
 )
 """The result of a search where all units together pass."""
-
-
 NEVER_PASSES = "even a model of Identity nodes only does not pass, so the nodes may not be to blame"
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run: its binding to options, model and files; and ``log``, ``report`` and ``resume``, which read it."""
+"""The binding of a run to its options, model and files, in its folder."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import functools
 import hashlib
 import inspect
 import json
-import os
-import shlex
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,25 +14,21 @@ from typing import TYPE_CHECKING
 import msgspec
 import onnx
 
-from bisect_trt import __version__
-from bisect_trt.errors import OutputFileError, RunFolderError, RunStateError, UnknownNameError
+from bisect_trt.errors import RunFolderError, RunStateError
 from bisect_trt.onnxlib.load import external_files
-from bisect_trt.onnxlib.save import check_output
-from bisect_trt.options.commands import LogOptions, Report, Resume
-from bisect_trt.probe.ledger import JOURNAL, read_probes
-from bisect_trt.probe.workspace import KEY_LENGTH, RUNS_FOLDER, sha256_of
+from bisect_trt.probe.workspace import RUNS_FOLDER
 from bisect_trt.report.console import Console
-from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, read_result
-from bisect_trt.report.text import Json
 from bisect_trt.tensors.comparison import strict_json
-from bisect_trt.tensors.files import open_inside, read_inside, replacing
+from bisect_trt.tensors.files import read_inside, replacing, sha256_of
+from bisect_trt.version import __version__
 
 if TYPE_CHECKING:
-    from bisect_trt.commands.call import Call
+    pass
+
 
 RUN_FILE = "run.json"
 """The binding, in a run's folder."""
-_MOST_BYTES = 16 << 20
+MOST_BYTES = 16 << 20
 """Bytes of a file of a run that are read or shown; its folder may be a stranger's."""
 
 
@@ -91,7 +84,7 @@ class Binding:
             UnavailableError: The folder is not the folder of a run.
         """
         try:
-            plain = strict_json(read_inside(folder, RUN_FILE, _MOST_BYTES))
+            plain = strict_json(read_inside(folder, RUN_FILE, MOST_BYTES))
             return msgspec.convert({each.name: plain[each.name] for each in fields(cls)}, cls)
         except (
             OSError,
@@ -171,94 +164,3 @@ def newest_run(file: str = RUN_FILE) -> Path:
     newest = max(folders, key=lambda folder: ((folder / file).stat().st_mtime_ns, folder.name))
     Console().answer(f"the newest run: {newest}")
     return newest
-
-
-def log(call: Call) -> Result:
-    """Show every probe of a run with its reason, or one in full."""
-    own = call[LogOptions]
-    show = call.console.answer
-    folder = own.run
-    number = own.number
-    if folder is not None and number is None and str(folder).isdecimal() and not folder.exists():
-        folder, number = None, int(str(folder))
-    folder = newest_run() if folder is None else folder
-    binding = Binding.read(folder)
-    _, verdicts, unfinished = read_probes(folder / JOURNAL)
-    if number is not None and number not in verdicts:
-        raise UnknownNameError(f"{folder} has no probe {number}; it has {len(verdicts)}.")
-    if number is not None:
-        _show_probe(folder, verdicts[number], show)
-        return call.result
-    command, *words = binding.argv or ("",)
-    show(
-        f"bisect_trt.{command}({', '.join(words)})"
-        if binding.python
-        else f"bisect-trt {shlex.join(binding.argv)}"
-    )
-    show(f"in {binding.cwd}, version {binding.version}")
-    for _, entry in sorted(verdicts.items()):
-        show(
-            f"{entry['number']:>4} {entry['verdict']:10} {entry['seconds']:7.2f} s  {entry['title']}: {entry['reason']}"
-        )
-    for entry in unfinished.values():
-        show(f"   - unfinished             {entry['title']}: was running when the run ended")
-    return call.result
-
-
-def _show_probe(run: Path, entry: Json, show: Callable[[str], None]) -> None:
-    """Print one probe: its candidate, the command that runs it again, its output."""
-    folder = run / "candidates" / str(entry["key"])[:KEY_LENGTH]
-    inside = folder / "model.onnx"
-    model = (
-        inside if inside.exists() else folder.with_suffix(".onnx")
-    )  # with a shared file of weights
-    show(f"probe {entry['number']}: {entry['verdict']}, {entry['reason']}")
-    show(f"candidate: {model} ({entry['title']})")
-    show(f"inputs: {folder / 'inputs.npz'}")
-    show(f"golden: {folder / 'golden.npz'}")
-    show(f"took: {entry['seconds']} s in {entry['runs']} run(s)")
-    place = folder.relative_to(run)
-    with suppress(FileNotFoundError):
-        by_hand = read_inside(run, place / "command.txt", _MOST_BYTES)
-        show(f"again by hand: {by_hand.decode(errors='surrogateescape').strip()}")
-    with suppress(FileNotFoundError), open_inside(run, place / "output.log", 1 << 40) as file:
-        show("output:")
-        for line in file.read(_MOST_BYTES).decode(errors="replace").rstrip().splitlines():
-            show(line.expandtabs())
-
-
-def report(call: Call) -> Result:
-    """Write the report.html of a run again, from its result.json alone."""
-    own = call[Report]
-    source = newest_run(RESULT_FILE) if own.run is None else own.run
-    result = read_result(source)
-    path = own.output or (source if source.is_dir() else source.parent) / REPORT_FILE
-    if own.output is None and path.is_symlink():  # the folder may be a stranger's
-        raise OutputFileError(
-            f"{path} is a symbolic link, and its target would be overwritten; name a file with -o."
-        )
-    check_output(path, overwrite=True)
-    from bisect_trt.report.page import write_report  # noqa: PLC0415 - every command imports this module, and few Jinja2
-
-    write_report(result, path)
-    call.console.answer(str(path))
-    return call.result
-
-
-def resume(call: Call) -> Result:
-    """Change to the directory of an interrupted run; the call gets its command line as ``words`` and its ``folder``."""
-    folder = call[Resume].run or newest_run()
-    binding = Binding.read(folder)
-    if binding.python:
-        raise RunFolderError(
-            f"{folder} was started from Python; to resume it, call the same function with run='{folder}'."
-        )
-    call.folder = folder.absolute()
-    try:
-        os.chdir(binding.cwd)
-    except (OSError, ValueError) as error:
-        raise RunFolderError(
-            f"the run was started in {binding.cwd}, which does not exist: {getattr(error, 'strerror', error)}."
-        ) from error
-    call.words = binding.argv
-    return call.result

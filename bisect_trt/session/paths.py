@@ -17,9 +17,9 @@ from bisect_trt.onnxlib.load import external_files
 from bisect_trt.onnxlib.save import check_output, data_file
 from bisect_trt.options.spec import STDOUT, Option, entries
 from bisect_trt.probe.user_checks import CommandCheck
-from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH, sha256_of
+from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH
 from bisect_trt.report.result import RESULT_FILE
-from bisect_trt.tensors.files import observed_writes, read_inside
+from bisect_trt.tensors.files import observed_writes, read_inside, sha256_of
 
 OUTPUTS_FILE = "outputs.jsonl"
 """In a run's folder: each file that the run wrote for the user, with its SHA-256."""

@@ -3,7 +3,7 @@
 The command line, the Python function and ``docs/reference.md`` are derived from it. A package adds
 a command by an entry point of the group ``bisect_trt.commands``, which has the command's name and
 is a :class:`Command`; and an oracle by one of the group ``bisect_trt.oracles``, which is an
-:class:`~bisect_trt.options.shared.Oracle`.
+:class:`~bisect_trt.session.oracle.Oracle`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING
 from bisect_trt.options import commands, searches
 from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
 from bisect_trt.options.searches import Run, RunOptions
-from bisect_trt.options.shared import CheckOptions, Data, General, Oracle, Places, Plots, Search
+from bisect_trt.options.shared import CheckOptions, Data, General, Places, Plots, Search
 from bisect_trt.plugins import COMMANDS as GROUP
 from bisect_trt.plugins import ORACLES, loaded
+from bisect_trt.session.oracle import Oracle
 from bisect_trt.targets.options import Target
 
 if TYPE_CHECKING:
-    from bisect_trt.commands.call import Call
     from bisect_trt.report.result import Result
+    from bisect_trt.session.call import Call
 
 
 @dataclass(frozen=True)
@@ -91,54 +92,51 @@ _COMPARE = (
     Data,
     General,
 )
-_PANELS: dict[str, dict[str, tuple[tuple[type, ...], str, str | None]]] = {
+_PANELS: dict[str, dict[str, tuple[tuple[type, ...], str | None]]] = {
     "Find": {
-        "diagnose": ((searches.Diagnose, *_METRIC, Limits), "diagnose:run", "reproducer"),
-        "reduce": ((searches.Reduce, *_CHECKS, *_METRIC, Limits), "reduce:run", "reduced.onnx"),
-        "layerwise": ((searches.Layerwise, *_TESTED, Data, General), "layerwise:run", None),
-        "run": (_COMPARE, "run:run", None),
+        "diagnose": ((searches.Diagnose, *_METRIC, Limits), "reproducer"),
+        "reduce": ((searches.Reduce, *_CHECKS, *_METRIC, Limits), "reduced.onnx"),
+        "layerwise": ((searches.Layerwise, *_TESTED, Data, General), None),
+        "run": (_COMPARE, None),
     },
     "Explain": {
-        "cause": ((searches.Cause, *_LIMITED), "cause:run", None),
+        "cause": ((searches.Cause, *_LIMITED), None),
         "releases": (
             (searches.Releases, *_CHECKS, Target, CompareOptions, Limits, *_RUN),
-            "releases:run",
             None,
         ),
-        "repeat": ((searches.Repeat, *_LIMITED), "repeat:run", None),
-        "sweep": ((searches.Sweep, *_LIMITED), "sweep:run", None),
-        "samples": ((searches.Samples, *_SEARCH), "samples:run", "minimal-input.npz"),
+        "repeat": ((searches.Repeat, *_LIMITED), None),
+        "sweep": ((searches.Sweep, *_LIMITED), None),
+        "samples": ((searches.Samples, *_SEARCH), "minimal-input.npz"),
     },
     "Fix": {
         "precision": (
             (searches.PrecisionOptions, *_CHECKS, *_METRIC, Limits),
-            "precision:run",
             "mixed.onnx",
         ),
         "workaround": (
             (searches.Workaround, *_TESTED, Limits, *_RUN),
-            "diagnose:workaround",
             "patched.onnx",
         ),
     },
     "Files": {
-        "extract": ((commands.Extract, Data, General), "convert:extract_run", None),
-        "sanitize": ((commands.Sanitize, Data, General), "convert:sanitize_run", None),
-        "convert": ((commands.Convert, Target, Data, General), "convert:run", None),
-        "inspect": ((commands.Inspect, General), "inspect:run", None),
+        "extract": ((commands.Extract, Data, General), None),
+        "sanitize": ((commands.Sanitize, Data, General), None),
+        "convert": ((commands.Convert, Target, Data, General), None),
+        "inspect": ((commands.Inspect, General), None),
     },
     "Runs": {
-        "resume": ((commands.Resume,), "runs:resume", None),
-        "log": ((commands.LogOptions,), "runs:log", None),
-        "report": ((commands.Report,), "runs:report", None),
-        "diff": ((commands.Diff, General), "build_choices:run", None),
+        "resume": ((commands.Resume,), None),
+        "log": ((commands.LogOptions,), None),
+        "report": ((commands.Report,), None),
+        "diff": ((commands.Diff, General), None),
     },
-    "This machine": {"doctor": ((commands.Doctor, Places, General), "places:doctor", None)},
+    "This machine": {"doctor": ((commands.Doctor, Places, General), None)},
 }
 COMMANDS: dict[str, Command] = {
-    name: Command(groups, f"bisect_trt.commands.{function}", output, panel)
+    name: Command(groups, f"bisect_trt.commands.{name}:run", output, panel)
     for panel, table in _PANELS.items()
-    for name, (groups, function, output) in table.items()
+    for name, (groups, output) in table.items()
 }
 """By name, in the order of ``--help``."""
 COMMANDS |= {

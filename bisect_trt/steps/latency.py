@@ -14,8 +14,6 @@ from collections.abc import Collection, Sequence
 from itertools import chain
 from pathlib import Path
 
-from bisect_trt.commands.checks import CheckSettings, baseline_of
-from bisect_trt.commands.session import Session
 from bisect_trt.errors import InputValuesError, UnsuitableModelError
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import clone, first_output
@@ -23,6 +21,8 @@ from bisect_trt.options.compare import Limits
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import grouped
 from bisect_trt.report.text import Entry, Json, shorten
+from bisect_trt.session.checks import CheckSettings, baseline_of
+from bisect_trt.session.session import Session
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import replacing
 from bisect_trt.worker.place import Place

@@ -15,21 +15,19 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from bisect_trt.commands.subject import ModelSettings
 from bisect_trt.errors import (
     InputValuesError,
     ModelFileError,
     UnsuitableModelError,
     ValueRefusedError,
 )
+from bisect_trt.session.subject import ModelSettings
 from bisect_trt.tensors.files import Values, load_runs, save_npz
 from bisect_trt.tensors.info import dtype_from_name
 
 MODEL_FILE = Path("model.onnx")
 """The name of a model in memory, in the run's folder."""
 _PROTO_LIMIT_BYTES = (1 << 31) - 1
-
-
 Model: TypeAlias = str | os.PathLike[str] | onnx.ModelProto | Any
 """A path, an ``onnx.ModelProto``, a ``torch.nn.Module`` or a ``torch.export.ExportedProgram``; they
 are not changed."""

@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 import onnx
 
-from bisect_trt.commands.places import require_fit, require_reference
-from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import (
     ConflictError,
     MissingOptionError,
@@ -24,7 +23,7 @@ from bisect_trt.errors import (
 from bisect_trt.onnxlib.cut import between, nothing_stored, splice
 from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
-from bisect_trt.options.shared import CheckOptions, Oracle, Search
+from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.options.spec import written
 from bisect_trt.probe.ledger import Ledger, Record, Watcher
 from bisect_trt.probe.metric_check import MetricCheck, Scale
@@ -35,6 +34,8 @@ from bisect_trt.probe.user_checks import CommandCheck, FunctionCheck, PromptChec
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH, CandidateFiles
 from bisect_trt.report.console import Console, is_interactive
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.session.places import require_fit, require_reference
+from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import check_script
 from bisect_trt.tensors.files import load_npz
@@ -54,6 +55,13 @@ path."""
 _CHUNK = 64
 """Samples that the reference runs in one request."""
 _FEW = 30
+
+
+class CheckFactory(Protocol):
+    """Makes a check from its settings, as an oracle of another package does."""
+
+    def check(self, settings: CheckSettings, workers: WorkerPool) -> Check:
+        """Return the check that decides whether a candidate fails."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class CheckSettings:
     metric: MetricOptions | None = None
     limits: Limits | None = None
     function: Callable[..., object] | None = None
-    oracle: Oracle | None = None
+    oracle: CheckFactory | None = None
     by_layer: bool = False
     timed: bool = False
 

@@ -1,11 +1,4 @@
-"""Shapes of candidates: dimensions that have to stay free for the failure, and tensors that can be smaller.
-
-The first probe is about the model as it is in its file. Candidates have fixed shapes if it fails
-with fixed shapes too. If it passes with them, candidates keep the dimensions that depend on input
-dimensions. Reference runs at other sizes show which these are, one run for each dimension of the
-inputs, and their ranges over a target's profile. The tensors of the minimal case are made smaller
-last.
-"""
+"""Make the tensors of a minimal case smaller, as long as it fails."""
 
 from __future__ import annotations
 
@@ -20,39 +13,25 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.commands.session import Session
-from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.cut import between, nothing_stored, splice
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, attribute, clone, drawing_nodes
 from bisect_trt.onnxlib.shapes import (
-    Shape,
     element_type,
-    fix_input_shapes,
     forget_shapes,
-    free_inputs,
 )
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.oracles import BuiltinCheck
-from bisect_trt.probe.prober import reconfirm
-from bisect_trt.probe.reference import Reference
-from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.targets.base import ShapeRange
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.session.free_dims import Axis
+from bisect_trt.session.session import Session
 from bisect_trt.tensors.comparison import TensorComparison, required_severity
 from bisect_trt.tensors.files import Values, shapes_of
-from bisect_trt.tensors.info import TensorInfo, count_nonfinite
-from bisect_trt.tensors.inputs import resized
+from bisect_trt.tensors.info import count_nonfinite
 
-Axis = tuple[str, int]
-"""A tensor's name, and one of its dimensions."""
 MOST_PROBES = 40
 """Most probes of shrinking; each step that succeeds leaves a model that fails, so it can stop
 anywhere."""
-_SCRATCH_SAMPLE = 1_000_000
-"""The sample number of runs that only compute shapes."""
 _FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE}
 _UNCUT = {TensorProto.INT64, TensorProto.STRING}
 """Types of weights that are not cut: they are shapes, axes and indices."""
@@ -65,236 +44,6 @@ _PARAMETERS: Mapping[str, Mapping[int, bool]] = {
 }
 """Inputs with one axis that must be as long as the channels of the output, and whether one number
 is allowed instead."""
-
-
-@dataclass(frozen=True)
-class Freed:
-    """The free dimensions of candidates, and the profile that the target needs for them.
-
-    Attributes:
-        network: The model with free dimensions of its inputs.
-        shapes: The shapes of the tensors that depend on one, with names in place of sizes.
-        target: The target, if it has a profile for the model's inputs.
-        ranges: The shapes of tensors over that profile: smallest, usual, largest.
-    """
-
-    network: Network
-    shapes: Mapping[str, Shape]
-    target: TargetSettings | None
-    ranges: Mapping[str, ShapeRange]
-
-    def infos(self, known: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
-        """Types and shapes of tensors, with their free dimensions."""
-        return {
-            name: replace(info, shape=self.shapes.get(name, info.shape))
-            for name, info in known.items()
-        }
-
-    def dress(self, candidate: Candidate) -> Candidate:
-        """The candidate with the profile that it needs, if the target has one."""
-        if self.target is None:
-            return candidate
-        ranges: dict[str, ShapeRange] = {}
-        for value in candidate.proto.graph.input:
-            dims = [dim.dim_value or None for dim in value.type.tensor_type.shape.dim]
-            if (
-                value.name in self.ranges
-                and None in dims
-                and len(dims) == len(self.ranges[value.name][0])
-            ):
-                low, usual, high = (
-                    tuple(dim or size for dim, size in zip(dims, shape, strict=True))
-                    for shape in self.ranges[value.name]
-                )
-                ranges[value.name] = (low, usual, high)
-        return replace(candidate, target=self.target.target.spanning(self.target, ranges))
-
-
-def profile_of(target: TargetSettings | None) -> Mapping[str, ShapeRange]:
-    """The shapes for which a target is built: smallest, usual, largest; none where it needs no profile."""
-    return {} if target is None else target.target.profile(target)
-
-
-def free_symbols(subject: Subject, target: TargetSettings | None) -> dict[str, list[Axis]]:
-    """The free dimensions of the inputs: those without a size in the file, or those for which the profile has a range."""
-    profile = profile_of(target)
-    symbols: dict[str, list[Axis]] = {}
-    for name, value in subject.samples[0].items():
-        for axis, dim in enumerate(subject.declared.get(name, ())):
-            free = not profile and not isinstance(dim, int)
-            if name in profile:
-                free = profile[name][0][axis : axis + 1] != profile[name][2][axis : axis + 1]
-            if free and axis < value.ndim:
-                symbols.setdefault(dim if isinstance(dim, str) else f"{name}_{axis}", []).append(
-                    (name, axis)
-                )
-    return symbols
-
-
-def target_of(session: Session) -> TargetSettings | None:
-    """The target of the built-in check; ``None`` for another check."""
-    check = session.prober.check
-    return check.target if isinstance(check, BuiltinCheck) else None
-
-
-def free_where_needed(session: Session) -> bool:
-    """Probe a failing model with fixed shapes; unless it fails with these too, keep its dimensions free from here on.
-
-    It is asked where no candidate with fixed shapes fails: one that fails is proof enough.
-
-    Returns:
-        Whether they are kept.
-    """
-    subject = session.subject
-    console = session.console
-    prober = session.prober
-    target = target_of(session)
-    symbols = free_symbols(subject, target)
-    if not symbols or subject.freed is not None or isinstance(prober.check, PromptCheck):
-        return False
-    names = ", ".join(symbols)
-    console.step(
-        f"It fails with free dimensions ({names}), as in its file: does it fail with fixed shapes?"
-    )
-    profile = profile_of(target)
-    fixed = subject.fixed
-    if target is not None and profile:
-        fixed = replace(fixed, target=target.target.spanning(target, {}))
-    record = prober.probe(fixed)
-    if record.verdict is Verdict.PASS:
-        record = reconfirm(
-            prober, subject.original, fixed
-        ).record  # fixed shapes must pass each time
-    if record.verdict is Verdict.FAIL:
-        console.say("  yes, so candidates have fixed shapes")
-        return False
-    answer = (
-        "it passes"
-        if record.verdict is Verdict.PASS
-        else f"it breaks in another way ({record.reason})"
-    )
-    console.say(f"  no, {answer}: candidates keep the free dimensions")
-    subject.free(free(subject, symbols, target))
-    return True
-
-
-def free(
-    subject: Subject, symbols: Mapping[str, Sequence[Axis]], target: TargetSettings | None
-) -> Freed:
-    """Find the tensors that depend on dimensions of the inputs, by running the reference at other sizes."""
-    sample = subject.samples[0]
-    profile = profile_of(target)
-    declared: dict[str, list[int | str | None]] = {
-        name: list(value.shape) for name, value in sample.items()
-    }
-    other: dict[Axis, int] = {}
-    for number, (symbol, places) in enumerate(symbols.items(), 1):  # each changes by another number
-        for name, axis in places:
-            declared[name][axis] = symbol
-        name, axis = places[0]
-        size = sample[name].shape[axis]
-        within = [shape[axis] for shape in profile.get(name, ())]
-        allowed = (each for each in (size + number, size - number, *within) if each != size)
-        fits = (each for each in allowed if not within or min(within) <= each <= max(within))
-        other |= dict.fromkeys(places, next(fits))
-    network = Network(free_inputs(subject.network.proto, declared, forget=False))
-
-    def run_at(changed: Mapping[Axis, int]) -> dict[str, Sequence[int]]:
-        """Return the shapes of all tensors at other sizes; the sample's values are repeated or cut."""
-        inputs = {
-            name: resized(
-                value,
-                tuple(changed.get((name, axis), size) for axis, size in enumerate(value.shape)),
-            )
-            for name, value in sample.items()
-        }
-        run = Reference(
-            network, inputs, subject.workspace, subject.models, _SCRATCH_SAMPLE, subject.swap_limit
-        )
-        return _static(run.infos)
-
-    here = _static(subject.reference.infos)
-    there = run_at(other)
-    shapes: dict[str, Shape] = {}
-    for name, sizes in here.items():
-        changed = there.get(name, sizes)
-        if changed != sizes and len(changed) == len(sizes):
-            names = declared.get(name) or [f"{name}_{axis}" for axis in range(len(sizes))]
-            changes = zip(names, sizes, changed, strict=True)
-            shapes[name] = tuple(symbol if one != two else one for symbol, one, two in changes)
-    places = [place for each in symbols.values() for place in each if place[0] in profile]
-    ends = (
-        [run_at({(n, axis): profile[n][end][axis] for n, axis in places}) for end in range(3)]
-        if profile
-        else []
-    )
-    ranges: dict[str, ShapeRange] = {}
-    for name, sizes in here.items():
-        if ends and all(len(end.get(name, ())) == len(sizes) for end in ends):
-            low, usual, high = (end[name] for end in ends)
-            # One size may fall while another grows.
-            lowest, highest = (
-                tuple(map(pick, zip(low, high, sizes, strict=True))) for pick in (min, max)
-            )
-            ranges[name] = (lowest, tuple(np.clip(usual, lowest, highest).tolist()), highest)
-    return Freed(network, shapes, target, ranges)
-
-
-def _static(infos: Mapping[str, TensorInfo]) -> dict[str, Sequence[int]]:
-    return {
-        name: [int(dim or 0) for dim in info.shape]
-        for name, info in infos.items()
-        if info.shape is not None
-    }
-
-
-def _free_places(answer: Candidate) -> dict[str, list[Axis]]:
-    """The places of the inputs where each free dimension stands."""
-    places: dict[str, list[Axis]] = {}
-    for value in answer.proto.graph.input:
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if dim.dim_param:
-                places.setdefault(dim.dim_param, []).append((value.name, axis))
-    return places
-
-
-def needed_dimensions(session: Session, answer: Candidate) -> Candidate:
-    """Return the answer with fixed shapes if it fails with them; ``dynamic`` in the result says whether it does not."""
-    subject, console, freed = session.subject, session.console, session.subject.freed
-    if freed is None:
-        return answer
-    names = ", ".join(_free_places(answer))
-    console.step(f"Does it need its free dimensions ({names or 'none are left'})?")
-    fixed = clone(answer.proto)
-    fix_input_shapes(fixed, shapes_of(subject.values(answer, answer.inputs)))
-    fixed = with_output_shapes(fixed, subject.values(answer, answer.outputs))
-    static = freed.dress(replace(answer, made=fixed, title="the answer, with fixed shapes"))
-    needed = bool(names) and session.prober.probe(static).verdict is not Verdict.FAIL
-    session.result.extra["dynamic"] = {"needed": needed, "dimensions": []}
-    console.say(
-        f"  yes, it fails only with {names} free"
-        if needed
-        else "  no: it fails with fixed shapes too"
-    )
-    return answer if needed else static
-
-
-def tell_dynamic(session: Session, answer: Candidate) -> None:
-    """Print the free dimensions that the answer needs, and put them into the result with their sizes after shrinking."""
-    known = session.result.extra.get("dynamic")
-    if not known or not known["needed"]:
-        return
-    values = session.subject.values(answer, answer.inputs)
-    for symbol, places in _free_places(answer).items():
-        inputs = [
-            {"name": name, "axis": axis, "size": int(values[name].shape[axis])}
-            for name, axis in places
-        ]
-        known["dimensions"].append({"name": symbol, "inputs": inputs})
-    names = ", ".join(f"'{each['name']}'" for each in known["dimensions"])
-    session.console.answer(
-        f"  The model must stay dynamic in {names}: with fixed shapes it passes."
-    )
 
 
 @dataclass(frozen=True)

@@ -1,53 +1,36 @@
-"""The places where targets run: opened, examined before a run and by ``doctor``; and whether target and reference run there."""
+"""The places where targets run, opened and examined before a run, and whether target and reference run there."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
-from bisect_trt.commands.subject import Subject
 from bisect_trt.errors import (
-    BisectError,
     ConflictError,
     ModelRefusedError,
     PlaceError,
     RunFolderError,
     RunStateError,
-    UnavailableError,
     quoted,
 )
 from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.options.shared import Places
-from bisect_trt.plugins import FAILED, conflicting_builds
 from bisect_trt.report.console import Console
-from bisect_trt.report.result import Result, environment
-from bisect_trt.targets import find, names
-from bisect_trt.targets.messages import TINY_MODEL
-from bisect_trt.targets.options import selectable
+from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import strict_json
-from bisect_trt.tensors.files import read_inside, replacing, save_npz, shapes_of
+from bisect_trt.tensors.files import read_inside, replacing, shapes_of
 from bisect_trt.worker.deadline import Deadline
-from bisect_trt.worker.guard import scratch
 from bisect_trt.worker.place import Place, make_place, parse, slots
-from bisect_trt.worker.pool import WorkerPool
-from bisect_trt.worker.protocol import About, BuildEngine, Failed, Look, Request
-
-if TYPE_CHECKING:
-    from bisect_trt.commands.call import Call
+from bisect_trt.worker.protocol import Failed, Look
 
 PLACES_FILE = "places.json"
 """In a run's folder: the packages and devices of its places."""
 _MOST_BYTES = 16 << 20
-TIMEOUT_SECONDS = 120.0
-"""TensorRT alone takes 10 s to start; a driver may hang."""
 
 
 def open_places(options: Places, console: Console, deadline: Deadline) -> tuple[Place, ...]:
@@ -203,85 +186,3 @@ def require_reference(subject: Subject) -> None:
             f"ONNX Runtime cannot run {subject.network.describe(index)}: {why}.{fix} So there is nothing to compare with; "
             "`bisect-trt reduce` with your own --check command does not need the reference."
         )
-
-
-def doctor(call: Call) -> Result:
-    """Print versions and devices of this machine or of some places, and what each target lacks."""
-    places = open_places(call[Places], call.console, call.deadline)
-    console = call.console
-    result = call.result
-    for problem in (*FAILED, conflicting_builds()):
-        if problem is not None:
-            console.warn(problem)
-    packages = tuple(
-        dict.fromkeys(
-            [*(each.name for plugin in selectable() for each in plugin.packages), "numpy"]
-        )
-    )
-    found = []
-    # Each request has a process of its own, so that the crash of a library is reported.
-    with (
-        scratch() as folder,
-        WorkerPool(Path(folder), fresh_process=True, places=places) as workers,
-    ):
-        for place in dict.fromkeys(places) or (None,):
-            rows = environment()
-            known = dict[str, object]()
-            if place is not None:
-                seen = workers.ask(Look(TargetSettings(), packages, start=False), place=place)
-                if isinstance(seen, Failed):
-                    raise PlaceError(f"{place.said} cannot be used: {seen.message}.")
-                known = {**seen.to_json(), "said": seen.describe()}
-                rows = {**seen.table(), "place": place.said}
-                rows |= {"host": seen.found["host"], "interpreter": seen.found["executable"]}
-            targets = missing_parts(workers, Path(folder), place)
-            found.append({**known, "targets": targets})
-            rows |= {
-                name: "yes" if missing is None else f"no: {missing}"
-                for name, missing in targets.items()
-            }
-            for name, value in rows.items():
-                console.answer(f"{name}: {value}")
-    result.extra |= {"places": found} if places else {"environment": environment(), **found[0]}
-    return result.end()
-
-
-def missing_parts(workers: WorkerPool, folder: Path, place: Place | None) -> dict[str, str | None]:
-    """Return why each target cannot be used here or in a place, by its option; ``None`` if it can."""
-    model = folder / "tiny.onnx"
-    inputs = folder / "tiny.npz"
-    model.write_bytes(TINY_MODEL)
-    save_npz(inputs, {"x": np.ones(1, np.float32)})
-    missing: dict[str, str | None] = {}
-    asked: dict[str, Request[object]] = {}
-    for name in names():
-        try:
-            plugin = find(name)
-            settings = TargetSettings(name)
-        except UnavailableError as error:
-            missing[f"--{name}"] = str(error)
-            continue
-        if plugin.selectable and (place is None or plugin.sent):
-            asked[f"--{name}"] = About(settings)
-        if name == "onnxrt":  # it is known to be there only once it has loaded a model
-            asked["--onnxrt --providers cuda"] = BuildEngine(
-                settings.with_own(providers=("cuda",)), model, inputs
-            )
-
-    def ask(request: Request[object], log: Path) -> str | None:
-        try:
-            reply = workers.ask(request, TIMEOUT_SECONDS, place=place, log=log)
-        except BisectError as error:
-            return str(error)
-        if not isinstance(reply, Failed):
-            return None
-        lines = (
-            log.read_text(errors="replace").strip().splitlines()
-            if reply.kind == "crash" and log.exists()
-            else ()
-        )
-        return f"{reply.message}, after: {lines[-1]}" if lines else reply.message
-
-    logs = [folder / f"target-{number}.log" for number in range(len(asked))]
-    with ThreadPoolExecutor(len(asked)) as threads:
-        return missing | dict(zip(asked, threads.map(ask, asked.values(), logs), strict=True))

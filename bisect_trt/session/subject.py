@@ -33,14 +33,14 @@ from bisect_trt.options.shared import Data
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.reference import Models, Reference, stored_values
-from bisect_trt.probe.workspace import Workspace, sha256_of
+from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.runtime import Lowering
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.files import Values, common_shapes
+from bisect_trt.tensors.files import Values, common_shapes, sha256_of
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import Sample, loaded_names, make_inputs
 from bisect_trt.tensors.store import swap_limit
@@ -50,7 +50,7 @@ from bisect_trt.worker.pool import WorkerPool, visible_gpus
 from bisect_trt.worker.protocol import About, Failed
 
 if TYPE_CHECKING:
-    from bisect_trt.commands.shapes import Freed
+    from bisect_trt.session.free_dims import Freed
 
 _KNOWN_IR = 10
 """The newest IR version that every supported release of ONNX Runtime reads, from 1.18 on."""

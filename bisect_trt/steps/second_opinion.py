@@ -14,16 +14,16 @@ from importlib import metadata
 
 from packaging.version import Version
 
-from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.layerwise import Marking, compare_layers
-from bisect_trt.commands.session import Session
-from bisect_trt.commands.standing import objection
-from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.nodes import drawing_nodes
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.report.reproducer import Since
+from bisect_trt.session.checks import CheckSettings
+from bisect_trt.session.session import Session
+from bisect_trt.session.subject import Subject
+from bisect_trt.steps.layers import Marking, compare_layers
+from bisect_trt.steps.standing import objection
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.files import Values
 from bisect_trt.tensors.tolerance import ToleranceOptions

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import shlex
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -15,21 +13,21 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from bisect_trt.commands.session import Session
-from bisect_trt.commands.subject import Subject
-from bisect_trt.errors import BisectError, ExitStatus, ModelFileError, ResourceError
-from bisect_trt.onnxlib.save import require_directory
+from bisect_trt.errors import BisectError
 from bisect_trt.probe.ledger import Record
 from bisect_trt.report.charts import error_curve, plain_number
 from bisect_trt.report.console import Console
-from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, environment, says_less
+from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, environment
 from bisect_trt.report.text import Entry, Json
+from bisect_trt.session.session import Session
+from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, tolerance_ratio
 from bisect_trt.tensors.info import tensor_stats
 
 if TYPE_CHECKING:
-    from bisect_trt.commands.call import Call
+    pass
+
 
 MOST_PROBES = 2000
 """Probes in the report; of a longer search the first and the last."""
@@ -42,60 +40,6 @@ _SHOWN_INPUTS = 64
 """Inputs of a node that are listed."""
 _ATTRIBUTE_LENGTH = 120
 _SHOWN_VALUES = 32
-
-
-def attempt(call: Call, work: Callable[[], object]) -> tuple[ExitStatus, BaseException | None]:
-    """Run a command, and put the way it ended into its result.
-
-    Returns:
-        The exit status, and the exception that ended it before it had an answer.
-    """
-    result = call.result
-    began = time.monotonic()
-    try:
-        with system_errors(call):
-            require_directory()
-            work()
-    except BaseException as ending:
-        return result.end_early(ending), ending
-    finally:
-        result.wall_s = round(time.monotonic() - began, 3)
-    return result.exit_status, None
-
-
-def keeps_earlier(call: Call) -> bool:
-    """Return whether a resumed run ended with less than an earlier session did, so that its files stay as they are."""
-    return call.resumed and call.folder is not None and says_less(call.result.status, call.folder)
-
-
-@contextmanager
-def system_errors(call: Call | None = None) -> Iterator[None]:
-    """Turn errors of the operating system into errors with a sentence.
-
-    Raises:
-        ResourceError: A file cannot be used, or there is not enough memory.
-        ModelFileError: A model is nested too deeply.
-    """
-    try:
-        yield
-    except OSError as error:
-        fix = "check its path, permissions and disk"
-        if error.errno == errno.EMFILE:
-            fix = "raise the limit (ulimit -n), or give a smaller --workers"
-        run = (
-            "a file" if call is None or call.folder is None else f"a file of the run {call.folder}"
-        )
-        raise ResourceError(
-            f"{error.filename or run} cannot be used: {error.strerror or error}; {fix}."
-        ) from error
-    except MemoryError as error:
-        raise ResourceError(
-            "not enough memory; free some, or feed less at a time (--input-shapes)."
-        ) from error
-    except RecursionError as error:
-        raise ModelFileError(
-            "the model is nested too deeply; export it in a simpler form."
-        ) from error
 
 
 @contextmanager

@@ -13,18 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.commands.checks import CheckSettings, make_prober, tolerance_options
-from bisect_trt.commands.paths import Paths, check_files, read_outputs
-from bisect_trt.commands.places import open_places, require_fit
-from bisect_trt.commands.record import recorded
-from bisect_trt.commands.runs import Binding, bind_function
-from bisect_trt.commands.session import Session
-from bisect_trt.commands.source import Source
-from bisect_trt.commands.subject import ModelSettings, Subject
 from bisect_trt.errors import ConflictError, InputValuesError, MissingOptionError
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
-from bisect_trt.options.shared import CheckOptions, Data, Oracle, Places, Search
+from bisect_trt.options.shared import CheckOptions, Data, Places, Search
 from bisect_trt.options.spec import Group, Params, changed, written
 from bisect_trt.plugins import conflicting_builds
 from bisect_trt.probe.prober import Check
@@ -32,6 +24,15 @@ from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
+from bisect_trt.session.binding import Binding, bind_function
+from bisect_trt.session.checks import CheckSettings, make_prober, tolerance_options
+from bisect_trt.session.oracle import Oracle
+from bisect_trt.session.paths import Paths, check_files, read_outputs
+from bisect_trt.session.places import open_places, require_fit
+from bisect_trt.session.record import recorded
+from bisect_trt.session.session import Session
+from bisect_trt.session.source import Source
+from bisect_trt.session.subject import ModelSettings, Subject
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import check_script

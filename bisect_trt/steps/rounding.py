@@ -17,12 +17,12 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from bisect_trt.commands.checks import CheckSettings
-from bisect_trt.commands.subject import Subject
 from bisect_trt.onnxlib.load import tensor_bytes
 from bisect_trt.onnxlib.nodes import attribute, bodies, clone, drawing_nodes, keep_only
 from bisect_trt.onnxlib.roundings import EXACT_OPS
 from bisect_trt.onnxlib.shapes import element_type
+from bisect_trt.session.checks import CheckSettings
+from bisect_trt.session.subject import Subject
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
 from bisect_trt.tensors.files import Arrays, Values

@@ -14,11 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bisect_trt.commands.call import Call
 from bisect_trt.errors import MissingOptionError, UnreadableFileError
-from bisect_trt.options.commands import Diff
 from bisect_trt.report.console import Console
-from bisect_trt.report.result import Result
 from bisect_trt.report.text import Entry, Json
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.strategy import minimise
@@ -70,7 +67,7 @@ def compare_builds(builds: Sequence[Build], proven: frozenset[Choice] = frozense
     with it, and ``proven``. Proven ones come first, then those that are more frequent in bad
     builds.
     """
-    goods, bads = _count(builds)
+    goods, bads = count_verdicts(builds)
     good, bad = (
         Counter(each for build in builds if build.good is side for each in build.choices)
         for side in (True, False)
@@ -91,7 +88,7 @@ def compare_builds(builds: Sequence[Build], proven: frozenset[Choice] = frozense
     ]
 
 
-def _count(builds: Sequence[Build]) -> tuple[int, int]:
+def count_verdicts(builds: Sequence[Build]) -> tuple[int, int]:
     """The number of good builds, and of bad ones."""
     goods = sum(build.good for build in builds)
     return goods, len(builds) - goods
@@ -109,7 +106,7 @@ def plain_choice(choice: Choice) -> Entry:
 
 def tell_choices(builds: Sequence[Build], rows: Sequence[Json], console: Console) -> None:
     """Print a table of the choices that are more frequent in bad builds."""
-    goods, bads = _count(builds)
+    goods, bads = count_verdicts(builds)
     shown = [row for row in rows if row["bad"] * goods > row["good"] * bads]
     console.say(f"  {len(shown)} of {len(rows)} differing choices are more frequent in bad builds")
     lines = [
@@ -385,31 +382,3 @@ def read_build(folder: Path, name: str | Path) -> frozenset[Choice] | None:
                 {**each, "tensors": each["name"].split(" + ")} for each in read
             )
     return None if found is None else frozenset(found)
-
-
-def run(call: Call) -> Result:
-    """Show the layers, tactics, precisions, formats and fusions that bad builds have and good ones lack."""
-    console, result, builds = call.console, call.result, gather(call[Diff].paths, call.console.warn)
-    goods, bads = _count(builds)
-    good, bad = (
-        {each.layer for b in builds if b.good is side for each in b.choices}
-        for side in (True, False)
-    )
-    if good and bad and not good & bad:
-        console.warn("good and bad builds have no layer in common; are they of one model?")
-    rows = compare_builds(builds)
-    console.step(f"{goods} good and {bads} bad builds")
-    tell_choices(builds, rows, console)
-    only = [row for row in rows if row["bad"] and not row["good"]]
-    result.extra |= {"runs": len(builds), "good": goods, "bad": bads, "choices": rows}
-    result.extra["builds"] = [
-        {"file": build.name, "verdict": "PASS" if build.good else "FAIL"} for build in builds
-    ]
-    if not only:
-        console.answer("No choice is in bad builds only.")
-        return result.end("not_reproduced", "no choice is in bad builds only")
-    every = sum(row["bad"] == bads for row in only)
-    console.answer(
-        f"{len(only)} choices are in bad builds only, {every} of them in every one. `bisect-trt repeat` finds the reason."
-    )
-    return result.end()

@@ -1,0 +1,38 @@
+"""``diff``: the choices of builders that bad builds have and good ones lack."""
+
+from __future__ import annotations
+
+from bisect_trt.options.commands import Diff
+from bisect_trt.report.result import Result
+from bisect_trt.session.call import Call
+from bisect_trt.steps.build_choices import compare_builds, count_verdicts, gather, tell_choices
+
+
+def run(call: Call) -> Result:
+    """Show the layers, tactics, precisions, formats and fusions that bad builds have and good ones lack."""
+    console = call.console
+    result = call.result
+    builds = gather(call[Diff].paths, console.warn)
+    goods, bads = count_verdicts(builds)
+    good, bad = (
+        {each.layer for b in builds if b.good is side for each in b.choices}
+        for side in (True, False)
+    )
+    if good and bad and not good & bad:
+        console.warn("good and bad builds have no layer in common; are they of one model?")
+    rows = compare_builds(builds)
+    console.step(f"{goods} good and {bads} bad builds")
+    tell_choices(builds, rows, console)
+    only = [row for row in rows if row["bad"] and not row["good"]]
+    result.extra |= {"runs": len(builds), "good": goods, "bad": bads, "choices": rows}
+    result.extra["builds"] = [
+        {"file": build.name, "verdict": "PASS" if build.good else "FAIL"} for build in builds
+    ]
+    if not only:
+        console.answer("No choice is in bad builds only.")
+        return result.end("not_reproduced", "no choice is in bad builds only")
+    every = sum(row["bad"] == bads for row in only)
+    console.answer(
+        f"{len(only)} choices are in bad builds only, {every} of them in every one. `bisect-trt repeat` finds the reason."
+    )
+    return result.end()

@@ -1,0 +1,75 @@
+"""``log``: shows the probes of a run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bisect_trt.errors import UnknownNameError
+from bisect_trt.options.commands import LogOptions
+from bisect_trt.probe.ledger import JOURNAL, read_probes
+from bisect_trt.probe.workspace import KEY_LENGTH
+from bisect_trt.report.result import Result
+from bisect_trt.report.text import Json
+from bisect_trt.session.binding import MOST_BYTES, Binding, newest_run
+from bisect_trt.tensors.files import open_inside, read_inside
+
+if TYPE_CHECKING:
+    from bisect_trt.session.call import Call
+
+
+def run(call: Call) -> Result:
+    """Show every probe of a run with its reason, or one in full."""
+    own = call[LogOptions]
+    show = call.console.answer
+    folder = own.run
+    number = own.number
+    if folder is not None and number is None and str(folder).isdecimal() and not folder.exists():
+        folder, number = None, int(str(folder))
+    folder = newest_run() if folder is None else folder
+    binding = Binding.read(folder)
+    _, verdicts, unfinished = read_probes(folder / JOURNAL)
+    if number is not None and number not in verdicts:
+        raise UnknownNameError(f"{folder} has no probe {number}; it has {len(verdicts)}.")
+    if number is not None:
+        _show_probe(folder, verdicts[number], show)
+        return call.result
+    command, *words = binding.argv or ("",)
+    show(
+        f"bisect_trt.{command}({', '.join(words)})"
+        if binding.python
+        else f"bisect-trt {shlex.join(binding.argv)}"
+    )
+    show(f"in {binding.cwd}, version {binding.version}")
+    for _, entry in sorted(verdicts.items()):
+        show(
+            f"{entry['number']:>4} {entry['verdict']:10} {entry['seconds']:7.2f} s  {entry['title']}: {entry['reason']}"
+        )
+    for entry in unfinished.values():
+        show(f"   - unfinished             {entry['title']}: was running when the run ended")
+    return call.result
+
+
+def _show_probe(run: Path, entry: Json, show: Callable[[str], None]) -> None:
+    """Print one probe: its candidate, the command that runs it again, its output."""
+    folder = run / "candidates" / str(entry["key"])[:KEY_LENGTH]
+    inside = folder / "model.onnx"
+    model = (
+        inside if inside.exists() else folder.with_suffix(".onnx")
+    )  # with a shared file of weights
+    show(f"probe {entry['number']}: {entry['verdict']}, {entry['reason']}")
+    show(f"candidate: {model} ({entry['title']})")
+    show(f"inputs: {folder / 'inputs.npz'}")
+    show(f"golden: {folder / 'golden.npz'}")
+    show(f"took: {entry['seconds']} s in {entry['runs']} run(s)")
+    place = folder.relative_to(run)
+    with suppress(FileNotFoundError):
+        by_hand = read_inside(run, place / "command.txt", MOST_BYTES)
+        show(f"again by hand: {by_hand.decode(errors='surrogateescape').strip()}")
+    with suppress(FileNotFoundError), open_inside(run, place / "output.log", 1 << 40) as file:
+        show("output:")
+        for line in file.read(MOST_BYTES).decode(errors="replace").rstrip().splitlines():
+            show(line.expandtabs())

@@ -1,0 +1,70 @@
+"""The end of a call: its exit status, and errors of the operating system with a sentence."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from bisect_trt.errors import ExitStatus, ModelFileError, ResourceError
+from bisect_trt.onnxlib.save import require_directory
+from bisect_trt.report.result import says_less
+
+if TYPE_CHECKING:
+    from bisect_trt.session.call import Call
+
+
+def attempt(call: Call, work: Callable[[], object]) -> tuple[ExitStatus, BaseException | None]:
+    """Run a command, and put the way it ended into its result.
+
+    Returns:
+        The exit status, and the exception that ended it before it had an answer.
+    """
+    result = call.result
+    began = time.monotonic()
+    try:
+        with system_errors(call):
+            require_directory()
+            work()
+    except BaseException as ending:
+        return result.end_early(ending), ending
+    finally:
+        result.wall_s = round(time.monotonic() - began, 3)
+    return result.exit_status, None
+
+
+def keeps_earlier(call: Call) -> bool:
+    """Return whether a resumed run ended with less than an earlier session did, so that its files stay as they are."""
+    return call.resumed and call.folder is not None and says_less(call.result.status, call.folder)
+
+
+@contextmanager
+def system_errors(call: Call | None = None) -> Iterator[None]:
+    """Turn errors of the operating system into errors with a sentence.
+
+    Raises:
+        ResourceError: A file cannot be used, or there is not enough memory.
+        ModelFileError: A model is nested too deeply.
+    """
+    try:
+        yield
+    except OSError as error:
+        fix = "check its path, permissions and disk"
+        if error.errno == errno.EMFILE:
+            fix = "raise the limit (ulimit -n), or give a smaller --workers"
+        run = (
+            "a file" if call is None or call.folder is None else f"a file of the run {call.folder}"
+        )
+        raise ResourceError(
+            f"{error.filename or run} cannot be used: {error.strerror or error}; {fix}."
+        ) from error
+    except MemoryError as error:
+        raise ResourceError(
+            "not enough memory; free some, or feed less at a time (--input-shapes)."
+        ) from error
+    except RecursionError as error:
+        raise ModelFileError(
+            "the model is nested too deeply; export it in a simpler form."
+        ) from error

@@ -1,0 +1,400 @@
+"""``diagnose``: finds the layers that make a model wrong and the side that is wrong, and writes a reproducer and a fix.
+
+:meth:`Diagnosis.run` lists the steps; each step is a method below it. ``workaround`` has the same
+first steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bisect_trt.errors import quoted
+from bisect_trt.mixed_precision.answer import MIXED, find_fix
+from bisect_trt.onnxlib.qdq import find_quantized
+from bisect_trt.options.compare import CompareOptions
+from bisect_trt.options.searches import Diagnose, Reduce
+from bisect_trt.options.shared import CheckOptions, Search
+from bisect_trt.probe.oracles import BuiltinCheck
+from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.report.reproducer import MODEL, SCRIPT, Since, pack
+from bisect_trt.report.result import Result
+from bisect_trt.report.text import Entry
+from bisect_trt.search.oracle import Mode
+from bisect_trt.session.call import Call
+from bisect_trt.session.checks import CheckSettings
+from bisect_trt.session.session import Case, RebuiltPasses, Session, saving_best
+from bisect_trt.steps.arbitration import Fault, arbitrate
+from bisect_trt.steps.dynamic_dims import free_where_needed, needed_dimensions, tell_dynamic
+from bisect_trt.steps.layers import LayerComparison, tell, to_json
+from bisect_trt.steps.minimal_case import (
+    HELD,
+    Answer,
+    by_blame,
+    describe_answer,
+    extract_suspect,
+    find_minimum,
+    find_suspects,
+    look_for_others,
+    tell_modules,
+)
+from bisect_trt.steps.reduced_model import deliver, smallest
+from bisect_trt.steps.release_boundary import newest_passes, since_when
+from bisect_trt.steps.reproducer import Left, leave_reproducer, make_folder
+from bisect_trt.steps.rounding import rounding_alone
+from bisect_trt.steps.second_opinion import right_here, wrong_reference
+from bisect_trt.steps.shrink import shrink
+from bisect_trt.steps.switches import name_cause
+from bisect_trt.steps.workarounds import (
+    after_diagnosis,
+)
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.worker.deadline import BudgetSpent
+from bisect_trt.worker.place import rerun_command
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A diagnosis and its steps."""
+
+    session: Session
+    check: CheckSettings
+    search: Search
+    own: Diagnose
+    output: Path
+
+    @property
+    def archive(self) -> Path | None:
+        """The ``.zip`` of the reproducer, if the user wants one."""
+        return archive_of(self.output) if self.own.archive else None
+
+    def run(self) -> Result:
+        """Find why the target differs from the reference, and write a reproducer that proves it.
+
+        Raises:
+            DoesNotReproduce: The target does not differ.
+            BudgetSpent: The best so far has been written.
+            KeyboardInterrupt: The user stops; the best so far has been written.
+        """
+        session, result = self.session, self.session.result
+        result.extra |= {"cause": [], "cause_detail": None, "workarounds": []}
+        with saving_best(self.save_best):
+            case, suspects = self.find_case()
+            if case is None:
+                return result
+            answer = self.judge(case, suspects)
+            left = self.deliver(answer)
+        if "amplified" in result.extra and answer.fault.whose != "target":
+            session.console.answer(result.extra["amplified"]["sentence"])
+        cause: list[str] = []
+        since: Since | None = None
+        try:
+            if answer.fault.is_bug:
+                since = right_here(session, self.check, answer.whole)
+                if since is not None:
+                    result.extra["upgrade"] = since.fixed
+                    session.console.answer(f"Fix: {since.fixed}.")
+                cause = name_cause(session, self.check, answer.whole)
+            look_for_others(session, case, self.deliver_another if self.own.find_all else None)
+            if answer.fault.is_fixable:
+                find_fix(session, self.check, self.search, answer.whole, self.output)
+                after_diagnosis(
+                    session, self.check, case, answer.fault, self.output, steady=left.steady
+                )
+                boundary = since_when(
+                    session, self.check, answer.whole, self.output, asked=self.own.releases
+                )
+                since = boundary or since
+            else:
+                session.console.say(
+                    "The target is not wrong in this failure, so no workaround is needed."
+                )
+        except BudgetSpent as error:
+            if self.own.find_all:  # others may be left
+                raise
+            session.console.say(f"  {error}")
+        finally:  # the texts have the number of probes of the whole run
+            left.finish(session, self.archive, cause, since)
+            if self.archive is not None:
+                result.artifacts["archive"] = str(self.archive)
+        return result
+
+    def find_case(self) -> tuple[Case | None, list[int]]:
+        """Find the smallest failing case: a suspicious node if one fails alone, else by reducing the whole model.
+
+        Returns:
+            The case, ``None`` where many nodes amplify rounding and none fails alone; and the
+            suspicious nodes.
+        """
+        self.confirm()
+        amplified = self.add_rounding()
+        suspects = self.locate()
+        case = extract_suspect(self.session, self.check.target, suspects)
+        if case is None and amplified is not None and amplified["spread"]:
+            self.stop_at_rounding(amplified)
+        elif case is None:
+            try:
+                case = self.reduce(suspects)
+            except RebuiltPasses:
+                if not free_where_needed(self.session):
+                    raise
+                case = extract_suspect(self.session, self.check.target, suspects) or self.reduce(
+                    suspects
+                )
+        return case, suspects
+
+    def confirm(self) -> None:
+        """Probe the original: it must fail as it is in its file."""
+        session = self.session
+        nodes = len(session.subject.network.nodes)
+        session.console.step(f"Does the target differ from the reference ({nodes} nodes)?")
+        try:
+            record = session.probe_original(self.search)
+        except DoesNotReproduce as error:
+            raise self.advised(self.doubted(error)) from error
+        session.console.say(f"  yes: {record.reason}")
+
+    def doubted(self, error: DoesNotReproduce) -> DoesNotReproduce:
+        """Return the error; the result says if ONNX's evaluator differs from the reference, which the target matches."""
+        session = self.session
+        doubt = wrong_reference(session.subject)
+        if doubt is None:
+            return error
+        session.result.extra["reference_doubt"] = doubt.sentence
+        session.console.answer(doubt.sentence)
+        since = None if self.own.no_other_release else newest_passes(session, self.check, doubt)
+        if since is not None:
+            session.result.extra["upgrade"] = since.fixed
+            session.console.answer(f"Fix: {since.fixed}.")
+        return DoesNotReproduce(
+            f"{error}\n  - `{session.command('releases', self.check)}`: finds the releases that are right"
+        )
+
+    def advised(self, error: DoesNotReproduce) -> DoesNotReproduce:
+        """Return the error with what to try next, one a line."""
+        subject = self.session.subject
+        check = self.check
+        data = subject.settings.data
+        target = check.target
+        values = subject.reference.select(
+            [name for name in subject.network.outputs if name in subject.reference.infos]
+        )
+        lost = [
+            name
+            for name, value in values.items()
+            if not value.size or (value.dtype.kind == "f" and np.mean(~np.isfinite(value)) >= 0.5)
+        ]
+        compares = check.metric is None
+        steps = {
+            f"other inputs: {quoted(lost)} has no elements, or at least half of them are NaN or Inf": lost,
+            "the precision of the failing deployment (--fp16, --bf16, ...)": target
+            and not target.low_precisions,
+            "`bisect-trt precision --reference FLOAT.onnx`: checks the scales of the quantized model": (
+                find_quantized(subject.network).groups
+            ),
+            "the labels and preprocessing of the failing deployment, or a smaller --max-drop": not compares,
+            "other samples of the failing deployment's inputs": compares and data.given,
+            "real input data (--load-inputs or --data-loader-script) instead of random values, or another --seed": (
+                compares and not data.given
+            ),
+            "`bisect-trt samples --iterations 50`: many random samples": compares
+            and not data.given,
+            "a smaller --atol and --rtol, and the other options of the failing deployment": compares,
+            "`bisect-trt layerwise`: inner tensors that differ although the outputs match": compares,
+            "`bisect-trt repeat --until bad -n 20`: builds that fail sometimes": compares,
+            "`bisect-trt sweep`: other sizes of the free dimensions": compares
+            and subject.has_free_dimensions,
+        }
+        return DoesNotReproduce(
+            "\n  - ".join([str(error), *(step for step in steps if steps[step])])
+        )
+
+    def add_rounding(self) -> Entry | None:
+        """Compare the reference with itself with rounding added; returns the field ``amplified`` if that fails too."""
+        session = self.session
+        outcome = session.prober.ledger.outcome(session.subject.original.key)
+        amplified = (
+            rounding_alone(session.subject, self.check, outcome.comparisons) if outcome else None
+        )
+        if amplified is not None:
+            session.console.say("  the reference with rounding errors added differs as much")
+            session.result.extra["amplified"] = amplified
+        return amplified
+
+    def locate(self) -> list[int]:
+        """Compare every tensor: returns the nodes that compute a wrong tensor from right ones."""
+        session, check = self.session, self.session.prober.check
+        assert isinstance(check, BuiltinCheck)
+        session.console.step("Find the first wrong tensor")
+
+        def show(layers: LayerComparison) -> None:
+            session.result.extra |= to_json(session.subject, layers)
+            tell(session.subject, layers, session.console)
+
+        return find_suspects(session, check, show)
+
+    def stop_at_rounding(self, amplified: Entry) -> None:
+        """End where rounding alone fails the whole model: whether a piece of it fails depends on its last digit."""
+        result = self.session.result
+        result.status = "inconclusive"
+        result.minimality = "unproven"
+        result.why = "rounding alone fails the model too, and no node fails alone"
+        result.extra["fault"] = Fault(
+            "rounding", amplified["sentence"], {"op": amplified["op"]}
+        ).to_json()
+        self.session.console.answer(amplified["sentence"])
+
+    def reduce(self, suspects: Sequence[int]) -> Case:
+        """Search the whole model for the fewest units that still fail."""
+        session = self.session
+        session.console.step(
+            f"Reduce the whole model: which of its {len(session.subject.units)} units are needed to fail?"
+        )
+        minimum = find_minimum(session, Mode.AUTO, suspects)
+        for step in minimum.steps:
+            session.console.say(f"  {step}")
+        return Case(minimum)
+
+    def judge(self, case: Case, suspects: Sequence[int] = ()) -> Answer:
+        """Shrink the tensors of a case, and decide which side is wrong."""
+        session = self.session
+        whole = needed_dimensions(session, session.settle(case))
+        blamed = by_blame(session, whole, suspects)
+        small = whole
+        if self.search.shrink:
+            session.console.step("Shrink tensors of the minimal case")
+            small = shrink(session, whole)
+        target = small.target or self.check.target
+        assert target is not None
+        fault = arbitrate(session, target, self.check.tolerance, small)
+        if (
+            fault.whose in ("tie", "rounding") and small is not whole
+        ):  # a smaller case may show less than was reported
+            reported = arbitrate(session, whole.target or target, self.check.tolerance, whole)
+            if reported.whose != fault.whose:
+                session.console.say(
+                    "  the smaller tensors do not show the same, so they stay as they are"
+                )
+                return Answer(case, whole, whole, blamed, reported)
+        return Answer(case, whole, small, blamed, fault)
+
+    def deliver(self, answer: Answer) -> Left:
+        """Write the reproducer, and print the answer."""
+        session, result = self.session, self.session.result
+        session.console.step(f"Write a reproducer to {self.output}, and run it")
+        left = leave_reproducer(session, self.check, answer, self.output, self.own)
+        session.conclude(left.minimum)
+        result.culprits = session.subject.describe_nodes(answer.blamed)
+        result.extra |= {"fault": answer.fault.to_json()} | (
+            {"held": True} if answer.candidate.held else {}
+        )
+        result.artifacts |= {"reproducer": str(self.output), "reduced": str(left.files[0])}
+        self._tell(answer, result.minimality, self.output, why=result.why)
+        if answer.candidate.held:
+            session.console.answer(HELD)
+        tell_dynamic(session, answer.candidate)
+        return left
+
+    def deliver_another(self, case: Case, number: int) -> Entry:
+        """Write a reproducer of another failure beside the first; returns its entry in ``failures``."""
+        session = self.session
+        answer = self.judge(case)
+        folder = folder_of(self.output, number)
+        left = leave_reproducer(session, self.check, answer, folder, self.own)
+        left.finish(session)
+        failure = session.failure(
+            left.minimum, session.subject.describe_nodes(answer.blamed), left.files[0]
+        )
+        self._tell(answer, failure["minimality"], folder, prefix="Another failure: ")
+        return {**failure, "fault": answer.fault.to_json()}
+
+    def _tell(
+        self, answer: Answer, proof: str, folder: Path, *, why: str | None = None, prefix: str = ""
+    ) -> None:
+        """Print an answer, the side that is wrong, and the command that shows the failure again."""
+        console = self.session.console
+        subject = self.session.subject
+        console.answer(f"{prefix}{describe_answer(subject.network, answer.blamed)} ({proof}).")
+        if why:
+            console.answer(f"  {why[0].upper()}{why[1:]}.")
+        tell_modules(self.session, answer.blamed)
+        console.answer(answer.fault.sentence)
+        console.answer(f"To reproduce it: {rerun_command(folder / SCRIPT, subject.workers.places)}")
+
+    def save_best(self) -> None:
+        """Write the smallest candidate that has failed so far to the place of the reproducer's model."""
+        if self.session.best is not None:
+            make_folder(self.output)
+            self.session.save_best(self.output / MODEL)
+
+
+def folder_of(output: Path, number: int) -> Path:
+    """Return the folder of the reproducer of a further failure, beside the first reproducer."""
+    return output if number == 1 else output.parent / f"{output.resolve().name}-{number}"
+
+
+def archive_of(folder: Path) -> Path:
+    """The ``.zip`` of a reproducer's folder."""
+    folder = folder if folder.name else folder.resolve()
+    return folder.with_suffix(f"{folder.suffix}.zip")
+
+
+def diagnose_whole(diagnosis: Diagnosis) -> Result:
+    """Find the layers that lower the metric on the target, or take it past a limit, and write them.
+
+    ``reproduce.py`` compares outputs, so the command that measures the model is suggested in place
+    of a script.
+
+    Raises:
+        DoesNotReproduce: The metric does not drop past its bound, or no limit is exceeded.
+        BudgetSpent: The best so far has been written.
+        KeyboardInterrupt: The user stops; the best so far has been written.
+    """
+    session = diagnosis.session
+    check = diagnosis.check
+    output = diagnosis.output
+    console = session.console
+    subject = session.subject
+    result = session.result
+    limited = check.limits is not None
+    wrong = "past its limits" if limited else "below the bound of the metric"
+    console.step(f"Is the target {wrong} ({len(subject.network.nodes)} nodes)?")
+    try:
+        record = session.probe_original(diagnosis.search)
+    except DoesNotReproduce as error:
+        raise (error if limited else diagnosis.advised(error)) from error
+    console.say(f"  yes: {record.reason}")
+    make_folder(output)
+    reduced = Reduce(subject.settings.path, output / MODEL, overwrite=True)
+    with saving_best(lambda: session.save_best(reduced.output)):
+        console.step(f"Which of {len(subject.units)} units take it there?")
+        case = Case(find_minimum(session, reduced.mode))
+        answer = smallest(session, reduced, diagnosis.search, case)
+        console.step(f"Write them to {output}")
+        deliver(session, reduced, answer, case.minimum)
+    assert check.target is not None
+    if limited:
+        name_cause(session, check, answer)
+    else:
+        measured = result.extra["metric"]
+        find_fix(session, check, diagnosis.search, answer, output)
+        fixed = result.extra["metric"]
+        result.extra["metric"] = measured | (
+            {} if fixed is measured else {"fixed": fixed["candidate"]}
+        )
+    result.suggest(session.command("run", check))
+    if diagnosis.archive is not None:
+        files = sorted({*output.glob(f"{reduced.output.stem}.*"), *output.glob(f"{MIXED}*")})
+        pack(output, files, diagnosis.archive)
+        result.artifacts["archive"] = str(diagnosis.archive)
+    return result
+
+
+def inner_check(call: Call, target: TargetSettings, timeout: float | None) -> CheckSettings:
+    """Return the check of a target, which compares inner tensors too."""
+    call[CompareOptions].require_numbers()
+    call.options.change(CheckOptions, timeout=timeout)
+    return call.check(target)

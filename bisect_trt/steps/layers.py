@@ -1,0 +1,462 @@
+"""Compare every tensor on the target with the reference's, and find the first that is wrong.
+
+Tensors are seen by marking them as outputs. A mark keeps the target from fusing the tensor away,
+which may hide the failure. If the target refuses to run the model with every tensor marked, fewer
+are marked at a time. With ``--isolate`` each layer is also fed the reference's values, all layers
+side by side in one model, so that only its own error is left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx
+
+from bisect_trt.onnxlib.cut import is_frozen, isolate
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import in_module, module_of
+from bisect_trt.probe.oracles import outcome_of_comparisons, outcome_of_failure
+from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.report.console import IN_JSON, Console
+from bisect_trt.report.text import Entry
+from bisect_trt.search.oracle import Verdict
+from bisect_trt.session.record import attribute_texts
+from bisect_trt.session.subject import Subject
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.comparison import TensorComparison, required_severity, severity_weight
+from bisect_trt.tensors.files import Arrays
+from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample
+
+MOST_BUILDS = 8
+"""A build may take a minute; tensors that no build has shown by then stay unseen."""
+_SHOWN = 5
+_SHOWN_REASONS = 3
+
+
+@dataclass
+class Gathered:
+    """The results of several runs, each with other tensors marked.
+
+    Attributes:
+        runs: The runs that worked.
+        unseen: Tensors that no run shows, with the reason.
+        builds: How many runs were tried.
+        refused: Why the first did not work, if it did not.
+    """
+
+    runs: list[Compared] = field(default_factory=list)
+    unseen: dict[str, str] = field(default_factory=dict)
+    builds: int = 0
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class LayerComparison:
+    """The comparison of every tensor with the reference's.
+
+    Attributes:
+        tensors: One comparison for each tensor that could be seen, in topological order: of the
+            first input sample on which it is wrong, else of the first sample.
+        unseen: The tensors that could not be seen, with the reason.
+        origins: Nodes that compute a wrong tensor from right ones, in topological order.
+        outputs_fail: Whether a graph output is wrong with tensors marked; if not, marking may hide
+            the failure.
+        refused: Why the target did not run the marked model, if so.
+        mild: Origins of tensors with far smaller errors than the outputs have: mostly rounding.
+        hidden: Whether the model fails without marks and passes, or has far smaller errors, with
+            them.
+        builds: How many marked models the target was given.
+        own: The error of each layer fed the reference's values; empty unless that was measured.
+        own_unseen: The tensors for which it could not be measured, with the reason.
+    """
+
+    tensors: dict[str, TensorComparison] = field(default_factory=dict)
+    unseen: dict[str, str] = field(default_factory=dict)
+    origins: list[int] = field(default_factory=list)
+    outputs_fail: bool = False
+    refused: str | None = None
+    mild: tuple[int, ...] = ()
+    hidden: bool = False
+    builds: int = 0
+    own: dict[str, TensorComparison] = field(default_factory=dict)
+    own_unseen: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Marking:
+    """Runs a model on the target with some of its tensors returned."""
+
+    subject: Subject
+    target: TargetSettings
+    tolerance: ToleranceOptions
+    timeout: float | None = None
+
+    @property
+    def outputs(self) -> list[str]:
+        """The graph's outputs that nodes compute."""
+        network = self.subject.network
+        return [name for name in network.outputs if name in network.producer]
+
+    @property
+    def wanted(self) -> list[str]:
+        """Every tensor that can be compared, in topological order."""
+        names = dict.fromkeys([*self.subject.network.computed, *self.outputs])
+        return [name for name in names if name in self.subject.reference.infos]
+
+    def run(
+        self, model: onnx.ModelProto, names: Sequence[str], fed: Mapping[str, str] | None = None
+    ) -> Compared | Failed:
+        """Run a model on every input sample and compare some of its outputs with the reference's.
+
+        Args:
+            model: The model; its outputs have the original's names.
+            names: The outputs to compare.
+            fed: Activations that it is fed beside the graph's inputs: the tensor by the name of the
+                input.
+        """
+        reference = self.subject.reference
+        request = Compare(
+            self.target,
+            self.subject.models.write("marked", model),
+            tuple(Sample(each.inputs_file, each.store) for each in (reference, *reference.more)),
+            self.tolerance,
+            tuple(names),
+            every=True,
+            fed=dict(fed or {}),
+        )
+        return self.subject.workers.ask(request, self.timeout)
+
+    def marked(self, names: Sequence[str]) -> Compared | Failed:
+        """Run the model with these tensors as outputs, beside its own."""
+        shown = [*dict.fromkeys([*names, *self._known_outputs])]
+        return self.run(self.subject.marked(dict.fromkeys([*shown, *self.outputs])), shown)
+
+    def unmarked(self) -> Outcome:
+        """Run the model as it is; returns how it ends."""
+        return self._judge(self.run(self.subject.network.proto, self._known_outputs))
+
+    @property
+    def _known_outputs(self) -> list[str]:
+        """The outputs with reference values; the others stay outputs all the same: without them it is another model."""
+        return [name for name in self.outputs if name in self.subject.reference.infos]
+
+    def _judge(self, reply: Compared | Failed) -> Outcome:
+        """Return a run as the outcome of a probe, by the model's own outputs."""
+        if isinstance(reply, Failed):
+            return outcome_of_failure(reply)
+        own = tuple(
+            comparison for comparison in reply.comparisons if comparison.name in self.outputs
+        )
+        return outcome_of_comparisons(Compared(own), self.tolerance)
+
+    def hides(self, original: Outcome | None, seen: Compared) -> bool:
+        """Return whether the original fails and this run passes, or fails in another way or with far smaller errors."""
+        if original is None or original.judge(None) is not Verdict.FAIL:
+            return False
+        return self._judge(seen).judge(original.signature, original.severity) is not Verdict.FAIL
+
+    def summarize(self, found: Gathered, runs: Sequence[Compared]) -> LayerComparison:
+        """Find the origins in what some runs showed, on each input sample alone; of several comparisons the worst counts."""
+        network = self.subject.network
+        exact = self.tolerance.atol or self.tolerance.rtol
+        weight = severity_weight(self.tolerance.precision)
+        samples: dict[int, dict[str, TensorComparison]] = {}
+        for comparison in sorted(
+            (each for seen in runs for each in seen.comparisons), key=lambda each: -each.severity
+        ):
+            samples.setdefault(comparison.sample or 0, {}).setdefault(comparison.name, comparison)
+        firm = set[int]()
+        suspected = set[int]()
+        outputs_fail = False
+        for tensors in samples.values():
+            worst = max(
+                (tensors[name].severity for name in self.outputs if name in tensors), default=0.0
+            )
+            # A tolerance that the user gave is exact.
+            required = 0.0 if exact or not worst else required_severity(weight * worst) / weight
+            firm.update(find_origins(network, tensors, required))
+            suspected.update(find_origins(network, tensors))
+            outputs_fail |= worst > 0
+        origins, mild = (
+            sorted(nodes, key=network.rank.__getitem__) for nodes in (firm, suspected - firm)
+        )
+        first = _of_samples(each for number in sorted(samples) for each in samples[number].values())
+        lost = [name for name in network.computed if name not in self.subject.reference.infos]
+        return LayerComparison(
+            {name: first[name] for name in self.wanted if name in first},
+            {**dict.fromkeys(lost, "the reference has no value for this tensor"), **found.unseen},
+            origins,
+            outputs_fail,
+            found.refused if not found.runs else None,
+            tuple(mild),
+            builds=found.builds,
+        )
+
+
+def compare_layers(look: Marking, original: Outcome | None = None) -> LayerComparison:
+    """Compare every tensor with the reference's by marking it as an output, with as few builds as possible."""
+    infos = look.subject.reference.infos
+    fragile = {name for name in look.wanted if infos[name].dtype.kind in "biu"} - set(look.outputs)
+    broken = original is not None and original.ending is Ending.BROKEN  # whatever is marked
+    found = gather(look.wanted, fragile, look.marked, 1 if broken else MOST_BUILDS)
+    telling = [seen for seen in found.runs if not look.hides(original, seen)]
+    if found.runs and not telling:  # what still differs is another, smaller error
+        layers = look.summarize(found, found.runs)
+        return replace(
+            layers,
+            origins=[],
+            mild=(*layers.origins, *layers.mild),
+            outputs_fail=False,
+            hidden=True,
+        )
+    for seen in (each for each in found.runs if each not in telling):
+        names = [
+            comparison.name
+            for comparison in seen.comparisons
+            if comparison.name not in look.outputs
+        ]
+        found.unseen |= dict.fromkeys(
+            names, f"marking it and {len(names) - 1} others hides the failure"
+        )
+    return look.summarize(found, telling)
+
+
+def gather(
+    names: Sequence[str],
+    fragile: Collection[str],
+    attempt: Callable[[Sequence[str]], Compared | Failed],
+    most: int = MOST_BUILDS,
+) -> Gathered:
+    """Run a model with tensors marked; if the target refuses it, mark fewer.
+
+    The first retry omits the tensors that targets refuse most often, then the rest is split into
+    halves, and halves of halves.
+
+    Args:
+        names: The tensors, in topological order.
+        fragile: The tensors to omit first.
+        attempt: Runs the model with some of them marked.
+        most: How many runs may be tried.
+    """
+    found = Gathered()
+    pending = deque([names])
+    while pending and (found.builds < most or not found.builds):
+        group = pending.popleft()
+        seen = attempt(group)
+        found.builds += 1
+        if isinstance(seen, Compared):
+            found.runs.append(seen)
+            found.unseen |= {name: why for name, why in seen.skipped.items() if name in group}
+            continue
+        refused = outcome_of_failure(seen).reason if seen.kind == "crash" else seen.message
+        before = "the target does not run the model with"
+        after = f"marked: {refused}"
+        if found.builds == 1:
+            found.refused = refused
+            firm = [name for name in names if name not in fragile]
+            if 0 < len(firm) < len(names):
+                omitted = (name for name in names if name in fragile)
+                found.unseen |= dict.fromkeys(omitted, f"{before} every tensor {after}")
+                pending.append(firm)
+                continue
+        if len(group) > 1:
+            middle = (len(group) + 1) // 2
+            pending += [group[:middle], group[middle:]]
+        else:
+            found.unseen |= dict.fromkeys(group, f"{before} it {after}")
+    for group in pending:
+        why = f"after {found.builds} builds no model with it marked was seen to run"
+        found.unseen |= dict.fromkeys(group, f"{why}: {found.refused}")
+    return found
+
+
+def _of_samples(comparisons: Iterable[TensorComparison]) -> dict[str, TensorComparison]:
+    """Return one comparison for each tensor: of the first input sample on which it is wrong, else of the first."""
+    shown: dict[str, TensorComparison] = {}
+    for comparison in comparisons:
+        if comparison.name not in shown or (
+            shown[comparison.name].passed and not comparison.passed
+        ):
+            shown[comparison.name] = comparison
+    return shown
+
+
+def find_origins(
+    network: Network, tensors: Mapping[str, TensorComparison], severity: float = 0.0
+) -> list[int]:
+    """Return the nodes that compute a wrong tensor and have no wrong tensor among their ancestors, in topological order.
+
+    A tensor between two wrong ones may match although it is wrong: few large elements make its
+    tolerance large.
+
+    Args:
+        network: The model.
+        tensors: The comparisons.
+        severity: The smallest severity of a mismatch that counts as wrong.
+    """
+    clean: dict[str, bool] = {}
+    origins: list[int] = []
+    for index in network.order:
+        ancestors_clean = all(clean.get(name, True) for name in network.reads[index])
+        seen = (tensors.get(name) for name in network.made(index))
+        is_wrong = any(
+            each is not None and not each.passed and each.severity >= severity for each in seen
+        )
+        clean |= dict.fromkeys(network.made(index), ancestors_clean and not is_wrong)
+        if ancestors_clean and is_wrong:
+            origins.append(index)
+    return origins
+
+
+def compare_own(
+    look: Marking, names: Sequence[str] | None = None, most: int = MOST_BUILDS
+) -> LayerComparison:
+    """Compare the tensors that nodes compute from the reference's values, so that only their own errors are left.
+
+    All nodes are in one model, or in groups if the target refuses that. There are no ``origins``.
+
+    Args:
+        look: Runs the model.
+        names: The tensors to compute; ``None`` for all.
+        most: How many models the target may be given.
+    """
+    network = look.subject.network
+    infos = look.subject.reference.infos
+    wanted = [name for name in look.wanted if names is None or name in names]
+    if not wanted:
+        return LayerComparison()
+    frozen = _frozen(look.subject)
+    left_out: dict[str, str] = {}
+
+    def is_fragile(name: str) -> bool:
+        """Return whether the node that computes a tensor reads or makes bools or integers."""
+        index = network.producer[name]
+        ends = {*network.made(index), *network.reads[index]}.difference(frozen)
+        return any(infos[end].dtype.kind in "biu" for end in ends if end in infos)
+
+    def attempt(names: Sequence[str]) -> Compared | Failed:
+        model = isolate(network, names, infos, frozen)
+        left_out.update(model.left_out)
+        return look.run(model.proto, model.outputs, model.fed) if model.outputs else Compared(())
+
+    found = gather(wanted, list(filter(is_fragile, wanted)), attempt, most=most)
+    comparisons = _of_samples(each for seen in found.runs for each in seen.comparisons)
+    tensors = {name: comparisons[name] for name in wanted if name in comparisons}
+    unseen = {name: why for name, why in (found.unseen | left_out).items() if name not in tensors}
+    return LayerComparison(
+        tensors, unseen, refused=None if found.runs else found.refused, builds=found.builds
+    )
+
+
+def _frozen(subject: Subject) -> Arrays:
+    """Return the values of shapes and indices, as far as all input samples agree on them."""
+    reference = subject.reference
+    frozen = {}
+    for name in (*subject.network.inputs, *subject.network.computed):
+        if name in reference.infos and is_frozen(reference.infos[name]):
+            first, *others = (
+                sample.select([name])[name] for sample in (reference, *reference.more)
+            )
+            if all(np.array_equal(first, other) for other in others):
+                frozen[name] = first
+    return frozen
+
+
+def tell(subject: Subject, layers: LayerComparison, console: Console) -> None:
+    """Print the result of a layerwise comparison."""
+    wrong = sum(not comparison.passed for comparison in layers.tensors.values())
+    console.say(
+        f"  {wrong} of {len(layers.tensors)} tensors mismatch, from {len(layers.origins)} origin(s)"
+    )
+    for place, index in enumerate(layers.origins[:_SHOWN]):
+        first, *rest = describe_origin(subject, index, layers)
+        console.say(f"  {'first mismatch' if place == 0 else 'later origin'}: {first}")
+        for line in rest:
+            console.say(f"    {line}")
+    alone = sum(not comparison.passed for comparison in layers.own.values())
+    notes = {
+        f"... and {len(layers.origins) - _SHOWN} more origins{IN_JSON}": len(layers.origins)
+        > _SHOWN,
+        f"{len(layers.mild)} layer(s) have far smaller errors than the outputs: rounding{IN_JSON}": layers.mild,
+        "marking hides the failure: with these tensors as outputs the model's own outputs do not fail": layers.hidden,
+        f"not all tensors can be marked at once: {layers.builds} builds with some of them each": layers.builds
+        > 1,
+        f"fed the reference's values, {alone} of {len(layers.own)} tensors mismatch{IN_JSON}": layers.own,
+        f"{len(layers.own_unseen)} tensors could not be computed alone{IN_JSON}": layers.own_unseen,
+        f"{len(layers.unseen)} tensors could not be seen{IN_JSON}": layers.unseen,
+    }
+    for note in (note for note, applies in notes.items() if applies):
+        console.say(f"  {note}")
+    for why, count in Counter(layers.unseen.values()).most_common(_SHOWN_REASONS):
+        console.say(f"    {count} because: {why}")
+
+
+def describe_origin(subject: Subject, index: int, layers: LayerComparison) -> list[str]:
+    """Return lines about an origin: the errors of its outputs, its operator, the state of its inputs."""
+    network, made = subject.network, subject.network.made(index)
+
+    def describe(comparison: TensorComparison) -> str:
+        sample = "" if comparison.sample is None else f"on sample {comparison.sample}, "
+        return f"'{comparison.name}': {sample}{comparison.describe()}"
+
+    wrong = [
+        layers.tensors[name]
+        for name in made
+        if name in layers.tensors and not layers.tensors[name].passed
+    ]
+    reads = [layers.tensors[name] for name in network.reads[index] if name in layers.tensors]
+    lines = [
+        *map(describe, wrong),
+        f"made by {network.describe(index)}{in_module(network.plain(index))}",
+    ]
+    lines += [
+        f"  input '{each.name}' matches" if each.passed else f"  input {describe(each)}"
+        for each in reads
+    ]
+    own = (layers.own[name] for name in made if name in layers.own)
+    return lines + [f"  fed the reference's values: {describe(each)}" for each in own]
+
+
+def to_json(subject: Subject, layers: LayerComparison) -> Entry:
+    """Return the fields of the result that describe a layerwise comparison."""
+    network = subject.network
+
+    def origin(index: int) -> Entry:
+        bad = next(
+            name
+            for name in network.made(index)
+            if name in layers.tensors and not layers.tensors[name].passed
+        )
+        return {
+            "tensor": bad,
+            "node": network.plain(index),
+            "inputs": list(network.reads[index]),
+            "attributes": attribute_texts(network.nodes[index]),
+            "comparison": layers.tensors[bad].to_json(),
+        }
+
+    def tensor(name: str, comparison: TensorComparison) -> Entry:
+        node = network.nodes[network.producer[name]]
+        own = layers.own.get(name)
+        module = module_of(node)
+        return {
+            **comparison.to_json(),
+            "op": node.op_type,
+            **({} if module is None else {"module": module}),
+            **({"own": own and own.to_json()} if layers.own else {}),
+        }
+
+    origins = [*map(origin, layers.origins)]
+    return {
+        "first_mismatch": origins[0] if origins else None,
+        "origins": origins,
+        "mild_origins": [*map(origin, layers.mild)],
+        "tensors": [tensor(*each) for each in layers.tensors.items()],
+        "unseen": layers.unseen,
+        "builds": layers.builds,
+        **({"own_unseen": layers.own_unseen} if layers.own else {}),
+    }

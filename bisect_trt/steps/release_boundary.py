@@ -1,0 +1,484 @@
+"""``releases``: the release of a package in which a failure appeared, and the one in which it was fixed.
+
+The space is the releases in their order, each probed in an environment of its own. The strategy is
+:func:`~bisect_trt.search.ordered.find_edges`, which finds both boundaries.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+
+from packaging.version import InvalidVersion, Version
+
+from bisect_trt.errors import (
+    BisectError,
+    ConflictError,
+    MissingOptionError,
+    PlaceError,
+    UnavailableError,
+    UsageError,
+    ValueRefusedError,
+)
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.ledger import Record
+from bisect_trt.probe.oracles import BuiltinCheck
+from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.prober import Check
+from bisect_trt.probe.user_checks import PYTHON, CommandCheck
+from bisect_trt.probe.workspace import CandidateFiles
+from bisect_trt.report.console import Console
+from bisect_trt.report.reproducer import Since
+from bisect_trt.search.oracle import Verdict
+from bisect_trt.search.ordered import Edge, History, find_edges
+from bisect_trt.session.checks import CheckSettings
+from bisect_trt.session.session import Session
+from bisect_trt.session.space import Series
+from bisect_trt.session.subject import Subject
+from bisect_trt.steps.minimal_case import named_nodes
+from bisect_trt.steps.second_opinion import Disagreement
+from bisect_trt.targets.base import Package
+from bisect_trt.targets.messages import error_class
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.worker.deadline import BudgetSpent
+from bisect_trt.worker.environments import Environment, find_python, interpreter, others, with_numpy
+from bisect_trt.worker.environments import releases as list_index
+from bisect_trt.worker.place import make_place
+from bisect_trt.worker.pool import WorkerPool
+from bisect_trt.worker.process import Cancel
+from bisect_trt.worker.protocol import CANCELLED
+
+_REASON_LENGTH = 200
+"""The length to which the reason of a release is cut."""
+
+
+@dataclass(frozen=True)
+class ReleaseCheck:
+    """The built-in comparison, or a command, in the environment with the packages of a candidate.
+
+    A release that cannot be installed or started, or that does not support the model, is
+    ``UNRESOLVED``.
+
+    Attributes:
+        check: The check. A command contains ``{python}``, which becomes the interpreter of the
+            environment.
+        subject: The model.
+        target: The runtime, if one is compared.
+        failure: The failure to look for, if it is known.
+        network: The graph with the nodes that messages name: of the model, or of the minimal case
+            that is probed.
+        newest: Whether this is the newest release, so that age is no explanation for a missing
+            operator.
+    """
+
+    check: BuiltinCheck | CommandCheck
+    subject: Subject
+    target: TargetSettings | None
+    network: Network
+    failure: Outcome | Record | None = None
+    newest: bool = False
+
+    @property
+    def parallel(self) -> bool:
+        """Whether several may run at a time."""
+        return self.check.parallel
+
+    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
+        """Probe one candidate; its environment is created first if needed."""
+        try:
+            return self._judged(self._run(files, cancel))
+        except (UnavailableError, UsageError) as error:  # of this release only
+            signature = CANCELLED if cancel is not None and cancel.is_set else "no environment"
+            files.log.write_text(f"{error}\n", encoding="utf-8", errors="replace")
+            return Outcome(Ending.OTHER, signature, str(error))
+
+    def _run(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
+        seconds = self.subject.workers.deadline.seconds_left()
+        python = interpreter(Environment.parse(files.packages), cancel=cancel, timeout=seconds)
+        if isinstance(self.check, CommandCheck):
+            return self.check.run(replace(files, python=python), cancel)
+        place = make_place(f"env={files.packages}", lambda _: str(python))
+        subject = self.subject
+        limit = subject.settings.data.memory_limit
+        timeout = self.check.timeout
+        with WorkerPool(
+            subject.workspace.folder, memory_limit=limit, timeout=timeout, places=(place,)
+        ) as pool:
+            began = time.monotonic()  # without the making of the environment
+            outcome = replace(self.check, workers=pool).run(files, cancel)
+            seconds = time.monotonic() - began
+        # The size of the error may differ between releases.
+        return replace(outcome, seconds=seconds, severity=None)
+
+    def _judged(self, outcome: Outcome) -> Outcome:
+        """Return the outcome with the signature of the failure looked for, if another release reports it in other words."""
+        if outcome.ending is not Ending.BROKEN:
+            return outcome
+        refusal = refusal_of(outcome, self.network)
+        if self.failure is not None and refusal_of(self.failure, self.network) == refusal:
+            return replace(outcome, signature=self.failure.signature)
+        if self.target is not None and self.target.target.does_not_know(
+            outcome.reason, newest=self.newest
+        ):
+            return replace(
+                outcome,
+                ending=Ending.OTHER,
+                reason=f"it does not support the model: {outcome.reason}",
+            )
+        return replace(outcome, signature=refusal)
+
+
+def refusal_of(failure: Outcome | Record, network: Network) -> str:
+    """Return the kind of a failure with the node and operator that its message names first.
+
+    Messages change between releases. The text, without operands, counts only where it names no
+    node.
+    """
+    kind = failure.signature.partition(":")[0]
+    operators = {node.op_type for node in network.nodes}
+    if nodes := named_nodes(network, failure.reason):
+        return f"{kind}: {network.nodes[nodes[0]].op_type} {network.nodes[nodes[0]].name}"
+    named = next((word for word in re.findall(r"\w+", failure.reason) if word in operators), None)
+    return error_class(failure.signature) if named is None else f"{kind}: {named}"
+
+
+def in_releases(
+    check: Check,
+    subject: Subject,
+    target: TargetSettings | None,
+    failure: Outcome | Record | None = None,
+    network: Network | None = None,
+) -> ReleaseCheck:
+    """Return the same check in the environment of a candidate.
+
+    Args:
+        check: The built-in comparison, or a command.
+        subject: The model.
+        target: The runtime, if one is compared.
+        failure: The failure to look for, if it is known.
+        network: The graph of the candidate; by default of the model.
+
+    Raises:
+        UsageError: It cannot run there.
+    """
+    if isinstance(check, CommandCheck) and not any(PYTHON in word for word in check.argv):
+        raise MissingOptionError(
+            "the --check command does not contain {python}, so it would run the same for each release; use {python} for the "
+            "interpreter of the release: --check {python} check.py {model}"
+        )
+    if not isinstance(check, BuiltinCheck | CommandCheck):
+        raise MissingOptionError(
+            "releases runs checks in other interpreters; give a target such as --onnxrt, or a --check command."
+        )
+    return ReleaseCheck(check, subject, target, network or subject.network, failure)
+
+
+@dataclass(frozen=True)
+class Range:
+    """The releases from one version to another, including all that begin with the newest; ``None`` is no limit."""
+
+    oldest: Version | None = None
+    newest: Version | None = None
+
+    @classmethod
+    def read(cls, oldest: str, newest: str) -> Range:
+        """Return the range between two options.
+
+        Raises:
+            UsageError: One is no version, or the range is empty.
+        """
+        try:
+            first, last = (Version(text) if text else None for text in (oldest, newest))
+        except InvalidVersion as error:
+            raise ValueRefusedError(
+                f"--from or --to: {error}; give a version such as 1.18 or 1.18.1."
+            ) from error
+        if first is not None and not cls(None, last).has(first):
+            raise ConflictError(f"--from {oldest} is newer than --to {newest}; swap them.")
+        return cls(first, last)
+
+    def has(self, release: Version) -> bool:
+        """Whether a release is in the range."""
+        if self.oldest is not None and release < self.oldest:
+            return False
+        newest = self.newest
+        return (
+            newest is None
+            or release <= newest
+            or release.release[: len(newest.release)] == newest.release
+        )
+
+
+def list_releases(package: str, wanted: Range) -> dict[str, str]:
+    """Return the releases of a range, the oldest first, each with its interpreter; an empty one is the running one.
+
+    Other installed interpreters are used, the nearest version first, where the running one has no
+    releases as old or as new.
+
+    Raises:
+        UnavailableError: There are no releases, or the index does not answer.
+    """
+    found: dict[Version, str] = {}
+    for python in ("", *others()):
+        try:
+            if python:
+                find_python(python)
+        except UnavailableError:
+            continue
+        for release in list_index(package, python or None):
+            found.setdefault(Version(release), python)
+        if (
+            found
+            and min(found) <= (wanted.oldest or min(found))
+            and (wanted.newest or max(found)) <= max(found)
+        ):
+            break
+    if some := sorted(filter(wanted.has, found)):
+        return {str(release): found[release] for release in some}
+    ends = "".join(
+        f" {word} {end}"
+        for word, end in (("from", wanted.oldest), ("to", wanted.newest))
+        if end is not None
+    )
+    there = f"it has {min(found)} to {max(found)}" if found else "it has none at all"
+    raise PlaceError(
+        f"the index has no release of {package}{ends} for an interpreter here; {there}."
+    )
+
+
+@dataclass(frozen=True)
+class Boundaries:
+    """The boundaries of a failure among the releases of a package.
+
+    Attributes:
+        package: The name of the package.
+        releases: The releases of the range, the oldest first.
+        history: The verdicts by index of the release, and the edges between them.
+        reasons: The reason of each verdict, by release.
+    """
+
+    package: str
+    releases: Sequence[str]
+    history: History
+    reasons: Mapping[str, str]
+
+    def passing(self, edge: Edge | None) -> str | None:
+        """The release that passes at an edge; ``None`` if no release does."""
+        return None if edge is None or edge.passing is None else self.releases[edge.passing]
+
+    def doubt(self) -> str | None:
+        """Why a boundary is not known exactly, if so."""
+        for edge, what in ((self.history.oldest, "appeared"), (self.history.newest, "was fixed")):
+            if edge is not None and edge.between:
+                names = [self.releases[place] for place in edge.between]
+                silent = f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no verdict"
+                return f"the release in which it {what} is uncertain: {silent} ({names[0]}: {self._reason(names[0])})"
+        return None
+
+    def tell(self, console: Console) -> Since:
+        """Print the boundaries, their doubt and the fix, and return them for ``ISSUE.md``."""
+        oldest = self.history.oldest
+        newest = self.history.newest
+        assert oldest is not None, "a release fails"
+        assert newest is not None, "a release fails"
+        first = self.releases[oldest.failing]
+        before = self.passing(oldest)
+        after = self.passing(newest)
+        sentence = f"{self.package} {before} passes, {first} fails; "
+        if before is None:
+            sentence = f"{self.package} {first}, the oldest release with a verdict, fails; "
+        last = f"{self.releases[newest.failing]}, the newest release with a verdict, still fails."
+        sentence += last if after is None else f"{after} passes again."
+        if doubt := self.doubt():
+            sentence += f" {doubt[0].upper()}{doubt[1:]}."
+        console.answer(sentence)
+        fix = None if after is None else f"upgrade to {self.package} {after} or later"
+        if fix is not None:
+            console.answer(f"Fix: {fix}.")
+        return Since(sentence, fix)
+
+    def _reason(self, release: str) -> str:
+        return self.reasons.get(release, "")[:_REASON_LENGTH]
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Release, verdict and reason of each probed release."""
+        seen = sorted(self.history.seen.items())
+        return [
+            (self.releases[place], verdict.value, self._reason(self.releases[place]))
+            for place, verdict in seen
+        ]
+
+    def to_json(self) -> dict[str, object]:
+        """The fields of the result."""
+        oldest = self.history.oldest
+        appeared = oldest is not None and oldest.passing is not None
+        return {
+            "package": self.package,
+            "releases": {release: verdict for release, verdict, _ in self.rows()},
+            "first_failing": self.releases[oldest.failing]
+            if oldest is not None and appeared
+            else None,
+            "first_passing": self.passing(self.history.newest),
+            "failing": [
+                [self.releases[first], self.releases[last]]
+                for first, last in self.history.stretches
+            ],
+            "reasons": dict(self.reasons),
+        }
+
+
+def ask_releases(
+    session: Session,
+    package: Package,
+    pythons: Mapping[str, str],
+    model: Candidate,
+    *,
+    failing: str = "",
+    beside: Sequence[str] = (),
+    every: bool = False,
+) -> Boundaries:
+    """Find the boundaries; the probed releases are in the result however the search ends.
+
+    Args:
+        session: Its prober's check is a :class:`ReleaseCheck`.
+        package: The package.
+        pythons: The releases, the oldest first, with their interpreters; see :func:`list_releases`.
+        model: The candidate to run.
+        failing: A release that most likely fails.
+        beside: Other packages to install in each environment, as pip takes them.
+        every: Whether all releases are probed, instead of bisecting them.
+
+    Raises:
+        BudgetSpent: No more probes may be made.
+    """
+    releases = tuple(pythons)
+    prober = session.prober
+
+    def build(place: int) -> Candidate:
+        release = releases[place]
+        wanted = with_numpy((*package.requirements(release), *beside))
+        environment = Environment(wanted, pythons[release], alone=bool(package.parts))
+        return replace(model, title=f"{package.name} {release}", packages=str(environment))
+
+    space = Series(build)
+    check = prober.check
+    assert isinstance(check, ReleaseCheck)
+    if check.failure is None:
+        # The newest release defines the failure; an older one may lack an operator because of its
+        # age.
+        prober.check = replace(check, newest=True)
+        fails = space.probe(prober, len(releases) - 1) is Verdict.FAIL
+        prober.check = replace(
+            check, failure=space.seen(prober)[len(releases) - 1] if fails else None
+        )
+    hint = releases.index(failing) if failing in releases else None
+    history: History | None = None
+    try:
+        history = space.search(
+            prober, lambda ask: find_edges(len(releases), ask, hint, every=every)
+        )
+    finally:
+        records = space.seen(prober)
+        seen = History({place: record.verdict for place, record in records.items()})
+        reasons = {releases[place]: record.reason for place, record in sorted(records.items())}
+        found = Boundaries(package.name, releases, history or seen, reasons)
+        session.result.extra |= found.to_json()
+    return found
+
+
+def since_when(
+    session: Session, check: CheckSettings, case: Candidate, folder: Path, *, asked: bool
+) -> Since | None:
+    """Find the boundaries for the minimal case of a diagnosis; without ``--releases``, print the command instead.
+
+    An error is printed and does not end the diagnosis.
+    """
+    target = check.target
+    console = session.console
+    prober = session.prober
+    package = None if target is None else target.target.package(target)
+    if target is None or package is None:
+        return None
+    command = shlex.join(["bisect-trt", "releases", str(folder), *target.flags(), *check.words])
+    if not asked:
+        if not target.low_precisions:  # else precision is a likelier reason than the release
+            console.answer(
+                f"The first failing release was not searched, because that installs releases: {command}"
+            )
+            session.result.suggest(command)
+        return None
+    console.step(f"Which releases of {package.name} fail?")
+    original = prober.ledger.original
+    subject = session.subject
+    failing = (record for record in reversed(prober.ledger.records) if record.signature == original)
+    failure = prober.ledger.outcome(case.key) or next(failing, None)
+    known = [
+        str(seen.found.get("packages", {}).get(package.name) or "")
+        for seen in subject.seen.values()
+    ]
+    if not known:
+        with suppress(metadata.PackageNotFoundError):
+            known = [metadata.version(package.name)]
+    try:
+        # Other nodes of the whole model may have the names that a message about the case is made
+        # of.
+        beside = prober.beside(
+            in_releases(prober.check, subject, target, failure, Network(case.proto))
+        )
+        pythons = list_releases(package.index_name, Range())
+        case = replace(case, runs=1)
+        found = ask_releases(
+            replace(session, probing=beside), package, pythons, case, failing="".join(known[:1])
+        )
+    except (BisectError, BudgetSpent) as error:
+        console.say(
+            f"  not found: {error}"
+            + (f" To continue: {command}" if isinstance(error, BudgetSpent) else "")
+        )
+        return None
+    if found.history.oldest is None:
+        console.answer(f"No release of {package.name} fails in an environment of its own.")
+        return None
+    return found.tell(console)
+
+
+def newest_passes(session: Session, check: CheckSettings, doubt: Disagreement) -> Since | None:
+    """Run the original in the newest release on the index, compared with ONNX's evaluator.
+
+    Returns:
+        The upgrade, if it passes there; ``None`` where there is no newer release, it fails too, or
+        the index does not answer.
+    """
+    subject = session.subject
+    target = check.target
+    package = None if target is None else target.target.package(target)
+    if target is None or package is None:
+        return None
+    session.console.step(f"Is the newest release of {package.name} right?")
+    try:
+        release, python = [*list_releases(package.index_name, Range()).items()][-1]
+        environment = Environment(
+            with_numpy(package.requirements(release)), python, alone=bool(package.parts)
+        )
+        candidate = replace(
+            subject.original, values=doubt.values, title=release, packages=str(environment)
+        )
+        outcome = in_releases(session.prober.check, subject, target).run(
+            session.prober.write(candidate)
+        )
+    except BisectError as error:
+        session.console.say(f"  not found: {error}")
+        return None
+    session.console.say(f"  {release}: {outcome.reason}")
+    if outcome.ending is not Ending.PASSED:
+        return None
+    return Since(
+        f"{package.name} {release} passes.", f"upgrade to {package.name} {release} or later"
+    )

@@ -1,0 +1,324 @@
+"""``cause``: the pass, option or tactic of the target that makes a model fail: the fewest switches that fix it.
+
+The space is the switches of the target, the strategy finds every minimal set that is enough to
+pass.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from bisect_trt.errors import BisectError, ConflictError, UnsuitableModelError
+from bisect_trt.onnxlib.nodes import all_nodes
+from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.prober import reconfirm
+from bisect_trt.report.summary import tried_of
+from bisect_trt.report.text import Entry
+from bisect_trt.search.keep import Alternatives, find_alternatives
+from bisect_trt.search.oracle import (
+    Ask,
+    Enough,
+    Limited,
+    Oracle,
+    Subset,
+    Transcript,
+    Verdict,
+    about_units,
+)
+from bisect_trt.session.checks import CheckSettings
+from bisect_trt.session.session import Session
+from bisect_trt.steps.minimal_case import named_nodes
+from bisect_trt.targets.settings import Looked, Switch, TargetSettings, Tier
+from bisect_trt.worker.deadline import BudgetSpent
+from bisect_trt.worker.protocol import Failed, Trace
+
+_MOST_COSTLY = 8
+"""The largest number of builds in a diagnosis."""
+_FEW_NAMES = 2
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The switches of a target for one model, which fails on it; the units of a search are their indices."""
+
+    switches: Sequence[Switch]
+    base: Candidate
+    target: TargetSettings
+
+    def of(self, tier: Tier) -> list[int]:
+        """Return the units of a tier."""
+        return [unit for unit, switch in enumerate(self.switches) if switch.tier is tier]
+
+    def names(self, units: Iterable[int]) -> list[str]:
+        """Return the names of some units."""
+        return [self.switches[unit].name for unit in sorted(units)]
+
+    def said(self, units: Iterable[int]) -> str:
+        """Return the changes of some units: ``it disabled``, ``them disabled, set to 0``."""
+        ways = dict.fromkeys(self.switches[unit].said for unit in sorted(units))
+        return f"{'it' if len(set(units)) == 1 else 'them'} {', '.join(ways)}"
+
+    def turned(self, units: Subset) -> TargetSettings:
+        """Return the target with some switches changed."""
+        settings = self.target
+        for unit in sorted(units):
+            settings = self.switches[unit].turn(settings)
+        return settings
+
+    def candidate(self, units: Subset) -> Candidate:
+        """Return the model on the target with some switches changed."""
+        settings = self.turned(units)
+        names = self.names(units)
+        some = (
+            f"{len(names)} of {len(self.switches)} switches"
+            if len(names) > _FEW_NAMES
+            else " and ".join(names)
+        )
+        held = self.base.held and (settings.fp16 or settings.bf16)
+        keep = self.base.keep if held or not self.base.held else None
+        title = f"{self.base.title}, with {some} changed" if names else self.base.title
+        return replace(self.base, title=title, target=settings, held=held, keep=keep)
+
+
+def switchable(check: CheckSettings) -> CheckSettings:
+    """Return the check, if it can use changed switches: the built-in one, or a command that receives engines.
+
+    Raises:
+        UsageError: It cannot.
+    """
+    assert check.target is not None, "the options require one"
+    if check.function is None and not check.argv:
+        return check
+    if check.argv and check.target.target.engines:
+        return replace(check, by_layer=True)
+    what = "a check command" if check.argv else "a check function"
+    raise ConflictError(
+        f"{what} receives models, so it cannot use changed switches of {check.target.target.title}; drop it to compare the "
+        "target with the reference, or use a target with engines (--trt), which commands receive."
+    )
+
+
+def make_panel(session: Session, check: CheckSettings, base: Candidate, *, case: bool) -> Panel:
+    """Return the switches of the check's target for the whole model, or for the minimal ``case`` of a diagnosis.
+
+    Raises:
+        UsageError: The target has no switches.
+    """
+    assert check.target is not None, "the options require one"
+    models = session.subject.models
+    target = base.settings(check.target)
+    feed = models.feed("trace.in", session.subject.values(base, base.inputs))
+    reply = models.workers.ask(Trace(target, models.write("trace", base.proto), feed))
+    operators = frozenset(node.op_type for node in all_nodes(base.proto))
+    trace = None if isinstance(reply, Failed) else reply
+    suspects = operators if case else suspected_operators(session)
+    switches = target.target.switches(target, Looked(trace, operators, suspects))
+    if not switches:
+        raise UnsuitableModelError(f"{target.target.title} has no switches with these settings.")
+    return Panel(switches, replace(base, title="the minimal case") if case else base, target)
+
+
+def suspected_operators(session: Session) -> frozenset[str]:
+    """Return the operators of the nodes in the failure's message, and of their neighbours."""
+    network = session.subject.network
+    ledger = session.prober.ledger
+    outcome = ledger.outcome(session.subject.original.key)
+    if outcome is None or not ledger.is_broken:
+        return frozenset()
+    named = set(named_nodes(network, outcome.reason)[:1])
+    readers = {index for index in network.order if named.intersection(network.parents(index))}
+    around = named | readers | {parent for index in readers for parent in network.parents(index)}
+    return frozenset(network.nodes[index].op_type for index in around)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The switches that a search found.
+
+    Attributes:
+        alternatives: The sets of switches that fix the model.
+        failures: How often the model failed with none of these changed.
+        tried: The number of switches that were changed in a candidate, alone or with others.
+    """
+
+    alternatives: Alternatives
+    failures: int
+    tried: int
+
+
+def search_switches(session: Session, panel: Panel, most: int | None = None) -> Answers | None:
+    """Find the fewest switches that fix the model, and alternatives.
+
+    Passes about single nodes come first, then options, then both together; switches of a whole kind
+    are an answer only if nothing smaller is.
+
+    Args:
+        session: The model's session.
+        panel: The switches.
+        most: The largest number of questions; ``None`` is returned if they are not enough.
+    """
+    weights = {unit: switch.weight for unit, switch in enumerate(panel.switches)}
+    passes, options, wholes = map(panel.of, (Tier.PASS, Tier.OPTION, Tier.WHOLE))
+
+    def story(ask: Ask) -> Alternatives:
+        def find(units: Sequence[int], *, likely: bool = False) -> Alternatives:
+            if not getattr(
+                session.prober.check, "compares", True
+            ):  # a switch may undo what another one gains
+                return Alternatives(
+                    tuple(one for unit in units if ask(one := frozenset({unit})) is Verdict.PASS)
+                )
+            return (
+                find_alternatives(units, ask, weights=weights, likely=likely)
+                if units
+                else Alternatives()
+            )
+
+        gates = [unit for unit in wholes if panel.switches[unit].covers is not None]
+        shut = {
+            panel.switches[unit].covers for unit in gates if ask(frozenset({unit})) is Verdict.FAIL
+        }
+        found = Alternatives() if shut else find(passes, likely=bool(gates))
+        more = find(options)
+        if not (found.found or more.found) and passes and options:
+            more = find([*passes, *options])
+        if found.found or more.found:
+            return Alternatives((*found.found, *more.found), found.complete and more.complete)
+        singles = [frozenset({unit}) for unit in wholes if panel.switches[unit].within not in shut]
+        return Alternatives(tuple(units for units in singles if ask(units) is Verdict.PASS))
+
+    def limited(oracle: Oracle) -> Answers | None:
+        heard = Transcript(oracle)
+        try:
+            found = story(Limited(about_units(heard), frozenset(weights), most))
+        except Enough:
+            return None
+        failing = heard.heard(Verdict.FAIL)
+        asked = [units for verdict in Verdict for units in heard.heard(verdict)]
+        failures = sum(not any(each <= units for each in found.found) for units in failing)
+        return Answers(found, failures, len(frozenset().union(*asked)))
+
+    return session.prober.search(limited, panel.candidate)
+
+
+def explain(session: Session, check: CheckSettings, case: Candidate | None = None) -> list[str]:
+    """Find the fewest switches that fix the whole model, put them into the result and print them.
+
+    Args:
+        session: The model, which fails.
+        check: Its check.
+        case: A minimal case, which is searched first, because it is quicker. If no answer fixes the
+            whole model, that is searched too, unless each probe is a build.
+
+    Returns:
+        Each answer in a sentence, with the options that set the target so; or why there is none.
+
+    Raises:
+        UsageError: The target has no switches.
+        BudgetSpent: No more probes may be made.
+    """
+    target = check.target
+    original = session.subject.original
+    result = session.result
+    assert target is not None, "the options require one"
+    result.extra |= {"cause": [], "cause_detail": None}
+    costly = case is not None and target.target.compiles
+    for base in filter(None, (case, None if costly else original)):
+        panel = make_panel(session, check, base, case=base is case)
+        if case is not None:  # precision has a step of its own
+            panel = replace(
+                panel, switches=[each for each in panel.switches if each.kind != "precision"]
+            )
+        found = search_switches(session, panel, _MOST_COSTLY if costly else None)
+        if found is None:
+            session.console.say(
+                f"  not found in {_MOST_COSTLY} builds; `{session.command('cause', check)}` searches further"
+            )
+            return []
+        detail = _confirm(session, panel, replace(panel, base=original, target=target), found)
+        known = result.extra["cause_detail"]
+        result.extra["cause_detail"] = detail if detail["alternatives"] or not known else known
+        if any(entry["whole"] for entry in detail["alternatives"]):
+            break
+    detail = result.extra["cause_detail"]
+    whole = [entry for entry in detail["alternatives"] if entry["whole"]]
+    result.extra["cause"] = [entry["switches"] for entry in whole or detail["alternatives"]]
+    return _print(session, detail)
+
+
+def _confirm(session: Session, panel: Panel, whole: Panel, answers: Answers) -> Entry:
+    """Confirm the switches found for ``panel`` on the ``whole`` model; return ``cause_detail``, the fewest switches first."""
+    prober = session.prober
+    entries = list[Entry]()
+    doubts = list[str]()
+    same = whole.base is panel.base
+    found = answers.alternatives
+    for units in found.found:
+        passes = same or prober.probe(whole.candidate(units)).verdict is Verdict.PASS
+        on = whole if passes else panel
+        names = panel.names(units)
+        known = answers.failures if on.base is panel.base else 0
+        believed = reconfirm(
+            prober, on.candidate(frozenset()), on.candidate(units), len(found.found), known
+        )
+        if not believed.passes:
+            doubts.append(f"{' and '.join(names)}: {believed.record.reason}")
+            continue
+        options = [*whole.turned(units).flags(), *session.place_words]
+        said = {
+            "turned": panel.said(units),
+            "whole": passes,
+            "seen": believed.seen,
+            "options": options,
+        }
+        entries.append({"switches": names, **said})
+    return {
+        "target": panel.target.target.title,
+        "on": "whole model" if same else "minimal case, confirmed on the whole model",
+        "switches": len(panel.switches),
+        "tried": answers.tried,
+        "alternatives": sorted(
+            entries, key=lambda each: (not each["whole"], len(each["switches"]))
+        ),
+        "complete": found.complete,
+        "doubted": doubts,
+    }
+
+
+def _print(session: Session, detail: Entry) -> list[str]:
+    """Print the answers, or why there is none; return them in sentences."""
+    console = session.console
+    if not detail["alternatives"]:
+        why = "; ".join(detail["doubted"]) or (
+            f"none of the {tried_of(detail)} of {detail['target']} fixes it, nor do all of a kind together"
+        )
+        console.answer(f"No cause among the switches: {why}.")
+        return [f"{why[0].upper()}{why[1:]}."]
+    answers = list[str]()
+    for entry in detail["alternatives"]:
+        where = "the model" if entry["whole"] else "the minimal case, but not the whole model,"
+        seen = f" ({entry['seen']})" if entry["seen"] else ""
+        sentence = (
+            f"{' and '.join(entry['switches'])}: {where} passes with {entry['turned']}{seen}."
+        )
+        options = f"s options: {shlex.join(entry['options'])}"
+        console.answer(f"{'Or' if answers else 'Cause'}: {sentence}")
+        console.answer(f"  a{options}")
+        answers.append(f"{sentence} A{options}")
+    if not detail["complete"]:
+        console.answer("  There are more: the search ended after these.")
+    return answers
+
+
+def name_cause(session: Session, check: CheckSettings, case: Candidate) -> list[str]:
+    """Search the cause as a step of a diagnosis, first for the minimal case; an error is printed and does not end it."""
+    session.console.step("Search the cause in the target")
+    try:
+        return explain(session, check, case)
+    except BudgetSpent as error:
+        session.console.say(f"  {error} To continue: {session.command('cause', check)}")
+    except BisectError as error:
+        session.console.say(f"  unknown: {error}")
+    return []

@@ -1,0 +1,62 @@
+"""Keep the samples that fail worst, of many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bisect_trt.report.result import Result
+from bisect_trt.session.checks import CheckSettings
+from bisect_trt.session.subject import Subject
+from bisect_trt.targets.settings import reference_settings
+from bisect_trt.worker.protocol import Collect, Compare, Compared, Failed, Sample
+
+MANY = 16
+FEW = 8
+"""Limits: of more than 16 samples the 8 that fail worst are diagnosed; every tensor of each is
+computed and compared."""
+
+
+def keep_worst_samples(subject: Subject, check: CheckSettings, result: Result) -> None:
+    """Keep the samples that fail worst, if there are more than 16 and some fail; else keep all.
+
+    The model is run once on all of them, and only its outputs are compared. A resumed run finds the
+    same samples.
+    """
+    if len(subject.samples) <= MANY or check.target is None:
+        return
+    models = subject.models
+    scratch = subject.workspace.scratch
+    inputs = tuple(
+        models.feed(f"many-{place}", sample) for place, sample in enumerate(subject.samples)
+    )
+    golden = tuple(scratch(f"many-{place}.golden.npz") for place in range(len(inputs)))
+    reply: Any = None
+    try:
+        right = Collect(
+            reference_settings(), models.write("many", subject.truth.proto), inputs, golden
+        )
+        if not isinstance(models.workers.ask(right, here=True), Failed):
+            samples = tuple(Sample(*files) for files in zip(inputs, golden, strict=True))
+            model = models.write("many", subject.network.proto)
+            reply = models.workers.ask(
+                Compare(check.target, model, samples, check.tolerance, every=True), check.timeout
+            )
+    finally:
+        for path in (*inputs, *golden):
+            path.unlink(missing_ok=True)
+    severity: dict[int, float] = {}
+    for each in reply.comparisons if isinstance(reply, Compared) else ():
+        if not each.passed:
+            severity[each.sample or 1] = max(severity.get(each.sample or 1, 0.0), each.severity)
+    if severity:
+        stay = sorted(sorted(severity, key=lambda number: (-severity[number], number))[:FEW])
+        subject.console.say(
+            f"{len(severity)} of {len(subject.samples)} samples fail; the worst are diagnosed: {', '.join(map(str, stay))} "
+            f"(samples 1 to {len(stay)} below)"
+        )
+        result.extra["looked_at"] = {
+            "of": len(subject.samples),
+            "fail": sorted(severity),
+            "stay": stay,
+        }
+        subject.samples = [subject.samples[number - 1] for number in stay]
