@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -76,16 +77,14 @@ def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
         SystemExit: Help, the version or a completion was asked for (status 0), or a word is wrong
             (status 2).
     """
-    found: list[tuple[str, dict[str, Any]]] = []
     # A shell that completes a word passes the command line in its environment.
     completed = (
         f"{os.environ.get('COMP_WORDS', '')} {os.environ.get('_TYPER_COMPLETE_ARGS', '')}".split()
     )
     named = next((word for word in argv or completed if word in COMMANDS), None)
-    app = make_app(named, lambda name, values: found.append((name, values)))
     words = (argv or ["--help"]) if named is None else expand(argv, several(named))
     try:
-        status = app(words, prog_name=PROGRAM, standalone_mode=False)
+        parsed = _parser(named)(words, prog_name=PROGRAM, standalone_mode=False)
     except _CLICK_ERROR as error:
         program = PROGRAM if named is None else f"{PROGRAM} {named}"
         said = error.format_message().rstrip(".")  # type: ignore[attr-defined]  # Typer names no base of its errors
@@ -93,13 +92,14 @@ def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
             f"error[{CommandLineError.code}]: {said}; `{program} --help` shows what it takes.\n"
         )
         raise SystemExit(CommandLineError.status) from error
-    if not found:
-        raise SystemExit(status)
-    return found[0]
+    if not isinstance(parsed, tuple):  # the status of help, of the version or of a completion
+        raise SystemExit(parsed)
+    return parsed
 
 
-def make_app(named: str | None, run: Callable[[str, dict[str, Any]], object]) -> typer.Typer:
-    """Typer's application, with the options of one command; the others have their name and summary only."""
+@cache
+def _parser(named: str | None) -> Callable[..., Any]:
+    """Click's parser with the options of one command; the others have their name and summary only."""
     app = typer.Typer(
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
@@ -118,8 +118,8 @@ def make_app(named: str | None, run: Callable[[str, dict[str, Any]], object]) ->
             ),  # the first sentence
             epilog=f"Examples:\n\n{examples}" if examples else None,
             rich_help_panel=command.panel,
-        )(_function(name, groups, run))
-    return app
+        )(_function(name, groups))
+    return typer.main.get_command(app)
 
 
 def _show_version(wanted: bool) -> None:
@@ -137,14 +137,12 @@ def _program(version: Annotated[bool, _VERSION] = False) -> None:
     pass
 
 
-def _function(
-    name: str, groups: tuple[type, ...], run: Callable[[str, dict[str, Any]], object]
-) -> Callable[..., object]:
+def _function(name: str, groups: tuple[type, ...]) -> Callable[..., tuple[str, dict[str, Any]]]:
     """Return a function with a signature from which Typer creates a command with the options of some groups."""
 
-    def function(**values: Any) -> None:  # noqa: ANN401 - of many types
+    def function(**values: Any) -> tuple[str, dict[str, Any]]:  # noqa: ANN401 - of many types
         values.pop("help_all", None)
-        run(name, values)
+        return name, values
 
     annotations = {
         entry.name: _annotation(entry, group, shared=group is not groups[0])
@@ -167,10 +165,12 @@ def _function(
 
 def _show_all(context: typer.Context, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
-        for parameter in context.command.params:
-            if hasattr(parameter, "hidden"):
-                parameter.hidden = False
+        rare = [each for each in context.command.params if getattr(each, "hidden", False)]
+        for parameter in rare:
+            vars(parameter)["hidden"] = False
         typer.echo(context.get_help(), nl=False)
+        for parameter in rare:
+            vars(parameter)["hidden"] = True
         raise typer.Exit
 
 
