@@ -30,6 +30,7 @@ from answers.rows import FIELDS, ROWS, Row
 
 RECORDED = Path(__file__).parent / "recorded"
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "answer.schema.json").read_text())
+VALIDATOR = jsonschema.validators.validator_for(SCHEMA)(SCHEMA)
 CHECK = f"{sys.executable} {Path(__file__).with_name('check.py')} {{model}}"
 
 
@@ -69,7 +70,7 @@ def _run_line(row: Row, line: str, counter: seam.Counter) -> dict[str, Any]:
     answer = json.loads(Path("answer.json").read_text()) if Path("answer.json").exists() else {}
     found: dict[str, Any] = {"argv": line, "exit": status}
     if answer:
-        jsonschema.validate(answer, SCHEMA)
+        VALIDATOR.validate(answer)
         found["status"] = answer.get("status")
         found["minimality"] = answer.get("minimality")
         found["culprits"] = [

@@ -42,6 +42,7 @@ from bisect_trt.options.spec import entries
 from bisect_trt.report.result import environment
 from bisect_trt.report.summary import headline
 from bisect_trt.targets.options import selectable
+from bisect_trt.worker import pool
 from bisect_trt.worker.pool import WorkerPool
 
 
@@ -277,7 +278,8 @@ CRASH = (
 )
 
 
-def missing_of_trt(folder: Path) -> str | None:
+def missing_of_trt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    monkeypatch.setattr(doctor, "names", lambda: ["trt"])
     with WorkerPool(folder, fresh_process=True) as workers:
         return missing_parts(workers, folder, None)["--trt"]
 
@@ -293,10 +295,14 @@ def missing_of_trt(folder: Path) -> str | None:
     ],
 )
 def test_a_library_that_breaks_is_a_finding(
-    shadow: Path, tmp_path: Path, source: str, says: list[str]
+    shadow: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    says: list[str],
 ) -> None:
     (shadow / "tensorrt.py").write_text(source)
-    missing = missing_of_trt(tmp_path)
+    missing = missing_of_trt(tmp_path, monkeypatch)
     assert missing is not None
     assert all(word in missing for word in says), missing
 
@@ -305,8 +311,9 @@ def test_a_library_that_hangs_is_a_finding(
     shadow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "TIMEOUT_SECONDS", 2.0)
+    monkeypatch.setattr(pool, "LEAST_SECONDS", 2.0)  # a worker that starts has 30 s
     (shadow / "tensorrt.py").write_text("import time\ntime.sleep(1000)\n")
-    missing = missing_of_trt(tmp_path)
+    missing = missing_of_trt(tmp_path, monkeypatch)
     assert missing is not None
     waited = re.match(r"no answer after (\d+\.\d+)", missing)
     assert waited is not None

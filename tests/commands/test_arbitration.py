@@ -15,7 +15,7 @@ from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
-from support import model_of, overflowing, read_json, save
+from support import model_of, onnx_tool, overflowing, read_json, save
 
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import drawing_nodes
@@ -98,31 +98,26 @@ def test_a_choice_that_fp16_turns_is_the_fault_of_fp16(cli: CommandLine) -> None
 
 
 TOOL = """
-import sys, onnx
-from onnx import helper, numpy_helper
-import numpy as np
-model = onnx.load(sys.argv[1])
 graph, nodes = model.graph, []
 rounded = {node.input[0] for node in graph.node if node.op_type == "QuantizeLinear"}
 for node in graph.node:
     if node.op_type == "ArgMax":
-        node.attribute.append(helper.make_attribute("select_last_index", 1))
+        node.attribute.add(name="select_last_index", type="INT", i=1)
     nodes.append(node)
     if node.op_type == "MatMul" and node.output[0] in rounded:
         made = node.output[0]
         node.output[0] = made + "_sum"
-        graph.initializer.append(numpy_helper.from_array(np.float32(LIMIT), made + "_limit"))
-        nodes.append(helper.make_node("Min", [node.output[0], made + "_limit"], [made]))
+        graph.initializer.add(name=made + "_limit", data_type=1, float_data=[LIMIT])
+        limited = [node.output[0], made + "_limit"]
+        nodes.append(type(node)(op_type="Min", input=limited, output=[made]))
 del graph.node[:]
 graph.node.extend(nodes)
-onnx.save(model, sys.argv[2])
 """
 """Chooses the last of equal values, and saturates sums that are quantized next."""
 
 
 def fault_of_tool(cli: CommandLine, model: Path, limit: float, *options: str) -> dict[str, Any]:
-    Path("tool.py").write_text(TOOL.replace("LIMIT", str(limit)))
-    through = f"{sys.executable} tool.py {{model}} {{out}}"
+    through = onnx_tool(TOOL.replace("LIMIT", str(limit)))
     cli("diagnose", model, "--through", through, *options, "-o", "out", "--json", "r.json").ended(0)
     fault: dict[str, Any] = read_json(Path("r.json"))["fault"]
     return fault
