@@ -163,6 +163,7 @@ def test_boundaries(
     assert said in json.dumps(result["reasons"])
 
 
+@pytest.mark.slow
 def test_the_release_since_which_a_model_is_slow(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

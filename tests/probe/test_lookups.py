@@ -61,7 +61,11 @@ def test_it_counts(lookups: Path) -> None:
     "words",
     [
         ("diagnose", "m.onnx", "--onnxrt", "--fp16", "-o", "shown"),
-        ("repeat", "m.onnx", "--onnxrt", "-n", "30", "--fresh-process"),
+        ("repeat", "m.onnx", "--onnxrt", "-n", "3", "--fresh-process"),
+        pytest.param(
+            ("repeat", "m.onnx", "--onnxrt", "-n", "30", "--fresh-process"),
+            marks=pytest.mark.slow,
+        ),
         ("run", "m.onnx", "--onnxrt", "--on", f"python={sys.executable}"),
         ("run", "m.onnx", "--openvino"),
         ("doctor",),

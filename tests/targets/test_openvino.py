@@ -150,6 +150,7 @@ def test_the_same_refusal_of_another_model_has_the_same_signature(
     assert len(signatures) == 1
 
 
+@pytest.mark.slow
 def test_diagnose_and_its_reproducer(cli: CommandLine) -> None:
     path = quantized(Path("model.onnx"))
     cli("diagnose", path, "--openvino", "-o", "out", "--json", "r.json").ended(0)
