@@ -9,17 +9,22 @@ from bisect_trt.errors import (
     ConflictError,
     MissingOptionError,
     UnknownNameError,
+    UnsuitableModelError,
 )
 from bisect_trt.onnxlib.cleanup import (
     sort_nodes,
 )
 from bisect_trt.onnxlib.load import load_model
-from bisect_trt.onnxlib.lower import LOW_TYPES, lower_fp16
-from bisect_trt.onnxlib.nodes import first_output
+from bisect_trt.onnxlib.low_census import count_lowered
+from bisect_trt.onnxlib.low_plan import LOW_TYPES
+from bisect_trt.onnxlib.lower import lower_fp16
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import addressed, all_nodes
 from bisect_trt.onnxlib.qdq import has_quantized
 from bisect_trt.onnxlib.save import said_beside, save_model
 from bisect_trt.options.commands import Convert
 from bisect_trt.options.shared import Data
+from bisect_trt.report.lowering import describe_left
 from bisect_trt.report.result import Result
 from bisect_trt.session.call import Call
 from bisect_trt.session.places import require_target
@@ -77,18 +82,29 @@ def _convert_to_onnx(call: Call, own: Convert, target: Target) -> Result:
     source = ModelSettings(own.model, call[Data])
     model = load_model(source.path, source.data.external_data_dir)
     sort_nodes(model)
-    if unknown := set(target.keep_fp32) - set(map(first_output, model.graph.node)):
+    if unknown := set(target.keep_fp32) - {address for address, _ in addressed(model.graph)}:
         raise UnknownNameError(
             f"--keep-fp32: no node makes '{min(unknown)}' first; `bisect-trt inspect model {shlex.quote(str(own.model))} --show "
             "layers` lists them."
         )
+    census = count_lowered(Network(model), target.keep_fp32, low=LOW_TYPES[precision])
+    left = describe_left(census, precision)
+    if not census.lowered:
+        kept = " outside --keep-fp32" if target.keep_fp32 else ""
+        why = left or f"no node computes in fp32{kept}"
+        raise UnsuitableModelError(
+            f"{own.model} cannot be converted to {precision}: {why}. Nothing was written."
+        )
     lowered = lower_fp16(model, target.keep_fp32, low=LOW_TYPES[precision], weights=source.weights)
     save_model(lowered, source.weights, own.output, beside=True)
-    casts = sum(node.op_type == "Cast" for node in lowered.graph.node)
+    before = sum(1 for _ in all_nodes(model))
+    nodes = list(all_nodes(lowered))
+    casts = sum(node.op_type == "Cast" for node in nodes)
     call.console.answer(
-        f"{own.output}: {own.model} in {precision}, {len(model.graph.node)} nodes before, {len(lowered.graph.node)} now, "
-        f"{casts} of them Casts."
+        f"{own.output}: {own.model} in {precision}, {before} nodes before, {len(nodes)} now, {casts} of them Casts."
     )
+    if left:
+        call.console.answer(f"  {left}.")
     if (beside := said_beside(own.output)) is not None:
         call.console.answer(f"  {beside}")
     return call.result.wrote(converted=own.output)

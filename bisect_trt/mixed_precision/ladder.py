@@ -16,7 +16,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.answer import deliver, tell, tell_suspects, write_answer
 from bisect_trt.mixed_precision.curve import Fix
 from bisect_trt.mixed_precision.groups import ALLOWED, GroupSpace
-from bisect_trt.mixed_precision.lowering import known_types, make_lowering
+from bisect_trt.mixed_precision.lowering import make_lowering
 from bisect_trt.mixed_precision.nodes import NodeSpace
 from bisect_trt.mixed_precision.search import Task
 from bisect_trt.onnxlib.network import Network
@@ -50,7 +50,7 @@ def deliver_ladder(fix: Fix) -> Result:
     space = task.space
     settings = task.settings
     network = task.subject.network
-    types = known_types(task.subject)
+    types = task.subject.element_types
     half = settings.half
     if not isinstance(space, GroupSpace):
         result = deliver(fix)

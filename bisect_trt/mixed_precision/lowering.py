@@ -28,14 +28,15 @@ from bisect_trt.errors import (
 )
 from bisect_trt.mixed_precision.search import UNUSED_RANGES, Lowering, PrecisionSettings
 from bisect_trt.onnxlib.cleanup import QUANTIZING
-from bisect_trt.onnxlib.lower import LOW_TYPES, Slots, check_opset, lower_fp16, plan_slots
+from bisect_trt.onnxlib.low_census import lowers_inside
+from bisect_trt.onnxlib.low_plan import LOW_TYPES, Slots, check_opset, plan_slots
+from bisect_trt.onnxlib.lower import lower_fp16
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import clone, first_output, keep_only, label
 from bisect_trt.onnxlib.qdq import Group, Stored, has_quantized, unquantize
 from bisect_trt.onnxlib.rewrites import RULES, NetworkView, disjoint, matches, splice_in
 from bisect_trt.onnxlib.roundings import emulate
 from bisect_trt.onnxlib.save import save_model
-from bisect_trt.onnxlib.shapes import element_type
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import ENGINE
 from bisect_trt.search.oracle import Subset
@@ -57,7 +58,7 @@ class CastLowering(Lowering):
         self._settings = settings
         self._low = LOW_TYPES[settings.precision]
         self._emulated = settings.emulated
-        self._types = known_types(subject)
+        self._types = subject.element_types
         network = subject.network
         self._proto = _sorted(network.proto, network)
         lowered = {network.order[unit] for unit in units}
@@ -227,14 +228,9 @@ def _sorted(proto: onnx.ModelProto, network: Network) -> onnx.ModelProto:
     return model
 
 
-def known_types(subject: Subject) -> dict[str, int]:
-    """ONNX's element type of each tensor, as it ran or else as inference says."""
-    return {name: element_type(info.dtype) for name, info in subject.infos.items()}
-
-
 def low_slots(subject: Subject, precision: str) -> list[Slots]:
     """The positions of each node that are in the low precision where nothing is kept."""
-    return plan_slots(subject.network.proto, (), known_types(subject), LOW_TYPES[precision])
+    return plan_slots(subject.network.proto, (), subject.element_types, LOW_TYPES[precision])
 
 
 def refuse_lowered(network: Network, name: str) -> None:
@@ -265,12 +261,22 @@ def lowerable_units(
     include: Sequence[str],
     exclude: Sequence[str],
     left: Collection[int] = (),
+    *,
+    with_insides: bool = True,
 ) -> list[int]:
     """The units that compute in fp32 and may be lowered, in topological order.
 
     The others stay as they are: integers and bools, arithmetic on shapes, scales of Resize and the
-    like, control flow, custom operators, what ONNX does not allow in the low precision, and what
-    only makes weights.
+    like, custom operators, what ONNX does not allow in the low precision, and what only makes
+    weights.
+
+    Args:
+        subject: The model.
+        precision: ``fp16`` or ``bf16``.
+        include: Patterns of the nodes to search; all without any.
+        exclude: Patterns of nodes that stay in fp32.
+        left: Nodes that are no units.
+        with_insides: Whether control flow and a call of a function, with all in it, is a unit too.
 
     Raises:
         UsageError: The opset is too old, a pattern matches no node, or nothing is left.
@@ -278,10 +284,17 @@ def lowerable_units(
     network = subject.network
     check_opset(network.proto, LOW_TYPES[precision])
     slots = low_slots(subject, precision)
+    types = subject.element_types
+    low = LOW_TYPES[precision]
     searched = [unit for unit in subject.units.searched if network.order[unit] not in left]
-    units = [
-        unit for unit in searched if (slot := slots[network.order[unit]]).inputs or slot.outputs
-    ]
+    units = []
+    for unit in searched:
+        index = network.order[unit]
+        lowered = bool(slots[index].inputs or slots[index].outputs)
+        if lowered or (
+            with_insides and lowers_inside(network.proto, network.nodes[index], types, low)
+        ):
+            units.append(unit)
     if not units:
         raise UnsuitableModelError(
             f"{subject.settings.path} has no node that computes in fp32 and can be lowered to {precision}, so there is "
@@ -328,7 +341,10 @@ def make_lowering(
     lowest = "fp16" if settings.calibrated else settings.precision
     target = settings.target
     options = settings.options
-    units = lowerable_units(subject, lowest, options.include, options.exclude, left)
+    by_casts = not settings.by_layer and not settings.calibrated
+    units = lowerable_units(
+        subject, lowest, options.include, options.exclude, left, with_insides=by_casts
+    )
     cast = None if settings.calibrated else CastLowering(subject, units, settings)
     if target is not None and settings.by_layer:
         return LayerLowering(subject, units, lowest, target, cast, left)

@@ -30,7 +30,7 @@ from bisect_trt.mixed_precision.search import (
     PrecisionSpace,
     Suspect,
 )
-from bisect_trt.onnxlib.lower import LOW_TYPES, Slots
+from bisect_trt.onnxlib.low_plan import LOW_TYPES, Slots
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import bodies, clone, mentioned_names
 from bisect_trt.onnxlib.roundings import EXACT_OPS

@@ -103,13 +103,13 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the tensors that a node reads, those that its bodies capture included; no empty names."""
     yield from (name for name in node.input if name)
     for body in bodies(node):
-        local = _own(body)
+        local = defined_names(body)
         for inner in body.node:
             yield from (name for name in reads(inner) if name not in local)
         yield from (value.name for value in body.output if value.name not in local)
 
 
-def _own(body: onnx.GraphProto) -> set[str]:
+def defined_names(body: onnx.GraphProto) -> set[str]:
     """Return the tensors that a body defines."""
     own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
     return own | {name for inner in body.node for name in inner.output}
@@ -133,7 +133,7 @@ def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodePro
     new = clone(node)
     new.input[:] = [names.get(name, name) for name in node.input]
     for body in bodies(new):
-        own = _own(body)
+        own = defined_names(body)
         outer = {name: other for name, other in names.items() if name not in own}
         keep_only(body.node, [rename_reads(inner, outer) for inner in body.node])
         for value in body.output:
@@ -162,6 +162,17 @@ def label(node: onnx.NodeProto) -> str:
 def first_output(node: onnx.NodeProto) -> str:
     """Return the name of a node's first output, which identifies it: ONNX lets node names be empty."""
     return next(filter(None, node.output), "")
+
+
+def addressed(graph: onnx.GraphProto, path: str = "") -> Iterator[tuple[str, onnx.NodeProto]]:
+    """Yield each node of a graph and of its bodies with its address.
+
+    An address is the first outputs of the nodes around and of the node, with slashes between.
+    """
+    for node in graph.node:
+        yield path + first_output(node), node
+        for body in bodies(node):
+            yield from addressed(body, f"{path}{first_output(node)}/")
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:  # noqa: ANN401 - of many types

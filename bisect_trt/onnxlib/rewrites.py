@@ -19,7 +19,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from bisect_trt.onnxlib.cleanup import remove_unread
-from bisect_trt.onnxlib.lower import LOW_TYPES
+from bisect_trt.onnxlib.low_plan import LOW_TYPES
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import (
     DEFAULT_DOMAINS,

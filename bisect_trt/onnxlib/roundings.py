@@ -17,11 +17,20 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.onnxlib.load import model_tensors, read_weight
-from bisect_trt.onnxlib.lower import LOW_TYPES, Rewriter, lower_fp16
+from bisect_trt.onnxlib.low_plan import LOW_TYPES, Planner
+from bisect_trt.onnxlib.lower import Rewriter, lower_fp16
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import (
     DEFAULT_DOMAINS,
@@ -29,8 +38,10 @@ from bisect_trt.onnxlib.nodes import (
     attribute,
     bodies,
     clone,
+    defined_names,
     held,
     keep_only,
+    mentioned_names,
     reads,
 )
 from bisect_trt.tensors.tolerance import Precision, Step, coarser, precision_of
@@ -188,64 +199,44 @@ def lower_roundtrip(
     ):
         # The file's own low-precision nodes are rounded as well, and few files declare inner
         # tensors.
-        declared = {
-            value.name
-            for value in (*lowered.graph.value_info, *lowered.graph.output, *lowered.graph.input)
-        }
-        types = {**(dtypes or {}), **Network(model).element_types}
-        produced = {name for node in lowered.graph.node for name in node.output}
-        names = [
-            name
-            for name, element in types.items()
-            if element == low and name in produced - declared
-        ]
-        lowered.graph.value_info.extend(
-            helper.make_tensor_value_info(name, low, None) for name in names
-        )
+        types = {**(dtypes or {}), **Network(lowered).element_types}
+        _declare(lowered.graph, types, Planner(lowered, (), low))
     return emulate(lowered, low)
 
 
+def _declare(graph: GraphProto, dtypes: Mapping[str, int], planner: Planner) -> None:
+    """Declare the low-precision tensors that a graph's nodes make, and those in bodies.
+
+    Args:
+        graph: The main graph, or a body.
+        dtypes: ``TensorProto.DataType`` by tensor, of those around too.
+        planner: Infers the types of tensors in bodies.
+    """
+    declared = {value.name for value in (*graph.value_info, *graph.output, *graph.input)}
+    for node in graph.node:
+        graph.value_info.extend(
+            helper.make_tensor_value_info(name, planner.low, None)
+            for name in node.output
+            if dtypes.get(name) == planner.low and name not in declared
+        )
+        for body, inside in planner.bodies_of(node, dtypes, ""):
+            _declare(body, inside, planner)
+
+
 def emulate(model: ModelProto, low: int = TensorProto.FLOAT16) -> ModelProto:
-    """Return the model with each low-precision node in fp32, and its results rounded by round trips.
+    """Return the model with each low-precision node in fp32, and its results rounded by round trips, in bodies too.
 
     Graph inputs and outputs keep their names and types; inner names stay, for fp32 tensors of the
     same values.
 
     Args:
         model: A model that declares its low-precision tensors, as :func:`lower_fp16` does, nodes in
-            topological order, without low precision in bodies of control flow.
+            topological order.
         low: The low precision, ``TensorProto.FLOAT16`` or ``BFLOAT16``.
     """
-    work = _Emulation(model, low)
-    graph = work.model.graph
-    inner = {value.name for value in graph.value_info if _element(value) == low}
-    lowered = inner.union(value.name for value in graph.output if _element(value) == low)
-    # The fp32 copy of an inner tensor becomes the same tensor.
-    casts = [
-        node
-        for node in work.source
-        if node.op_type == "Cast" and attribute(node, "to", 0) == TensorProto.FLOAT
-    ]
-    merged = {cast.input[0]: cast.output[0] for cast in casts if cast.input[0] in inner}
-    renamed = merged | work.widen_weights()
-    for value in graph.input:
-        if _element(value) == low and value.name not in renamed:
-            renamed[value.name] = work.fresh(f"{value.name}_fp32")
-            work.cast(value.name, renamed[value.name], TensorProto.FLOAT)
-    narrowed = [
-        value.name for value in graph.output if _element(value) == low and value.name not in renamed
-    ]
-    renamed |= {name: work.fresh(f"{name}_fp32") for name in narrowed}
-    keep_only(graph.value_info, [value for value in graph.value_info if value.name not in merged])
-    for value in graph.value_info:
-        if _element(value) == low:
-            value.type.tensor_type.elem_type = TensorProto.FLOAT
-    for node in work.source:
-        if node.op_type != "Cast" or merged.get(node.input[0]) != node.output[0]:
-            work.node(node, lowered, renamed)
-    for name in narrowed:
-        work.cast(renamed[name], name, low)
-    return work.model
+    emulated = clone(model)
+    _Emulation(model.graph, emulated.graph, mentioned_names(model.graph), low).run()
+    return emulated
 
 
 def _element(value: ValueInfoProto) -> int:
@@ -256,11 +247,63 @@ def _element(value: ValueInfoProto) -> int:
 class _Emulation(Rewriter):
     """A rewriter that writes round trips."""
 
-    def widen_weights(self) -> dict[str, str]:
+    def run(self, outer: Mapping[str, str] | None = None) -> None:
+        """Write all nodes.
+
+        Args:
+            outer: The new names of tensors of the graphs around a body, which then has fp32 inputs
+                and outputs; ``None`` for the main graph, which keeps their types.
+        """
+        graph = self.graph
+        low = self.low
+        border = {value.name for value in (*graph.input, *graph.output) if _element(value) == low}
+        inner = {value.name for value in graph.value_info if _element(value) == low}
+        lowered = inner.union(value.name for value in graph.output if _element(value) == low)
+        # The fp32 copy of an inner tensor becomes the same tensor.
+        nodes = self.source.node
+        casts = [
+            node
+            for node in nodes
+            if node.op_type == "Cast" and attribute(node, "to", 0) == TensorProto.FLOAT
+        ]
+        merged = {cast.input[0]: cast.output[0] for cast in casts if cast.input[0] in inner}
+        keep_only(
+            graph.value_info, [value for value in graph.value_info if value.name not in merged]
+        )
+        narrowed: list[str] = []
+        if outer is None:
+            renamed = merged | self.widen_weights(border)
+            for value in graph.input:
+                if value.name in border and value.name not in renamed:
+                    renamed[value.name] = self.fresh(f"{value.name}_fp32")
+                    self.cast(value.name, renamed[value.name], TensorProto.FLOAT)
+            narrowed = [
+                value.name
+                for value in graph.output
+                if value.name in border and value.name not in renamed
+            ]
+            renamed |= {name: self.fresh(f"{name}_fp32") for name in narrowed}
+            widened = list(graph.value_info)
+        else:
+            local = defined_names(self.source)
+            captured = {name: new for name, new in outer.items() if name not in local}
+            for value in graph.output:
+                value.name = captured.get(value.name, value.name)
+            renamed = captured | merged | self.widen_weights()
+            widened = [*graph.input, *graph.output, *graph.value_info]
+        for value in widened:
+            if _element(value) == low:
+                value.type.tensor_type.elem_type = TensorProto.FLOAT
+        for node in nodes:
+            if node.op_type != "Cast" or merged.get(node.input[0]) != node.output[0]:
+                self.node(node, lowered, renamed)
+        for name in narrowed:
+            self.cast(renamed[name], name, low)
+
+    def widen_weights(self, declared: Collection[str] = ()) -> dict[str, str]:
         """Make low-precision weights fp32: stored, or by Casts if external or declared; return the new names of the latter."""
         renamed: dict[str, str] = {}
-        declared = {value.name for value in (*self.model.graph.input, *self.model.graph.output)}
-        for tensor in self.model.graph.initializer:
+        for tensor in self.graph.initializer:
             if tensor.data_type != self.low:
                 continue
             if uses_external_data(tensor) or tensor.name in declared:
@@ -270,10 +313,12 @@ class _Emulation(Rewriter):
                 tensor.CopyFrom(widen_tensor(tensor, tensor.name))
         return renamed
 
-    def node(self, node: NodeProto, lowered: Collection[str], renamed: Mapping[str, str]) -> None:
+    def node(self, node: NodeProto, lowered: Collection[str], renamed: dict[str, str]) -> None:
         """Write a node in fp32, and round its outputs that are ``lowered`` tensors."""
         new = clone(node)
         new.input[:] = [renamed.get(name, name) for name in node.input]
+        for body, written in zip(bodies(node), bodies(new), strict=True):
+            _Emulation(body, written, self.names, self.low).run(renamed)
         for each in new.attribute:
             if each.HasField("t") and each.t.data_type == self.low:
                 each.t.CopyFrom(widen_tensor(each.t, each.t.name))

@@ -17,9 +17,13 @@ from bisect_trt.errors import (
     RunStateError,
     quoted,
 )
+from bisect_trt.onnxlib.low_census import count_lowered
+from bisect_trt.onnxlib.low_plan import LOW_TYPES
 from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.options.shared import Places
 from bisect_trt.report.console import Console
+from bisect_trt.report.lowering import describe_left
+from bisect_trt.report.text import plural
 from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import strict_json
@@ -166,6 +170,21 @@ def require_fit(subject: Subject, target: TargetSettings) -> None:
     """
     require_target(subject, target)
     target.target.check_model(target, {node.op_type for node in all_nodes(subject.network.proto)})
+    precision = next((name for name in target.low_precisions if name in LOW_TYPES), None)
+    if precision is not None and target.target.writes_casts and subject.about(target) == "cast":
+        _say_left(subject, target, precision)
+
+
+def _say_left(subject: Subject, target: TargetSettings, precision: str) -> None:
+    """Warn about nodes that compute in fp32 on a target though the low precision was asked for."""
+    # What compiles a model knows as many types as ONNX; a build needs no reference run.
+    types = None if target.target.compiles else subject.element_types
+    census = count_lowered(subject.network, target.keep, types, LOW_TYPES[precision])
+    left = describe_left(census, precision)
+    if not census.lowered:
+        subject.console.warn(f"--{precision} changes nothing: {left or 'no node computes in fp32'}")
+    elif left:
+        subject.console.warn(f"{left}; {plural(census.lowered, 'node')} can")
 
 
 def require_reference(subject: Subject) -> None:

@@ -20,6 +20,7 @@ from bisect_trt.onnxlib.load import load_model, needed_ir_version
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import clone, keep_only, share_names
 from bisect_trt.onnxlib.shapes import (
+    element_type,
     fix_input_shapes,
     free_inputs,
     identity_model,
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 _KNOWN_IR = 10
 """The newest IR version that every supported release of ONNX Runtime reads, from 1.18 on."""
-_MADE = ("infos", "units", "constants", "original")
+_MADE = ("infos", "element_types", "units", "constants", "original")
 """The cached properties that depend on the network."""
 
 
@@ -367,6 +368,11 @@ class Subject:
             cast("Any", self.reference.infos), cast("Any", self.network.infos)
         )
         return known if self.freed is None else self.freed.infos(known)
+
+    @cached_property
+    def element_types(self) -> dict[str, int]:
+        """ONNX's element type of each tensor, as it ran or else as inference says."""
+        return {name: element_type(info.dtype) for name, info in self.infos.items()}
 
     @cached_property
     def units(self) -> NetworkUnits:

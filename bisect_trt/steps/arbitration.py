@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from bisect_trt.errors import BisectError
-from bisect_trt.onnxlib.lower import LOW_TYPES
+from bisect_trt.onnxlib.low_plan import LOW_TYPES
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import drawing_nodes, label
 from bisect_trt.onnxlib.roundings import lower_roundtrip, lows_of, widened

@@ -147,6 +147,8 @@ class Target(ABC):
             ``reproduce.py``. Empty for a target that only runs on this machine, by its own
             :meth:`make_runner`.
         reads_graph: Whether its :meth:`hints` are needed for every model.
+        writes_casts: Whether :meth:`lower` writes Casts to the low precision into every model, so
+            that other nodes stay in fp32.
         sent_back: The settings that are files which it writes when a model is loaded; they come
             back from a place.
         stays: Whether it always runs on this machine.
@@ -167,6 +169,7 @@ class Target(ABC):
     not_reproducible: ClassVar[tuple[str, ...]] = ()
     sent: ClassVar[tuple[str, ...]] = ()
     reads_graph: ClassVar[bool] = False
+    writes_casts: ClassVar[bool] = False
     sent_back: ClassVar[tuple[str, ...]] = ()
     stays: ClassVar[bool] = False
 

@@ -29,7 +29,10 @@ class TargetOptions:
     ] = False
     keep_fp32: Annotated[
         tuple[str, ...],
-        option(metavar="TENSOR", help="But the nodes that make these tensors first stay in fp32."),
+        option(
+            metavar="TENSOR",
+            help="But the nodes that make these tensors first stay in fp32; OUTER/INNER is a node in the body of another.",
+        ),
     ] = ()
     fresh_process: Annotated[
         bool, switch("Each candidate in a new process: slower, nothing shared.")

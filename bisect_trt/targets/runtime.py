@@ -188,6 +188,6 @@ def load_proto(path: Path) -> ModelProto:
 
 def low_type(settings: TargetSettings) -> int:
     """ONNX's element type of the low precision, fp16 or bf16, that a graph is lowered to."""
-    from bisect_trt.onnxlib.lower import LOW_TYPES  # noqa: PLC0415 - as above
+    from bisect_trt.onnxlib.low_plan import LOW_TYPES  # noqa: PLC0415 - as above
 
     return next(LOW_TYPES[name] for name in settings.low_precisions if name in LOW_TYPES)

@@ -137,6 +137,7 @@ class OnnxRuntimeTarget(Target):
     help = "ONNX Runtime, all graph optimisations on."
     needs = "onnxruntime"
     emulator = "ONNX Runtime's CPU provider"
+    writes_casts = True
     sent = ("bisect_trt.targets.onnxrt.runner",)
     packages = tuple(Package(name) for name in ("onnxruntime", "onnxruntime-gpu"))
     files = ("custom_op_libraries",)

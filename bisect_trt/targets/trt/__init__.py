@@ -36,7 +36,7 @@ class TensorRtTarget(Target):
     precisions = PRECISIONS
     needs = "tensorrt"
     packages = (Package("tensorrt"),)
-    reads_graph = True
+    reads_graph = writes_casts = True
     files = ("plugins", "load_timing_cache", "calibration_cache", "calibration_data", "load_engine")
     sent = (
         "bisect_trt.targets.choices",

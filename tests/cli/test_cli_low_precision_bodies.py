@@ -1,0 +1,130 @@
+"""``--fp16`` and ``convert`` on models that compute in bodies and functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from building import save_text
+from conftest import CommandLine
+from support import arrays
+
+from bisect_trt.onnxlib.nodes import all_nodes
+
+ENDS = "(float[2, 3] x) => (float[2, 3] y)"
+WEIGHTS = {"hundred": 100.0, "flag": np.array(True), "two": np.array(2)}
+
+
+def squared(reads: str, makes: str) -> str:
+    """(900 * 100)**2 is past the largest fp16 number, and so is its root."""
+    return f"big = Mul({reads}, hundred) square = Mul(big, big) {makes} = Sqrt(square)"
+
+
+BODIES = {
+    "If": (
+        f"y = If(flag)<then_branch = a () => (float[2, 3] r) {{ {squared('x', 'r')} }}, "
+        "else_branch = b () => (float[2, 3] e) { e = Neg(x) }>"
+    ),
+    "Loop": (
+        "y = Loop(two, flag, x)<body = a (int64 i, bool c, float[2, 3] v) => (bool d, float[2, 3] n) "
+        f"{{ d = Identity(c) {squared('v', 'r')} n = Div(r, hundred) }}>"
+    ),
+    "Scan": f"y = Scan<num_scan_inputs = 1, body = a (float[3] v) => (float[3] r) {{ {squared('v', 'r')} }}>(x)",
+}
+FUNCTION = (
+    f'<domain: "own", opset_import: ["" : 13]> Root (v, hundred) => (r) {{ {squared("v", "r")} }}'
+)
+
+
+def written(kind: str, here: Path) -> Path:
+    np.savez(here / "x.npz", x=np.full((2, 3), 900, np.float32))
+    if kind == "function":
+        return save_text(
+            here / "m.onnx", ENDS, "y = own.Root(x, hundred)", WEIGHTS, functions=FUNCTION
+        )
+    return save_text(here / "m.onnx", ENDS, BODIES[kind], WEIGHTS)
+
+
+@pytest.mark.parametrize("kind", [*BODIES, "function"])
+def test_an_overflow_inside_is_seen(cli: CommandLine, here: Path, kind: str) -> None:
+    words = ("run", written(kind, here), "--onnxrt", "--fp16", "--load-inputs", "x.npz")
+    cli("run", "m.onnx", "--onnxrt", "--load-inputs", "x.npz").ended(0)
+    comparison = cli(*words, "--json", "r.json").ended(1).result["comparisons"][0]
+    assert not comparison["passed"]
+    # 90000 itself is past fp16's range; in fp32 with all that reads it, no node overflows.
+    inside = (
+        ["y"]
+        if kind == "function"
+        else [f"y/{name}" for name in ("big", "square", "r", "n")[: 4 if kind == "Loop" else 3]]
+    )
+    cli(*words, "--keep-fp32", *inside, "--rtol", "2e-3").ended(0)
+
+
+@pytest.mark.parametrize("kind", [*BODIES, "function"])
+def test_convert_writes_what_is_inside(cli: CommandLine, here: Path, kind: str) -> None:
+    ran = cli("convert", written(kind, here), "-o", "half.onnx", "--fp16").ended(0)
+    model = onnx.load("half.onnx")
+    casts = sum(node.op_type == "Cast" for node in all_nodes(model))
+    assert f"{casts} of them Casts" in ran.out
+    weights = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    assert onnx.TensorProto.FLOAT16 in weights.values()
+    cli("run", "half.onnx", "--onnxrt", "--load-inputs", "x.npz", "--save-outputs", "o.npz")
+    assert arrays("o.npz")["y"].shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (
+            "y = com.microsoft.Gelu(x)",
+            "1 node cannot be lowered to fp16: 1 of other domains than ONNX's (com.microsoft.Gelu)",
+        ),
+        ("i = Cast<to = 7>(x) j = Neg(i) y = Cast<to = 1>(j)", "no node computes in fp32"),
+    ],
+)
+def test_a_conversion_that_changes_nothing_is_refused(
+    cli: CommandLine, here: Path, body: str, why: str
+) -> None:
+    model = save_text(here / "m.onnx", ENDS, body)
+    proto = onnx.load(str(model))
+    proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    onnx.save(proto, str(model))
+    cli("convert", model, "-o", "half.onnx", "--fp16").refused("BT1009", why)
+    assert not Path("half.onnx").exists()
+    ran = cli("run", model, "--onnxrt", "--fp16").ended(0)
+    assert f"--fp16 changes nothing: {why}" in " ".join(ran.err.split())
+
+
+def test_what_stays_in_fp32_is_said_with_its_number_of_nodes(cli: CommandLine, here: Path) -> None:
+    model = save_text(
+        here / "m.onnx",
+        ENDS,
+        "a = Exp(x) b = com.microsoft.Gelu(a) c = com.microsoft.Gelu(b) y = Neg(c)",
+    )
+    proto = onnx.load(str(model))
+    proto.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    onnx.save(proto, str(model))
+    left = "2 nodes cannot be lowered to fp16: 2 of other domains than ONNX's (com.microsoft.Gelu)"
+    assert f"{left}; 2 nodes can" in " ".join(
+        cli("run", model, "--onnxrt", "--fp16").ended(0).err.split()
+    )
+    cli("convert", model, "-o", "half.onnx", "--fp16").ended(0)
+
+
+def test_precision_keeps_the_control_flow_that_needs_fp32(cli: CommandLine, here: Path) -> None:
+    model = written("If", here)
+    ran = cli(
+        "precision",
+        model,
+        "--onnxrt",
+        "--fp16",
+        "--load-inputs",
+        "x.npz",
+        "-o",
+        "mixed.onnx",
+        "--json",
+        "r.json",
+    )
+    assert [node["op"] for node in ran.ended(0).result["keep_fp32"]] == ["If"]
