@@ -16,7 +16,7 @@ from building import ort_run, text_model
 from conftest import CommandLine
 from onnx import helper, numpy_helper
 from pages import OF_EXAMPLES, Reader
-from support import line, node_names, overflowing, read_json, reproduced, rest_slow, save
+from support import line, node_names, overflowing, read_json, reproduced, save
 
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
@@ -32,7 +32,8 @@ PROMISES = {
 
 
 @pytest.mark.timeout(1200)  # a page's commands, one after the other, on a network of 700 nodes
-@pytest.mark.parametrize("name", rest_slow(PROMISES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROMISES)
 def test_an_example_answers_as_its_readme_promises(name: str, tmp_path: Path) -> None:
     """What is printed is compared with the page; the reproducer stands alone, on the very tensor."""
     reader = Reader(tmp_path / "checkout")

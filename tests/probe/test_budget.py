@@ -95,8 +95,8 @@ def test_the_number_of_probes(cli: CommandLine, model: Path) -> None:
 def test_the_time_of_the_reference_counts(cli: CommandLine, here: Path, words: str) -> None:
     """The reference never gets to the end of this model, and its own limit is ten minutes."""
     endless(here / "m.onnx")
-    ran = cli(*words.split(), "--max-time", "4", "--json", "r.json").ended(3)
-    assert ran.result["why"] == "the budget is spent (--max-time 4)."
+    ran = cli(*words.split(), "--max-time", "2", "--json", "r.json").ended(3)
+    assert ran.result["why"] == "the budget is spent (--max-time 2)."
 
 
 def test_the_time_of_the_original_counts(cli: CommandLine, model: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from fakes import Case, FakeCheck, FakeRun, build, cases, decisions, scratch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import examples
 
 from benchmarks.flaky import simulate_in_memory
 from benchmarks.questions import (
@@ -103,7 +104,7 @@ def test_a_search_that_is_ended_has_the_best_so_far(
     assert not minimum.proven or minimum.units == culprits
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(24), deadline=None)
 @given(cases(25), st.booleans(), st.integers(2, 8), st.integers(0, 1 << 30), st.data())
 def test_what_is_enough_is_the_same_for_any_number_of_workers(
     case: Case, ranked: bool, workers: int, seed: int, data: st.DataObject
