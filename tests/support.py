@@ -158,22 +158,20 @@ def arrays(path: str | Path) -> dict[str, np.ndarray]:
         return dict(file)
 
 
-QUICK_TOOL = f"""
+QUICK_MODEL = f"""
 import sys
 sys.path.insert(0, {str(Path(onnx.__file__).parent)!r})
 from onnx_ml_pb2 import ModelProto
 with open(sys.argv[1], "rb") as file:
     model = ModelProto.FromString(file.read())
-CHANGE
-with open(sys.argv[2], "wb") as file:
-    file.write(model.SerializeToString())
 """
-"""Imports the messages of ONNX alone: ``onnx`` and NumPy take half a second of each candidate."""
+"""Reads a script's ``model`` with the messages of ONNX alone: ``onnx`` and NumPy take half a second of each candidate."""
 
 
 def onnx_tool(change: str) -> str:
     """The command of a tool from ONNX to ONNX, ``tool.py``, in which some lines change ``model``."""
-    Path("tool.py").write_text(QUICK_TOOL.replace("CHANGE", change))
+    write = 'with open(sys.argv[2], "wb") as file:\n    file.write(model.SerializeToString())\n'
+    Path("tool.py").write_text(f"{QUICK_MODEL}{change}\n{write}")
     return f"{shlex.quote(sys.executable)} tool.py {{model}} {{out}}"
 
 
