@@ -221,7 +221,7 @@ def describe_data(path: Path, values: int | None = None) -> Entry:
 
 def _statistics(tensor: Array) -> Entry:
     """Return statistics of the finite elements, ``None`` if there are none; strings and raw bytes have no statistics."""
-    if tensor.dtype.kind == "O":
+    if tensor.dtype.kind in "OU":
         return {"dtype": "string", "shape": list(tensor.shape)}
     if is_raw(tensor.dtype):
         return {"dtype": tensor.dtype.name, "shape": list(tensor.shape)}

@@ -55,13 +55,10 @@ def element_dtype(element_type: int) -> np.dtype[np.generic]:
     """Return NumPy's type for an ONNX element type.
 
     Raises:
-        UnavailableError: Neither NumPy nor the installed ``ml_dtypes`` has such a type, or it is a
-            string.
+        UnavailableError: Neither NumPy nor the installed ``ml_dtypes`` has such a type.
     """
     if element_type == TensorProto.STRING:
-        raise ModelFileError(
-            "the model has a tensor of strings, which bisect-trt neither feeds nor compares."
-        )
+        return np.dtype(np.str_)  # ONNX says object, which no file holds without pickle
     try:
         name = str(TensorProto.DataType.Name(element_type))
         extension = _EXTENSIONS.get(name)

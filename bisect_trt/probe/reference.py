@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +24,7 @@ from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.strategy import shortest_failing_prefix
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.files import Arrays, Values, load_npz, save_npz, shapes_of
-from bisect_trt.tensors.info import TensorInfo, common, is_extension
+from bisect_trt.tensors.info import TensorInfo, common, is_extension, tensor_of
 from bisect_trt.tensors.store import ActivationStore, write_store
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import BuildEngine, Collect, Failed, Lower
@@ -281,12 +281,25 @@ class Reference:
         }
 
     def select(self, names: Sequence[str]) -> Arrays:
-        """Return the known values of the tensors, in the given order."""
+        """Return the known values of the tensors, in the given order; a sequence has the values of its members."""
         return {
-            name: self.inputs[name] if name in self.inputs else self._values[name]
+            each: self.inputs[each] if each in self.inputs else self._values[each]
             for name in names
-            if name in self.infos
+            for each in self.stored_names(name)
         }
+
+    def stored_names(self, name: str) -> Sequence[str]:
+        """Return the names under which a tensor, or the members of a sequence, a map or an optional, are stored."""
+        return [name] if name in self.infos else self._members.get(name, ())
+
+    @cached_property
+    def _members(self) -> dict[str, list[str]]:
+        """The names of the members of sequences, maps and optionals, by the name of these."""
+        stored: dict[str, list[str]] = {}
+        for name in self._values.infos:
+            if name.endswith("]") and name not in self._network.producer:
+                stored.setdefault(tensor_of(name), []).append(name)
+        return stored
 
     def compute(self, model: onnx.ModelProto, inputs: Values) -> Arrays | None:
         """The outputs of another model on the reference runtime; ``None`` if it does not run there."""

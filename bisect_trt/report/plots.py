@@ -70,7 +70,8 @@ def draw_plots(
         target = targets.get(comparison.name)
         reference = references[comparison.name]
         alike = target is not None and target.shape == reference.shape and reference.size > 0
-        if target is None or not alike or "c" in (target.dtype.kind, reference.dtype.kind):
+        kinds = "" if target is None else target.dtype.kind + reference.dtype.kind
+        if target is None or not alike or set(kinds) & set("cU"):
             console.say(
                 f"  no plot of '{comparison.name}': its two values are not real numbers of one shape"
             )

@@ -45,6 +45,7 @@ from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import to_plain
 from bisect_trt.tensors.files import Values
+from bisect_trt.tensors.info import tensor_of
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.protocol import Failed
 
@@ -54,6 +55,7 @@ _EVALUATOR_SECONDS = 120.0
 """The evaluator is written for clarity, not for speed."""
 _TRIALS = 6
 _NOT_NUMBERS = {"shape": "its shape", "dtype": "its type", "missing": "an output that is missing"}
+_STRINGS = "its strings"
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,12 @@ class Opinions:
     def _error(
         self, right: Values, values: Values, tolerance: ToleranceOptions | None = None
     ) -> _Error:
-        expected = {name: right[name] for name in self.outputs if name in right}
+        outputs = {*self.outputs}
+        expected = {
+            name: value
+            for name, value in right.items()
+            if name in outputs or tensor_of(name) in outputs
+        }
         comparisons = compare_all(
             expected, values, tolerance or self.tolerance, lows=lows_of(self.model.graph)
         )
@@ -204,7 +211,7 @@ class Opinions:
         ]
         words = next(
             (_NOT_NUMBERS[each.kind.value] for each in wrong if each.kind.value in _NOT_NUMBERS),
-            "NaN or Inf",
+            _STRINGS if any(each.target_dtype == "string" for each in wrong) else "NaN or Inf",
         )
         worst = max((each.severity for each in wrong), default=0.0)
         return _Error(not wrong, worst, max(errors, default=0.0), words)

@@ -28,6 +28,7 @@ from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, required_severity, severity_weight
 from bisect_trt.tensors.files import Arrays
+from bisect_trt.tensors.info import tensor_of
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample
 
@@ -105,7 +106,7 @@ class Marking:
     def wanted(self) -> list[str]:
         """Every tensor that can be compared, in topological order."""
         names = dict.fromkeys([*self.subject.network.computed, *self.outputs])
-        return [name for name in names if name in self.subject.reference.infos]
+        return [name for name in names if self.subject.reference.stored_names(name)]
 
     def run(
         self, model: onnx.ModelProto, names: Sequence[str], fed: Mapping[str, str] | None = None
@@ -128,7 +129,16 @@ class Marking:
             every=True,
             fed=dict(fed or {}),
         )
-        return self.subject.workers.ask(request, self.timeout)
+        reply = self.subject.workers.ask(request, self.timeout)
+        if isinstance(reply, Failed):
+            return reply
+        makers = self.subject.network.producer
+        # A member of a sequence counts as the sequence that a node makes.
+        named = (
+            each if each.name in makers else replace(each, name=tensor_of(each.name))
+            for each in reply.comparisons
+        )
+        return replace(reply, comparisons=tuple(named))
 
     def marked(self, names: Sequence[str]) -> Compared | Failed:
         """Run the model with these tensors as outputs, beside its own."""
@@ -142,7 +152,7 @@ class Marking:
     @property
     def _known_outputs(self) -> list[str]:
         """The outputs with reference values; the others stay outputs all the same: without them it is another model."""
-        return [name for name in self.outputs if name in self.subject.reference.infos]
+        return [name for name in self.outputs if self.subject.reference.stored_names(name)]
 
     def _judge(self, reply: Compared | Failed) -> Outcome:
         """Return a run as the outcome of a probe, by the model's own outputs."""
@@ -185,7 +195,7 @@ class Marking:
             sorted(nodes, key=network.rank.__getitem__) for nodes in (firm, suspected - firm)
         )
         first = _of_samples(each for number in sorted(samples) for each in samples[number].values())
-        lost = [name for name in network.computed if name not in self.subject.reference.infos]
+        lost = [name for name in network.computed if not self.subject.reference.stored_names(name)]
         return LayerComparison(
             {name: first[name] for name in self.wanted if name in first},
             {**dict.fromkeys(lost, "the reference has no value for this tensor"), **found.unseen},
@@ -200,7 +210,8 @@ class Marking:
 def compare_layers(look: Marking, original: Outcome | None = None) -> LayerComparison:
     """Compare every tensor with the reference's by marking it as an output, with as few builds as possible."""
     infos = look.subject.reference.infos
-    fragile = {name for name in look.wanted if infos[name].dtype.kind in "biu"} - set(look.outputs)
+    inner = set(look.wanted).difference(look.outputs)
+    fragile = {name for name in inner if name not in infos or infos[name].dtype.kind in "biu"}
     broken = original is not None and original.ending is Ending.BROKEN  # whatever is marked
     found = gather(look.wanted, fragile, look.marked, 1 if broken else MOST_BUILDS)
     telling = [seen for seen in found.runs if not look.hides(original, seen)]

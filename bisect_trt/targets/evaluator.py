@@ -135,6 +135,8 @@ class EvaluatorSession:
         """
         import numpy as np  # noqa: PLC0415 - as above
 
+        from bisect_trt.tensors.info import members  # noqa: PLC0415 - as above
+
         try:
             with (
                 warnings.catch_warnings(),
@@ -144,4 +146,5 @@ class EvaluatorSession:
                 values = self._evaluator.run(None, dict(inputs))
         except Exception as error:  # as above
             raise RunError(f"{type(error).__name__}: {error}") from error
-        return dict(zip(self._evaluator.output_names, map(np.asarray, values), strict=True))
+        made = zip(self._evaluator.output_names, values, strict=True)
+        return {key: array for name, value in made for key, array in members(name, value)}

@@ -161,7 +161,7 @@ def holds_no_numbers(values: Any) -> tuple[bool, str]:
     """Whether a tensor has any NaN or Inf."""
     count = (
         0
-        if values.dtype.kind == "b"
+        if values.dtype.kind in "bU"
         else np.count_nonzero(~np.isfinite(np.asarray(values, np.float64)))
     )
     return bool(count > 0), f"{count} of {values.size} elements are NaN or Inf"
@@ -181,6 +181,9 @@ def differs(
         return True, f"shape {target.shape} instead of {golden.shape}"
     if not golden.size:
         return False, "no elements"
+    if golden.dtype.kind == "U":
+        bad = np.atleast_1d(golden != target.astype(str))
+        return bool(bad.any()), f"{np.count_nonzero(bad)} of {golden.size} strings differ"
     whole = golden.dtype.kind in "iu" and target.dtype.kind in "iu"
     # Exact, also past 2**53.
     difference = target.astype(object) - golden.astype(object) if whole else None

@@ -77,10 +77,16 @@ def compare_all(
     names = reference if names is None else list(names)
     if options.compare_func_script is not None:
         return compare_by_script(
-            options.compare_func_script, {name: reference[name] for name in names}, target
+            options.compare_func_script,
+            {name: reference[name] for name in names if name in reference},
+            target,
         )
     comparisons = []
     for name in names:
+        if name not in reference:
+            why = "the target has this member, and the reference does not"
+            comparisons.append(TensorComparison(name, False, ComparisonKind.MISSING, reason=why))
+            continue
         step = (steps or {}).get(name)
         precision = coarser(options.precision, (lows or {}).get(name))
         found = compare_tensor(
@@ -121,12 +127,14 @@ def compare_tensor(
     )
     tolerance, stat = options.for_output(name)
     known: dict[str, Any] = {"name": name, "stat": stat, "total": reference.size}
-    known |= {"reference_shape": reference.shape, "reference_dtype": reference.dtype.name}
+    known |= {"reference_shape": reference.shape, "reference_dtype": _dtype_name(reference)}
     if target is None:
         return TensorComparison(passed=False, kind=ComparisonKind.MISSING, **known)
-    known |= {"target_shape": target.shape, "target_dtype": target.dtype.name}
+    known |= {"target_shape": target.shape, "target_dtype": _dtype_name(target)}
     if reference.shape != target.shape:
         return TensorComparison(passed=False, kind=ComparisonKind.SHAPE, **known)
+    if "U" in (reference.dtype.kind, target.dtype.kind):
+        return _compare_strings(reference, target, known)
     resolved = tolerance.resolve(reference, precision or options.precision)
     step = None if tolerance != Tolerance() or options.validate else step
     if step is not None and step.size is None and reference.dtype.kind == "f":
@@ -143,6 +151,34 @@ def compare_tensor(
         return comparison
     kind = ComparisonKind.NAN if "NaN" in invalid else ComparisonKind.INF
     return replace(comparison, passed=False, kind=kind, reason=invalid)
+
+
+def _dtype_name(values: Array) -> str:
+    """Return the name of an element type; NumPy names strings after the longest one."""
+    return "string" if values.dtype.kind == "U" else values.dtype.name
+
+
+def _compare_strings(reference: Array, target: Array, known: Mapping[str, Any]) -> TensorComparison:
+    """Compare tensors of one shape exactly, of which one at least has strings; ``known`` is as in :func:`_compare_numbers`."""
+    mismatch = np.asarray(reference.astype(np.str_) != target.astype(np.str_))
+    count = int(np.count_nonzero(mismatch))
+    if not count:
+        reason = f"all {mismatch.size} strings are equal"
+        return TensorComparison(
+            passed=True, kind=ComparisonKind.MATCH, max_abs=0.0, reason=reason, **known
+        )
+    index = tuple(map(int, np.unravel_index(int(mismatch.argmax()), mismatch.shape)))
+    worst = WorstElement(index, target[index].item(), reference[index].item(), math.inf)
+    where = f"the first at {index}: expected {worst.reference!r}, got {worst.target!r}"
+    reason = f"{count} of {mismatch.size} strings differ, {where}"
+    return TensorComparison(
+        passed=False,
+        kind=ComparisonKind.MISMATCH,
+        worst=worst,
+        mismatching=count,
+        reason=reason,
+        **known,
+    )
 
 
 def _typed(name: str, values: Array, beside: np.dtype[Any]) -> Array:

@@ -42,8 +42,8 @@ from bisect_trt.tensors.info import Array, ByName, dtype_from_name, is_extension
 Values = Mapping[str, Array]
 Arrays = dict[str, Array]
 """Arrays by the names of their tensors, to read and to change."""
-_KINDS = "biufcV"
-"""Numbers, and raw bytes (``ml_dtypes`` types, as plain NumPy saves them)."""
+_KINDS = "biufcUV"
+"""Numbers, strings, and raw bytes (``ml_dtypes`` types, as plain NumPy saves them)."""
 
 
 def shapes_of(values: Values) -> dict[str, tuple[int, ...]]:
@@ -67,7 +67,7 @@ def common_shapes(samples: Sequence[Values]) -> dict[str, tuple[int | None, ...]
 
 
 def read_npy(stream: IO[bytes]) -> Array:
-    """Return an array of numbers or raw bytes.
+    """Return an array of numbers, strings or raw bytes.
 
     Raises:
         ValueError: It holds something else.
@@ -78,7 +78,7 @@ def read_npy(stream: IO[bytes]) -> Array:
         or values.dtype.names is not None
         or not values.dtype.itemsize
     ):
-        raise ValueError(f"it holds an array of {values.dtype!s:.60}, not of numbers")
+        raise ValueError(f"it holds an array of {values.dtype!s:.60}, not of numbers or strings")
     return values
 
 
@@ -101,7 +101,7 @@ times."""
 
 
 def save_npz(path: str | os.PathLike[str], arrays: Values) -> None:
-    """Write tensors of numbers, bools or ``ml_dtypes`` types to an uncompressed ``.npz``, which is replaced when it is complete.
+    """Write tensors of numbers, bools, strings or ``ml_dtypes`` types to an uncompressed ``.npz``, replaced when complete.
 
     Equal arrays give equal bytes: no time stamps are stored.
 
@@ -124,7 +124,7 @@ def write_npz(file: IO[bytes], arrays: Values) -> None:
             values = np.asarray(array)
             if values.dtype.kind not in _KINDS:
                 raise OutputFileError(
-                    f"Cannot write '{name}' to an .npz file: it holds {values.dtype}, not numbers; leave it out"
+                    f"Cannot write '{name}' to an .npz file: it holds {values.dtype}, neither numbers nor strings; leave it out"
                 )
             if is_extension(values.dtype):
                 entry.comment = values.dtype.name.encode()
@@ -180,7 +180,7 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
     ) as err:  # each compression has errors of its own, and a damaged archive can cause any
         reason = getattr(err, "strerror", None) or str(err) or type(err).__name__
         raise InputValuesError(
-            f"Cannot read {path}: {reason}; give an .npz file as numpy.savez writes it, of numbers only"
+            f"Cannot read {path}: {reason}; give an .npz file as numpy.savez writes it, of numbers or strings (NumPy type str)"
         ) from err
 
 

@@ -73,6 +73,29 @@ def dtype_from_name(name: str) -> np.dtype[Any]:
     return extension
 
 
+def members(name: str, value: object) -> Iterator[tuple[str, Array]]:
+    """Yield the arrays of an output: a tensor under its name, members as ``name[0]`` or, of maps, ``name[key]``.
+
+    A sequence of maps, one for each row of a batch, yields one array for each key. An optional
+    without a value yields nothing.
+    """
+    if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
+        keys = dict.fromkeys(key for row in value for key in row)
+        value = {key: np.array([row[key] for row in value if key in row]) for key in keys}
+    if isinstance(value, (list, dict)):
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in parts:
+            yield from members(f"{name}[{key}]", part)
+    elif value is not None:
+        array = np.asarray(value)
+        yield name, array.astype(np.str_) if array.dtype.kind == "O" else array
+
+
+def tensor_of(member: str) -> str:
+    """Return the name of the sequence, map or optional of a member, which is called ``name[0]`` or ``name[key]``."""
+    return member.partition("[")[0]
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """Name, type and shape of a tensor.
@@ -186,6 +209,8 @@ def finite_range(values: Array, none: float = math.nan) -> tuple[float, float]:
     """Return the least and the largest finite value; ``none`` twice where there is none."""
     low = math.inf
     high = -math.inf
+    if values.dtype.kind == "U":
+        return none, none
     for elements in map(_plain, blocks(values)):
         if (
             finite := elements[np.isfinite(elements)] if elements.dtype.kind == "f" else elements

@@ -28,7 +28,7 @@ from bisect_trt.errors import (
 )
 from bisect_trt.options.shared import Data
 from bisect_trt.tensors.files import Arrays, Values, load_runs
-from bisect_trt.tensors.info import Array, TensorInfo, is_extension
+from bisect_trt.tensors.info import Array, TensorInfo, is_extension, is_raw, storage_dtype
 from bisect_trt.tensors.kernel import free_bytes
 
 Sample = Arrays
@@ -201,7 +201,7 @@ def validate_sample(infos: Sequence[TensorInfo], sample: Values, source: str) ->
     checked = {}
     for name, info in expected.items():
         if name in sample:
-            checked[name] = values = _from_raw_bytes(sample[name], info.dtype)
+            checked[name] = values = _in_type(sample[name], info.dtype)
             problems += _misfit(info, values)
     if problems:
         raise InputValuesError(f"{source} does not fit the model: {'; '.join(problems)}")
@@ -222,7 +222,8 @@ def resized(value: Array, shape: Sequence[int]) -> Array:
 
 def _misfit(info: TensorInfo, values: Array) -> list[str]:
     problems = []
-    if info.dtype != values.dtype:
+    is_text = info.dtype.kind == values.dtype.kind == "U"  # of any width
+    if info.dtype != values.dtype and not is_text:
         problems.append(f"'{info.name}' is {values.dtype.name} and must be {info.dtype.name}")
     if info.shape is not None and (
         len(info.shape) != values.ndim
@@ -241,13 +242,14 @@ def _shape_text(shape: Sequence[int | str | None]) -> str:
     return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
 
 
-def _from_raw_bytes(values: Array, dtype: np.dtype[Any]) -> Array:
-    raw = values.dtype.kind == "V" and not is_extension(values.dtype)
-    return (
-        values.view(dtype)
-        if raw and is_extension(dtype) and values.itemsize == dtype.itemsize
-        else values
-    )
+def _in_type(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Return values in the type of an input where they are stored otherwise: as raw bytes, bits, or objects that are text."""
+    if dtype.kind == "U" and values.dtype.kind == "O":
+        return values.astype(np.str_)
+    bits = is_raw(values.dtype) or (is_extension(dtype) and values.dtype == storage_dtype(dtype))
+    if bits and is_extension(dtype) and values.itemsize == dtype.itemsize:
+        return values.view(dtype)
+    return values
 
 
 def of_width(infos: Sequence[TensorInfo], sample: Values) -> Sample:
@@ -318,6 +320,10 @@ def _random_samples(infos: Sequence[TensorInfo], data: Data) -> list[Sample]:
     ]:
         raise InputValuesError(
             f"Random values need known shapes, and {', '.join(free)} is not; give --input-shapes"
+        )
+    if texts := [info.name for info in infos if info.dtype.kind == "U"]:
+        raise InputValuesError(
+            f"Random values are numbers, and {quoted(texts)} takes strings; give --load-inputs or --data-loader-script"
         )
     if data.seed < 0:
         raise ValueRefusedError(f"The seed {data.seed} is negative; give a number from 0 up")

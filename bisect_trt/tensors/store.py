@@ -57,7 +57,7 @@ _COPIED = 1 << 20
 
 
 def write_store(folder: Path, values: Mapping[str, object], *, append: bool = False) -> None:
-    """Write an :class:`ActivationStore`, or add to the one in the folder; anything but numbers and bools is skipped.
+    """Write an :class:`ActivationStore`, or add to the one in the folder; anything but numbers, bools and strings is skipped.
 
     The index is written last, when all went well: a folder without one is not a store. An older
     store in the folder is deleted at the start; a process that has it open keeps reading its data.
@@ -81,11 +81,13 @@ def write_store(folder: Path, values: Mapping[str, object], *, append: bool = Fa
             for name, array in values.items():
                 if not isinstance(array, np.ndarray):
                     skipped[name] = f"it is a {type(array).__name__}, not a tensor"
-                elif array.dtype.kind not in "biufc" and not is_extension(array.dtype):
-                    skipped[name] = f"it is of type {array.dtype.name}, not of numbers"
+                elif array.dtype.kind not in "biufcU" and not is_extension(array.dtype):
+                    skipped[name] = f"it is of type {array.dtype.name}, not of numbers or strings"
                 else:
                     names.append(name)
-                    kinds.append(types.setdefault((array.dtype.name, array.shape), len(types)))
+                    # The name of a type of strings, str160, is none that NumPy reads.
+                    dtype = array.dtype.str if array.dtype.kind == "U" else array.dtype.name
+                    kinds.append(types.setdefault((dtype, array.shape), len(types)))
                     places.append(_append(file, array))
             size = file.tell()
     except OSError as err:

@@ -126,7 +126,13 @@ def compare_sample(
     # A candidate's values are those of its outputs: one that the target does not hand out is
     # missing, not unasked for.
     wanted: Iterable[str] = request.names or (outputs if sample.golden.is_dir() else reference)
-    known = [name for name in wanted if name in reference and name not in session.skipped]
+    known: list[str] = []
+    for name in wanted:
+        if name in reference:
+            known += [] if name in session.skipped else [name]
+        elif name not in outputs:  # a sequence, a map or an optional
+            both = dict.fromkeys([*reference, *outputs])
+            known += [each for each in both if each.startswith(f"{name}[")]
     steps, lows = _grids(request.model, feed, reference)
     return compare_all(
         reference,

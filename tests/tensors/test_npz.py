@@ -101,7 +101,6 @@ def test_extension_types_come_back_and_read_as_integers_elsewhere(
         ("\ud800", np.zeros(1)),
         ("x" * 70_000, np.zeros(1)),
         ("x", np.array(["a", None])),
-        ("x", np.array(["a"])),
     ],
 )
 def test_what_cannot_be_stored_is_refused_and_leaves_nothing(

@@ -32,7 +32,13 @@ from bisect_trt.targets.messages import (
     profiled,
     set_option,
 )
-from bisect_trt.tensors.info import TensorInfo, dtype_from_name, is_extension, storage_dtype
+from bisect_trt.tensors.info import (
+    TensorInfo,
+    dtype_from_name,
+    is_extension,
+    members,
+    storage_dtype,
+)
 
 EXECUTION_PROVIDER = "ExecutionProvider"
 FATAL_ONLY = 4
@@ -191,8 +197,8 @@ class OrtSession:
         names: Of its outputs that are arrays.
         ignored: Inputs that it is given and does not have.
         elements: ONNX's element types of the outputs that are tensors, by name.
-        skipped: Outputs that are not available as NumPy arrays (sequences, optionals, bfloat16),
-            with their type.
+        skipped: Outputs that are not available as NumPy arrays (bfloat16 in old releases), with
+            their type.
     """
 
     def __init__(self, session: Any) -> None:
@@ -208,9 +214,10 @@ class OrtSession:
         self.skipped = {
             name: f"a {found.kind}, which NumPy has no arrays of"
             for name, found in outputs.items()
-            if found.dtype is None
+            if found.element and found.dtype is None
         }
         self.names = [name for name in outputs if name not in self.skipped]
+        self._optional = {name for name in self.names if outputs[name].kind.startswith("optional(")}
         self._raw_outputs = {name: outputs[name].dtype for name in self.names if outputs[name].raw}
         self.inputs = list[TensorInfo]()
         self._raw_inputs = dict[str, int]()
@@ -227,7 +234,7 @@ class OrtSession:
                 self._raw_inputs[value.name] = found.element
 
     def run(self, inputs: Feed) -> Found:
-        """All outputs that are tensors.
+        """Return all outputs by name, and the members of a sequence, a map or an optional by names of :func:`members`.
 
         Raises:
             RunError: It fails.
@@ -240,7 +247,11 @@ class OrtSession:
             values = self._run_with_values(given) if raw else self.session.run(self.names, given)
         except Exception as error:  # as above
             raise RunError(str(error)) from error
-        return dict(zip(self.names, values, strict=True))
+        arrays = dict[str, Any]()
+        for name, value in zip(self.names, values, strict=True):
+            # NumPy has a value of an optional as a plain array, and no runtime takes that for it.
+            arrays.update(members(name, {"value": value} if name in self._optional else value))
+        return arrays
 
     def _run_with_values(self, inputs: Feed) -> list[Any]:
         """Run the model with inputs or outputs of types that are exchanged by their bits; returns the outputs."""
@@ -355,6 +366,8 @@ def type_of(kind: str) -> OrtType:
     if not kind.startswith("tensor(") or name not in _ORT_TYPES:
         return OrtType(kind)
     element = _ORT_TYPES.index(name) + 1
+    if name == "string":
+        return OrtType(kind, element, np.dtype(np.str_))
     known = _OTHERWISE.get(name, name.replace("float8e", "float8_e"))
     try:
         dtype = dtype_from_name(known)
