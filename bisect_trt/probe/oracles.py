@@ -72,6 +72,7 @@ class BuiltinCheck:
             is made.
         engine_cache: The store of engines of candidates that pass, if they are kept.
         confirm: Whether a crash counts only once it has been seen twice.
+        fresh: Whether each candidate gets a worker that has run nothing else.
         layers: Whether to ask of which layers its engine is made, if it is not timed.
         same: Whether one session runs whatever is alike, candidate after candidate.
         finds_weights: Whether it needs no copy of weights in files of their own; its workers see to
@@ -88,6 +89,7 @@ class BuiltinCheck:
     timed: bool = False
     engine_cache: EngineCache | None = None
     confirm: bool = False
+    fresh: bool = False
     layers: bool = False
     same: bool = False
     finds_weights: bool = True
@@ -126,6 +128,7 @@ class BuiltinCheck:
                 cancel,
                 log=files.log,
                 confirm=self.confirm,
+                fresh=self.fresh,
                 on_place=places.append,
             )
         except ValueRefusedError as error:

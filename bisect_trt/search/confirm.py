@@ -32,7 +32,7 @@ from bisect_trt.search.oracle import (
     Verdict,
     about_units,
 )
-from bisect_trt.search.statistics import Flakiness, confirmations
+from bisect_trt.search.statistics import Flakiness, confirmations, luck_by_size
 from bisect_trt.search.strategy import UNRESOLVED_WITHOUT, make_minimal, neighbours
 
 FLAKY = "the check is flaky: {}; --repeat 20 measures how often it fails, and searches accordingly"
@@ -46,8 +46,13 @@ _ANSWER_PASSED = "the answer failed, and did not when asked again"
 _CONTRADICTIONS = 3
 """Number of runs, in all, of passing models that hold the answer: if none fails, they do pass."""
 _EACH = 3
-"""Answers of up to so many units are looked at in large models too, without each unit: a failure
-that shows more rarely in smaller models makes units look needed there."""
+"""Each unit of answers of up to so many is left out of a large model too: a failure that shows more
+rarely in smaller models makes units look needed there."""
+_LIKELY = 0.0003
+_FURTHER = 6
+"""Any unit is left out of the whole model too which such a failure makes look needed with this
+likelihood, in an answer of two units; each further unit of it would be another coincidence, and
+multiplies this."""
 _ALLOWED = 0.016
 """The largest likelihood of a flaky check, without a measured rate, for one unit of the model. At
 any rate, wrong proofs of two units are at most half of this: a steady check has one transcript for
@@ -107,7 +112,9 @@ def confirm(
         passes = [0] * len(decisive)
         allowed = min(allowed, _CONTRADICTED)
     else:
-        failures, passes = _evidence(minimum.units, decisive, oracle, measured)
+        failing, passing = _evidence(minimum.units, decisive, oracle, every)
+        failures = len(failing) + 2 * (measured.runs - 1)
+        passes = list(map(len, passing))
         # Any unit may look needed by chance; so many culprits are as likely as their number is
         # small.
         allowed *= (len(minimum.units) - 1) / every
@@ -161,18 +168,23 @@ def _ask_rest(
         The answer, with ``rest_passes`` if that passes, unproven if a large model without another
         unit fails; and whether it fails although the rest of the model passes.
     """
-    _, passes = _evidence(minimum.units, decisive, oracle, Flakiness())
-    weakest = decisive[passes.index(min(passes))]
+    every = len(without(frozenset()))
+    failing, passing = _evidence(minimum.units, decisive, oracle, every)
+    chances = [luck_by_size(failing, sizes) for sizes in passing]
+    weakest = decisive[chances.index(max(chances))]
     others = without(minimum.units - weakest)
     rest = without(minimum.units)
     if not weakest | rest <= others or minimum.units <= others:
         return minimum, False
     verdict = oracle(Units(others))
     if verdict is Verdict.PASS:
-        for part in decisive if len(decisive) <= _EACH else ():
+        likely = _LIKELY * _FURTHER ** (len(decisive) - 2)
+        for part, chance in zip(decisive, chances, strict=True):
             larger = without(minimum.units - part)
-            known = minimum.units <= larger or _passed_large(part, larger, minimum.units, oracle)
-            if part < larger and not known and oracle(Units(larger)) is Verdict.FAIL:
+            known = len(decisive) > _EACH or _passed_large(part, larger, minimum.units, oracle)
+            doubtful = chance > likely or not known
+            usable = doubtful and part < larger and not minimum.units <= larger
+            if usable and oracle(Units(larger)) is Verdict.FAIL:
                 return _unproven(minimum, _NOT_NEEDED), False
         return replace(minimum, rest_passes=True), False
     # The rest may have a failure of its own, which says nothing of the answer.
@@ -188,18 +200,25 @@ def _passed_large(part: Subset, larger: Subset, answer: Subset, oracle: Transcri
 
 
 def _evidence(
-    answer: Subset, decisive: Sequence[Subset], oracle: Transcript, flakiness: Flakiness
-) -> tuple[int, list[int]]:
-    """Return the number of failures of sets that hold the answer, and of passes of sets without one unit, for each unit.
+    answer: Subset, decisive: Sequence[Subset], oracle: Transcript, every: int
+) -> tuple[list[int], list[list[int]]]:
+    """Return the sizes of sets that hold the answer and failed, and of sets without one unit that passed, for each unit.
 
     The original failed too, and the answer will when it is read back, or there is no proof.
+
+    Args:
+        answer: The answer.
+        decisive: The answer without one unit, for each unit.
+        oracle: The oracle with its verdicts so far.
+        every: The number of units of the original.
     """
-    failures = sum(answer <= units for units in oracle.heard(Verdict.FAIL)) + 2 * flakiness.runs
-    passes = [0] * len(decisive)
+    failing = [len(units) for units in oracle.heard(Verdict.FAIL) if answer <= units]
+    passing: list[list[int]] = [[] for _ in decisive]
     for units in oracle.heard(Verdict.PASS):  # one set at a time: each may take megabytes
         for place, part in enumerate(decisive if not answer <= units else ()):
-            passes[place] += part <= units
-    return failures, passes
+            if part <= units:
+                passing[place].append(len(units))
+    return [*failing, every, len(answer)], passing
 
 
 def _ask_again(

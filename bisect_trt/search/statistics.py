@@ -6,7 +6,8 @@ Every probability here is exact or a bound; nothing assumes many observations.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 
@@ -99,6 +100,32 @@ def luck(failures: int, passes: Sequence[int]) -> float:
     return max(
         (rate**failures * math.fsum((1 - rate) ** number for number in passes) for rate in rates),
         default=0.0,
+    )
+
+
+def luck_by_size(failing: Iterable[int], passing: Iterable[int]) -> float:
+    """Return the largest probability of these verdicts over all failure rates that do not fall as candidates grow.
+
+    It is the likelihood of the isotonic regression, by pooling adjacent violators (Ayer et al., "An
+    Empirical Distribution Function for Sampling with Incomplete Information", 1955).
+
+    Args:
+        failing: The size of each candidate that failed.
+        passing: The size of each candidate that passed.
+    """
+    failures = Counter(failing)
+    passes = Counter(passing)
+    pools: list[tuple[int, int]] = []  # failures and passes, at rates that rise
+    for size in sorted(failures | passes):
+        failed, passed = failures[size], passes[size]
+        while pools and pools[-1][0] * passed >= failed * pools[-1][1]:
+            earlier = pools.pop()
+            failed += earlier[0]
+            passed += earlier[1]
+        pools.append((failed, passed))
+    return math.prod(
+        (failed / (failed + passed)) ** failed * (passed / (failed + passed)) ** passed
+        for failed, passed in pools
     )
 
 

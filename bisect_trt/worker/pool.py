@@ -113,6 +113,7 @@ class WorkerPool:
         *,
         log: Path | None = None,
         confirm: bool = False,
+        fresh: bool = False,
         here: bool = False,
         place: Place | None = None,
         on_place: Callable[[Place], object] | None = None,
@@ -129,6 +130,7 @@ class WorkerPool:
             cancel: Ends it when set.
             log: Gets what the runtime prints; by default the pool's own log.
             confirm: Whether a crash counts only once it has been seen twice.
+            fresh: Whether the worker must not have served others.
             here: Whether it runs here, whatever places there are.
             place: In which of the places; in any by default.
             on_place: Called with the place that it runs in, each time.
@@ -154,7 +156,7 @@ class WorkerPool:
         while True:
             allowed = self._until_deadline(allowed, cancel)
             with gate.turn(cancel, alone=lost > 0 and not away):
-                worker = self._take(away=away, fresh=lost + damaged > 0, place=place)
+                worker = self._take(away=away, fresh=fresh or lost + damaged > 0, place=place)
                 used = worker.served > 0
                 if on_place is not None and worker.place is not None:
                     on_place(worker.place)

@@ -192,6 +192,38 @@ def test_squares_past_fp16_are_scaled_everywhere(cli: CommandLine) -> None:
     assert all(words in page for words in ("passes", "not tried", "rewrite: "))
 
 
+PICKY = """
+import os, shutil, sys
+if os.path.basename(sys.argv[1]) in {files}:
+    os.abort()
+model = open(sys.argv[1], "rb").read()
+if b"Exp" in model and b"/barrier" not in model:
+    sys.exit("Exp and Add cannot be fused")
+shutil.copyfile(*sys.argv[1:])
+"""
+"""Refuses an Exp without a barrier, and crashes on files with some names."""
+
+
+@pytest.mark.parametrize(("files", "passes"), [("()", True), ("('patched.onnx',)", False)])
+def test_a_workaround_is_run_as_the_file_that_is_written(
+    cli: CommandLine, here: Path, files: str, *, passes: bool
+) -> None:
+    """A probe that passes does not show that the file does: it lies elsewhere, and is loaded by a new process."""
+    (here / "tool.py").write_text(PICKY.format(files=files))
+    body = "e = Exp(x) y = Add(e, x)"
+    onnx.save(text_model("(float[4] x) => (float[4] y)", body), "model.onnx")
+    through = f"{sys.executable} tool.py {{model}} {{out}}"
+    ran = cli("workaround", "model.onnx", "--through", through, "--json", "r.json")
+    (barrier,) = (way for way in ran.result["workarounds"] if way["kind"] == "barrier")
+    assert (barrier["passes"], Path("patched.onnx").exists()) == (passes, passes)
+    assert (
+        barrier["file"]
+        == ran.result["artifacts"]["patched"]
+        == ("patched.onnx" if passes else None)
+    )
+    assert ("new process" in barrier["why"]) is not passes
+
+
 def test_a_barrier_changes_no_value() -> None:
     model = text_model("(float[4] x) => (float[4] y)", "e = Exp(x) y = Add(e, x)")
     barred = with_barriers(Network(model), ["x", "e"])

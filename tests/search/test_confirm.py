@@ -226,3 +226,23 @@ def test_what_is_enough_is_asked_again() -> None:
     flaky = Oracle(enough)
     assert keep(flaky, Flakiness(20, 12)).proven
     assert not flaky.again
+
+
+@pytest.mark.parametrize("count", range(2, 8))
+def test_a_unit_that_small_models_need_is_left_out_of_a_large_one(count: int) -> None:
+    """A failure that shows more rarely in smaller models passes there by chance without a unit, whichever it is."""
+    every = frozenset(range(200))
+    units = frozenset(range(0, 12 * count, 12))
+    needed_where_small = 0
+    for helper in units:
+        asked: list[Subset] = []
+
+        def check(candidate: Subset, helper: int = helper, asked: list[Subset] = asked) -> Verdict:
+            asked.append(candidate)
+            shows = helper in candidate or len(candidate) > 2 * count
+            return Verdict.FAIL if units - {helper} <= candidate and shows else Verdict.PASS
+
+        if search(200, Oracle(check), None).units == units:
+            needed_where_small += 1
+            assert every - {helper} in asked
+    assert needed_where_small

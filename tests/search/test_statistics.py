@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from math import comb
+from itertools import combinations_with_replacement
+from math import comb, prod
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.search.statistics import ERROR, SignTest, evidence, rate_interval
+from bisect_trt.search.statistics import (
+    ERROR,
+    SignTest,
+    evidence,
+    luck,
+    luck_by_size,
+    rate_interval,
+)
 
 
 @given(
@@ -90,3 +98,25 @@ def test_a_clear_majority_is_found() -> None:
         while not test.known:
             test.add(holds=source.random() < 0.9)
             assert test.cases < 300
+
+
+verdicts = st.lists(st.tuples(st.integers(1, 4), st.booleans()), min_size=1, max_size=7)
+
+
+@given(verdicts)
+def test_luck_by_size_is_the_largest_likelihood_of_rates_that_rise(
+    seen: list[tuple[int, bool]],
+) -> None:
+    """No rates on a grid make the verdicts likelier, and at one rate for all sizes they are less likely or as likely."""
+    failing = [size for size, failed in seen if failed]
+    passing = [size for size, failed in seen if not failed]
+    largest = luck_by_size(failing, passing)
+    grid = [step / 8 for step in range(9)]
+    for rates in combinations_with_replacement(grid, 4):
+        likelihood = prod(
+            rates[size - 1] if failed else 1 - rates[size - 1] for size, failed in seen
+        )
+        assert likelihood <= largest + 1e-12
+    assert luck(len(failing), [len(passing)]) <= largest + 1e-12
+    assert luck_by_size([3, 3, 5], [1, 2]) == 1.0  # what is smaller passes
+    assert luck_by_size([1, 1, 1], [2]) == pytest.approx(luck(3, [1]))
