@@ -48,11 +48,10 @@ _CONTRADICTIONS = 3
 _EACH = 3
 """Each unit of answers of up to so many is left out of a large model too: a failure that shows more
 rarely in smaller models makes units look needed there."""
-_LIKELY = 0.0003
+_LIKELY = 0.01
 _FURTHER = 6
-"""Any unit is left out of the whole model too which such a failure makes look needed with this
-likelihood, in an answer of two units; each further unit of it would be another coincidence, and
-multiplies this."""
+"""A unit of an answer of four is left out of the whole model too if such a failure makes it look
+needed with this likelihood; each further unit would be another coincidence, and multiplies this."""
 _ALLOWED = 0.016
 """The largest likelihood of a flaky check, without a measured rate, for one unit of the model. At
 any rate, wrong proofs of two units are at most half of this: a steady check has one transcript for
@@ -171,18 +170,20 @@ def _ask_rest(
     every = len(without(frozenset()))
     failing, passing = _evidence(minimum.units, decisive, oracle, every)
     chances = [luck_by_size(failing, sizes) for sizes in passing]
-    weakest = decisive[chances.index(max(chances))]
+    passes = list(map(len, passing))
+    weakest = decisive[passes.index(min(passes))]
     others = without(minimum.units - weakest)
     rest = without(minimum.units)
     if not weakest | rest <= others or minimum.units <= others:
         return minimum, False
     verdict = oracle(Units(others))
     if verdict is Verdict.PASS:
-        likely = _LIKELY * _FURTHER ** (len(decisive) - 2)
+        likely = _LIKELY * _FURTHER ** (len(decisive) - _EACH - 1)
         for part, chance in zip(decisive, chances, strict=True):
             larger = without(minimum.units - part)
-            known = len(decisive) > _EACH or _passed_large(part, larger, minimum.units, oracle)
-            doubtful = chance > likely or not known
+            doubtful = chance > likely
+            if len(decisive) <= _EACH:
+                doubtful = not _passed_large(part, larger, minimum.units, oracle)
             usable = doubtful and part < larger and not minimum.units <= larger
             if usable and oracle(Units(larger)) is Verdict.FAIL:
                 return _unproven(minimum, _NOT_NEEDED), False
