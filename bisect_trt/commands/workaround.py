@@ -10,6 +10,7 @@ from bisect_trt.options.shared import Search
 from bisect_trt.report.result import Result
 from bisect_trt.session.call import Call
 from bisect_trt.steps.diagnosis import Diagnosis, inner_check
+from bisect_trt.steps.inside import look_inside
 from bisect_trt.steps.minimal_case import (
     describe_answer,
     tell_modules,
@@ -58,6 +59,8 @@ def run(call: Call) -> Result:
         result.extra["fault"] = fault.to_json()
         console.answer(f"{describe_answer(session.subject.network, answer.blamed)}.")
         tell_modules(session, answer.blamed)
+        if inside := look_inside(session, answer.whole):
+            result.extra["inside"] = inside
         console.answer(fault.sentence)
         if fault.is_fixable or fault.whose == "rounding":  # another form may lose less
             if fault.whose != "precision":

@@ -182,6 +182,15 @@ class Ledger:
         self.akin = []
         self.best = None
 
+    def aside(self) -> Ledger:
+        """Return a ledger of the same probes for the search of another model, with other units and another failure."""
+        ledger = copy(self)
+        ledger.passed = []
+        ledger.akin = []
+        ledger.best = ledger.original = ledger.severity = None
+        ledger._decided = {}
+        return ledger
+
     @contextmanager
     def following(self) -> Iterator[None]:
         """Return to the failure of the original in the end, whatever was followed meanwhile."""

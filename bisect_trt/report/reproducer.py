@@ -127,6 +127,7 @@ class Reproducer:
         blamed: Places of the model's nodes, the culprits first.
         places: Versions and devices of each place where the target ran, if not here.
         since: Since which release it fails, where that was examined.
+        inside: Sentences about the nodes that fail in the body of its node.
     """
 
     model: onnx.ModelProto
@@ -150,6 +151,7 @@ class Reproducer:
     cause: Sequence[str] = ()
     places: Sequence[Mapping[str, str]] = ()
     since: Since | None = None
+    inside: Sequence[str] = ()
 
     @property
     def tracker(self) -> str:

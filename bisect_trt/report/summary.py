@@ -101,6 +101,20 @@ def named(node: Json) -> str:
     return f"{node['op']} '{node['name'] or next(iter(node['outputs']), '?')}'"
 
 
+def describe_inside(level: Json) -> str:
+    """Return in a sentence what fails inside a node with a body, an entry of the field ``inside`` of a result."""
+    where = f"{level['op']} '{level['name']}'"
+    if level["branch"]:
+        where += f", {level['branch']}"
+    if level["iteration"]:
+        where += f", iteration {level['iteration']}"
+    if not level["nodes"]:
+        return f"Inside {where}: no node is named: {level['why']}"
+    verb = "fails alone" if len(level["nodes"]) == 1 else "fail together"
+    why = f": {level['why']}" if level["why"] else ""
+    return f"Inside {where}: {grouped(level['nodes'])} {verb} ({level['minimality']}{why})"
+
+
 def grouped(nodes: Sequence[Json]) -> str:
     """Return nodes as text: up to three by name, more as operators in modules (``Pow, ReduceMean in 13 LayerNorms``)."""
     if len(nodes) <= _NAMED:
@@ -180,6 +194,8 @@ def _nodes(result: Json) -> Iterator[Row]:
         yield "Nodes", f"{grouped(culprits)} {verb} ({proof})"
         for line in dict.fromkeys(filter(None, map(in_module, culprits[:_NAMED]))):
             yield "", line.strip()
+    for level in result.get("inside") or ():
+        yield "", describe_inside(level)
     if (free := result.get("dynamic")) and free["needed"]:
         names = ", ".join(f"'{each['name']}'" for each in free["dimensions"])
         yield "", f"Fails only with dynamic dimensions ({names}); passes with fixed shapes"

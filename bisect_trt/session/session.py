@@ -275,11 +275,11 @@ class Session:
         """Put the status and the minimality of an answer into the result."""
         result = self.result
         result.status = "found"
-        result.minimality, result.why = self._proof(minimum)
+        result.minimality, result.why = self.proof(minimum)
 
     def failure(self, minimum: Minimum, culprits: Sequence[Entry], path: Path) -> Entry:
         """Return one failure among several for the result: its nodes, their minimality, the model."""
-        minimality, why = self._proof(minimum)
+        minimality, why = self.proof(minimum)
         return {
             "culprits": list(culprits),
             "minimality": minimality,
@@ -322,7 +322,7 @@ class Session:
             return None if prober.ledger.passed else f"no probe has passed: {error}"
         return NEVER_PASSES
 
-    def _proof(self, minimum: Minimum) -> tuple[str, str | None]:
+    def proof(self, minimum: Minimum) -> tuple[str, str | None]:
         """Return ``1-minimal`` or ``unproven``, and the reason."""
         flakiness = self.prober.flakiness
         if not minimum.proven:

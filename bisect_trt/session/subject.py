@@ -297,6 +297,24 @@ class Subject:
         made.__dict__["reference"] = reference
         return made
 
+    def of_body(self, model: onnx.ModelProto, values: Sample, number: int) -> Subject:
+        """Return the subject of a model inside this one, which has one sample of its own.
+
+        Args:
+            model: The model.
+            values: The values of its inputs.
+            number: A number for its activations, which no sample has.
+        """
+        made = copy.copy(self)
+        made.network = made.truth = Network(model)
+        made.samples = [values]
+        made.freed = None
+        made.ir_version = None
+        for name in _MADE:
+            made.__dict__.pop(name, None)
+        made.__dict__["reference"] = made.run_reference(made.network, number)
+        return made
+
     def close(self) -> None:
         """End the workers, and remove the activations and the candidate at the fixed path."""
         self.workers.close()

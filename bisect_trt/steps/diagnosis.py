@@ -29,6 +29,7 @@ from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Case, RebuiltPasses, Session, saving_best
 from bisect_trt.steps.arbitration import Fault, arbitrate
 from bisect_trt.steps.dynamic_dims import free_where_needed, needed_dimensions, tell_dynamic
+from bisect_trt.steps.inside import look_inside
 from bisect_trt.steps.layers import LayerComparison, tell, to_json
 from bisect_trt.steps.minimal_case import (
     HELD,
@@ -91,7 +92,10 @@ class Diagnosis:
             session.console.answer(result.extra["amplified"]["sentence"])
         cause: list[str] = []
         since: Since | None = None
+        inside: list[Entry] = []
         try:
+            inside = look_inside(session, answer.whole)
+            result.extra |= {"inside": inside} if inside else {}
             if answer.fault.is_bug:
                 since = right_here(session, self.check, answer.whole)
                 if since is not None:
@@ -117,7 +121,7 @@ class Diagnosis:
                 raise
             session.console.say(f"  {error}")
         finally:  # the texts have the number of probes of the whole run
-            left.finish(session, self.archive, cause, since)
+            left.finish(session, self.archive, cause, since, inside)
             if self.archive is not None:
                 result.artifacts["archive"] = str(self.archive)
         return result
@@ -304,11 +308,13 @@ class Diagnosis:
         answer = self.judge(case)
         folder = folder_of(self.output, number)
         left = leave_reproducer(session, self.check, answer, folder, self.own)
-        left.finish(session)
         failure = session.failure(
             left.minimum, session.subject.describe_nodes(answer.blamed), left.files[0]
         )
         self._tell(answer, failure["minimality"], folder, prefix="Another failure: ")
+        inside = look_inside(session, answer.whole)
+        left.finish(session, inside=inside)
+        failure |= {"inside": inside} if inside else {}
         return {**failure, "fault": answer.fault.to_json()}
 
     def _tell(

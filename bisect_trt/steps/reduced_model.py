@@ -21,6 +21,7 @@ from bisect_trt.steps.dynamic_dims import (
     needed_dimensions,
     tell_dynamic,
 )
+from bisect_trt.steps.inside import look_inside
 from bisect_trt.steps.minimal_case import (
     HELD,
     by_blame,
@@ -69,6 +70,8 @@ def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Mini
         console.answer(line)
     if result.why:
         console.answer(f"  {result.why}")
+    if inside := look_inside(session, answer):
+        result.extra["inside"] = inside
     if isinstance(check, BuiltinCheck) and check.compares:
         from bisect_trt.steps.arbitration import arbitrate  # noqa: PLC0415 - as the module says
 

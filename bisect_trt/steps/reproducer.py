@@ -27,6 +27,8 @@ from bisect_trt.report.reproducer import (
     pack,
     writing,
 )
+from bisect_trt.report.summary import describe_inside
+from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Session
@@ -89,6 +91,7 @@ class Left:
 
     Attributes:
         steady: Whether the model that was written did not pass when it was probed once more.
+        disguised: Whether the model has other names than the user's.
     """
 
     minimum: Minimum
@@ -96,6 +99,7 @@ class Left:
     folder: Path
     files: Sequence[Path]
     steady: bool
+    disguised: bool = False
 
     def finish(
         self,
@@ -103,14 +107,25 @@ class Left:
         archive: Path | None = None,
         cause: Sequence[str] = (),
         since: Since | None = None,
+        inside: Sequence[Entry] = (),
     ) -> None:
         """Write the texts again, once nothing more is probed, and pack the folder.
+
+        Args:
+            session: The session.
+            archive: The ``.zip`` to write, if any.
+            cause: Sentences about the switches that fix it.
+            since: The release in which it appeared.
+            inside: What fails inside the node of the answer, an entry for each body.
 
         Raises:
             UsageError: A file cannot be written.
         """
         found = _describe_search(session, self.minimum)
-        replace(self.reproducer, found=found, cause=cause, since=since).write_texts(self.folder)
+        texts = replace(self.reproducer, found=found, cause=cause, since=since)
+        if not self.disguised:  # the names are not the model's
+            texts = replace(texts, inside=list(map(describe_inside, inside)))
+        texts.write_texts(self.folder)
         if archive is not None:
             pack(self.folder, self.files, archive)
 
@@ -193,12 +208,9 @@ def leave_reproducer(
         minimum = session.disagreed(minimum, record)
     elif trial.shows is False:
         minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {trial.why}")
+    steady = record.verdict is not Verdict.PASS
     return Left(
-        minimum,
-        replace(reproducer, trial=trial),
-        folder,
-        written,
-        record.verdict is not Verdict.PASS,
+        minimum, replace(reproducer, trial=trial), folder, written, steady, disguised is not None
     )
 
 

@@ -24,6 +24,9 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx.inliner import inline_local_functions
+
+from bisect_trt.onnxlib.nodes import all_nodes, bodies
 
 _luck = random.Random(0)
 _FAULTS = ("wrong", "nan", "pair", "crash", "hang", "refuse", "luck", "rows", "large")
@@ -57,7 +60,7 @@ def has_fault(path: Path) -> bool:
     """Whether a model has a node that the target gets wrong."""
     names = [
         node.name.split(".")[0]
-        for node in onnx.load(str(path), load_external_data=False).graph.node
+        for node in all_nodes(onnx.load(str(path), load_external_data=False))
     ]
     return any(name.rstrip("0123456789") in _FAULTS for name in names)
 
@@ -68,26 +71,34 @@ def meet(path: Path) -> Met:
         model = onnx.load(str(path), load_external_data=False)
     except Exception:  # what cannot be read is the runtime's to refuse
         return Met()
-    names = [node.name.split(".")[0] for node in model.graph.node]
+    if model.functions:
+        model = inline_local_functions(model)
+    names = [node.name.split(".")[0] for node in all_nodes(model)]
     for kind in ("crash", "hang", "refuse"):
         if kind in names:
             return Met(kind, "no kernel for this node")
     bad = {
         node.name: kind
-        for node, kind in zip(model.graph.node, names, strict=True)
+        for node, kind in zip(all_nodes(model), names, strict=True)
         if _strikes(kind, names)
     }
     if not bad:
         return Met()
-    nodes = list(model.graph.node)
-    del model.graph.node[:]
-    for node in nodes:
-        model.graph.node.append(node)
-        if node.name in bad:
-            _spoil(model.graph, model.graph.node[-1], bad[node.name])
+    for graph in (model.graph, *(body for node in list(all_nodes(model)) for body in bodies(node))):
+        _spoil_graph(graph, bad)
     spoiled = path.with_name(f"{_SPOILED}{path.name}")
     spoiled.write_bytes(model.SerializeToString())
     return Met(model=spoiled)
+
+
+def _spoil_graph(graph: onnx.GraphProto, bad: dict[str, str]) -> None:
+    """Change the outputs of the bad nodes of one graph."""
+    for place in range(len(graph.node) - 1, -1, -1):
+        if graph.node[place].name in bad:
+            later = list(graph.node[place + 1 :])
+            del graph.node[place + 1 :]
+            _spoil(graph, graph.node[place], bad[graph.node[place].name])
+            graph.node.extend(later)
 
 
 def _spoil(graph: onnx.GraphProto, node: onnx.NodeProto, kind: str) -> None:

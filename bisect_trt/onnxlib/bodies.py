@@ -1,0 +1,270 @@
+"""The graphs inside a node as models: branches of an If, bodies of Loop and Scan, local functions.
+
+A body becomes a model of its own: its inputs are the tensors that it captures, and for one
+iteration of a Loop or Scan the iteration's number and carried values. The names of tensors are the
+file's, except in functions, which ONNX inlines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from bisect_trt.onnxlib.cut import between, nothing_stored, splice
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import (
+    DEFAULT_DOMAINS,
+    add_initializers,
+    attribute,
+    bodies,
+    clone,
+    first_output,
+    free_name,
+    keep_only,
+    mentioned_names,
+    reads,
+)
+from bisect_trt.onnxlib.shapes import element_type
+from bisect_trt.tensors.files import Arrays, Values
+
+_LOOP_FIRST = 2
+"""The number of inputs of a Loop, and of its body, before the carried values."""
+
+
+def has_body(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
+    """Return whether a node is an If, a Loop, a Scan or a call of one of the model's functions."""
+    if node.domain in DEFAULT_DOMAINS and node.op_type in ("If", "Loop", "Scan"):
+        return any(bodies(node))
+    return is_call(model, node)
+
+
+def is_call(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
+    """Return whether a node calls one of the model's functions."""
+    return any((each.domain, each.name) == (node.domain, node.op_type) for each in model.functions)
+
+
+@dataclass(frozen=True)
+class Body:
+    """The model of a body.
+
+    Attributes:
+        model: The model.
+        values: The values of its inputs.
+        sources: The nodes as the file has them, by the first output of the model's node, where
+            they differ.
+    """
+
+    model: onnx.ModelProto
+    values: Arrays
+    sources: Mapping[str, onnx.NodeProto] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A model in which one node has a body; the others only make weights.
+
+    Attributes:
+        model: The model.
+        place: The node's place in it.
+        values: The values of the model's inputs, and of other tensors that the node reads directly.
+    """
+
+    model: onnx.ModelProto
+    place: int
+    values: Values
+
+    @property
+    def node(self) -> onnx.NodeProto:
+        """The node."""
+        node: onnx.NodeProto = self.model.graph.node[self.place]
+        return node
+
+    @property
+    def iterates(self) -> bool:
+        """Whether the body runs several times."""
+        return self.node.op_type in ("Loop", "Scan") and not is_call(self.model, self.node)
+
+    @property
+    def carried(self) -> range:
+        """The node's inputs that one iteration hands on to the next."""
+        if self.node.op_type == "Loop":
+            return range(_LOOP_FIRST, len(self.node.input))
+        return range(len(self.node.input) - int(attribute(self.node, "num_scan_inputs", 0)))
+
+    def branches(self, *, condition_known: bool) -> list[str]:
+        """Return the branches of an If that may run: the one that its condition takes, both where that is not known."""
+        condition = self.values.get(self.node.input[0])
+        if condition is None or not condition_known:
+            return ["then_branch", "else_branch"]
+        return ["then_branch" if condition.any() else "else_branch"]
+
+    def branch(self, name: str) -> Body | None:
+        """Return a branch of an If as a model."""
+        return self._opened(attribute(self.node, name), {})
+
+    def inlined(self) -> Body | None:
+        """Return the model with the function in the place of its call."""
+        from onnx.inliner import inline_selected_functions  # noqa: PLC0415 - few models have functions
+
+        key = (self.node.domain, self.node.op_type)
+        overload = getattr(self.node, "overload", "")
+        functions = {
+            getattr(each, "overload", ""): each
+            for each in self.model.functions
+            if (each.domain, each.name) == key
+        }
+        model = inline_selected_functions(self.model, [key])
+        if any((each.domain, each.op_type) == key for each in model.graph.node):
+            return None  # it is of another operator set
+        added = model.graph.node[self.place :]
+        sources = {
+            first_output(new): old
+            for new, old in zip(added, functions[overload].node, strict=False)
+        }
+        return _pruned(model, self.values, sources)
+
+    def iteration(self, number: int, state: Sequence[np.ndarray]) -> Body | None:
+        """Return one iteration of a Loop or Scan as a model.
+
+        Args:
+            number: The iteration, from 1.
+            state: The carried values before it.
+        """
+        body: onnx.GraphProto = attribute(self.node, "body")
+        if self.node.op_type == "Loop":
+            values = [np.array(number - 1, np.int64), np.array(True), *state]
+        else:
+            slices = [
+                np.take(each, self._position(place, number), axis)
+                for place, axis, each in self._scanned()
+            ]
+            values = [*state, *slices]
+        fed = dict(zip((value.name for value in body.input), values, strict=False))
+        for value in body.input[:_LOOP_FIRST] if self.node.op_type == "Loop" else ():
+            rank = len(value.type.tensor_type.shape.dim)
+            fed[value.name] = fed[value.name].reshape((1,) * rank)
+        return self._opened(body, fed)
+
+    def counter(self) -> tuple[onnx.ModelProto, str]:
+        """Return the model of a Loop with another output, the number of each iteration, and that output's name."""
+        model = clone(self.model)
+        node = model.graph.node[self.place]
+        taken = mentioned_names(model.graph)
+        name = free_name("iteration_numbers", taken)
+        body: onnx.GraphProto = attribute(node, "body")
+        inner = free_name("iteration_number", {*taken, name})
+        body.node.append(helper.make_node("Identity", [body.input[0].name], [inner]))
+        body.output.append(helper.make_tensor_value_info(inner, onnx.TensorProto.INT64, None))
+        while len(node.output) < len(body.output) - 2:
+            node.output.append(free_name("unread", {*taken, name, *node.output}))
+        node.output.append(name)
+        keep_only(model.graph.output, [onnx.ValueInfoProto(name=name)])
+        return model, name
+
+    def scan_length(self) -> int:
+        """Return the number of iterations of a Scan."""
+        return min((each.shape[axis] for _, axis, each in self._scanned()), default=0)
+
+    def limited(
+        self, count: int, *, state: bool = False
+    ) -> tuple[onnx.ModelProto, Arrays, list[str]]:
+        """Return the model with only the first iterations of its Loop or Scan, the values of its inputs, and its outputs.
+
+        Args:
+            count: The number of iterations.
+            state: Whether its outputs are the carried values, and not the model's.
+        """
+        model = clone(self.model)
+        values = dict(self.values)
+        graph, node = model.graph, model.graph.node[self.place]
+        if node.op_type == "Loop":
+            fed = {0: np.array(count, np.int64)}
+        else:
+            length = self.scan_length()
+            fed = {}
+            for place, axis, value in self._scanned():
+                first = length - count if self._reversed(place) else 0
+                fed[place] = np.take(value, range(first, first + count), axis)
+        taken = mentioned_names(graph)
+        for place, value in fed.items():
+            name = free_name(f"first_iterations_{place}", taken)
+            node.input[place] = name
+            values[name] = np.ascontiguousarray(value).reshape(value.shape)
+            graph.input.append(
+                helper.make_tensor_value_info(name, element_type(value.dtype), value.shape)
+            )
+        if state:
+            outputs = []
+            for place in range(len(self.carried)):
+                node.output[place] = node.output[place] or free_name(
+                    "unread", {*taken, *node.output}
+                )
+                outputs.append(onnx.ValueInfoProto(name=node.output[place]))
+            keep_only(graph.output, outputs)
+        for value in graph.output:  # a scanned output has another size
+            value.type.tensor_type.ClearField("shape") if value.HasField("type") else None
+        keep_only(
+            graph.value_info, [each for each in graph.value_info if each.name not in node.output]
+        )
+        read = {name for each in graph.node for name in reads(each)}
+        keep_only(graph.input, [each for each in graph.input if each.name in read])
+        inputs = {each.name: values[each.name] for each in graph.input if each.name in values}
+        return model, inputs, [each.name for each in graph.output]
+
+    def _scanned(self) -> list[tuple[int, int, np.ndarray]]:
+        """Return the scanned inputs of a Scan: place among the node's inputs, axis, values."""
+        first = len(self.carried)
+        axes = attribute(self.node, "scan_input_axes", [])
+        return [
+            (place, axes[place - first] if axes else 0, self.values[name])
+            for place, name in enumerate(self.node.input)
+            if place >= first
+        ]
+
+    def _reversed(self, place: int) -> bool:
+        directions = attribute(self.node, "scan_input_directions", [])
+        return bool(directions and directions[place - len(self.carried)])
+
+    def _position(self, place: int, number: int) -> int:
+        """Return the index of an iteration's slice of a scanned input."""
+        return self.scan_length() - number if self._reversed(place) else number - 1
+
+    def _opened(self, body: onnx.GraphProto, fed: Values) -> Body | None:
+        """Return the model with a body in the place of the node."""
+        model = clone(self.model)
+        graph = model.graph
+        local = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+        local |= {name for node in body.node for name in node.output}
+        del graph.node[self.place]
+        for entries in (graph.input, graph.initializer, graph.value_info):
+            keep_only(entries, [each for each in entries if each.name not in local])
+        graph.node.extend(body.node)
+        add_initializers(model, body.initializer)
+        graph.value_info.extend(body.value_info)
+        for name, value in fed.items():
+            graph.input.append(
+                helper.make_tensor_value_info(name, element_type(value.dtype), value.shape)
+            )
+        made = {name for node in body.node for name in node.output}
+        keep_only(
+            graph.output, {each.name: each for each in body.output if each.name in made}.values()
+        )
+        return _pruned(model, {**self.values, **fed}, {})
+
+
+def _pruned(
+    model: onnx.ModelProto, values: Values, sources: Mapping[str, onnx.NodeProto]
+) -> Body | None:
+    """Return a model without what its outputs do not need; ``None`` without outputs, or if an input has no value."""
+    if not model.graph.output:
+        return None
+    network = Network(model)
+    piece = between(network, (), network.outputs)
+    if not all(name in values for name in piece.inputs):
+        return None
+    pruned = splice(network, piece, {}, nothing_stored).proto
+    return Body(pruned, {name: values[name] for name in piece.inputs}, sources)

@@ -1,0 +1,269 @@
+"""The search inside a minimal case that is one If, Loop, Scan or call of a function: its body becomes the model under test.
+
+Its inputs are the values of the reference run in the first iteration that goes wrong; then it is
+searched as any model, and again if what fails is a node with a body. The case stays the answer:
+it is proven with the whole model's node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from bisect_trt.errors import UnavailableError
+from bisect_trt.onnxlib.bodies import Body, Outer, has_body, is_call
+from bisect_trt.onnxlib.cut import mark_outputs
+from bisect_trt.onnxlib.load import read_weight
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import first_output, label
+from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.ledger import Ledger
+from bisect_trt.probe.oracles import BuiltinCheck
+from bisect_trt.probe.outcome import Ending
+from bisect_trt.probe.user_checks import PromptCheck
+from bisect_trt.report.summary import describe_inside
+from bisect_trt.report.text import Entry, plural
+from bisect_trt.search.oracle import Mode, Verdict
+from bisect_trt.session.checks import make_vet
+from bisect_trt.session.session import Case, RebuiltPasses, Session
+from bisect_trt.steps.minimal_case import by_blame, extract_suspect, find_minimum, find_suspects
+from bisect_trt.tensors.files import Arrays
+from bisect_trt.worker.deadline import BudgetSpent
+
+_FIRST_NUMBER = 2_000_000
+"""The number of the activations of the first body; samples have lower numbers."""
+_MOST_LEVELS = 16
+
+
+@dataclass(frozen=True)
+class _Level:
+    """A case of one node with a body.
+
+    Attributes:
+        session: The session of its model.
+        case: The case.
+        node: The node's number.
+        name: Its name behind the names of the nodes around it, with slashes between.
+        number: Of the activations of its body.
+        outer: The case with the values that the node reads.
+    """
+
+    session: Session
+    case: Candidate
+    node: int
+    name: str
+    number: int
+    outer: Outer
+
+
+def look_inside(session: Session, case: Candidate) -> list[Entry]:
+    """Search the body of the one node that fails, as deep as bodies are nested, and print what fails inside.
+
+    Args:
+        session: The session of the whole model.
+        case: The minimal case.
+
+    Returns:
+        An entry for each body, the outermost first; none if the node has no body, or the check is
+        asked of whole models only.
+    """
+    check = session.prober.check
+    levels: list[Entry] = []
+    if isinstance(check, PromptCheck) or not getattr(check, "compares", True):
+        return levels
+    network = session.subject.network
+    nodes = [
+        network.order[unit] for unit in case.units if not network.constant[network.order[unit]]
+    ]
+    names = [label(network.nodes[index]) for index in nodes]
+    level = _level(session, case, nodes, names, _FIRST_NUMBER)
+    while level is not None and len(levels) < _MOST_LEVELS:
+        node = level.session.subject.network.nodes[level.node]
+        session.console.step(f"Look inside {node.op_type} '{level.name}'")
+        entry: Entry = {
+            "name": level.name,
+            "op": node.op_type,
+            "branch": None,
+            "iteration": None,
+            "nodes": [],
+        }
+        entry |= {"minimality": "unproven", "why": "its body does not fail alone"}
+        try:
+            level = _descend(level, entry)
+        except (BudgetSpent, RebuiltPasses, UnavailableError) as error:
+            entry["why"] = f"the search inside it ended: {error}"
+            level = None
+        levels.append(entry)
+        session.console.answer(describe_inside(entry))
+    return levels
+
+
+def _level(
+    session: Session, case: Candidate, nodes: Sequence[int], names: Sequence[str], number: int
+) -> _Level | None:
+    """Return a case as a level; ``None`` if it is not one node with a body.
+
+    Args:
+        session: The session of its model.
+        case: The case.
+        nodes: The numbers of its nodes.
+        names: Their names behind the names of the nodes around them.
+        number: The number of the activations of the body.
+    """
+    network = session.subject.network
+    if len(nodes) != 1 or not has_body(network.proto, network.nodes[nodes[0]]):
+        return None
+    node = network.nodes[nodes[0]]
+    places = [
+        place
+        for place, each in enumerate(case.proto.graph.node)
+        if first_output(each) == first_output(node)
+    ]
+    if len(places) != 1:
+        return None
+    values = dict(session.subject.values(case, case.inputs))
+    values |= _weights(session, case, [name for name in node.input if name and name not in values])
+    return _Level(session, case, nodes[0], names[0], number, Outer(case.proto, places[0], values))
+
+
+def _weights(session: Session, case: Candidate, names: Sequence[str]) -> Arrays:
+    """Return the values of weights of a case, as far as they are known."""
+    subject = session.subject
+    network = Network(case.proto)
+    stored = {name: tensor for name in names if (tensor := network.stored(name)) is not None}
+    folder = subject.workspace.weights.folder_of(case.proto)
+    values: Arrays = {name: read_weight(tensor, folder) for name, tensor in stored.items()}
+    made = [name for name in names if name in network.producer and name not in stored]
+    if made:
+        computed = subject.reference.compute(
+            mark_outputs(network, made, {}), subject.values(case, case.inputs)
+        )
+        values |= computed or {}
+    return values
+
+
+def _descend(level: _Level, entry: Entry) -> _Level | None:
+    """Search the body of a node, and put what fails into its entry; returns the next level if that has a body too."""
+    session = level.session
+    case_outcome = session.prober.ledger.outcome(level.case.key)
+    as_severe = session.prober.ledger.aside()
+    ledgers = [as_severe]
+    if case_outcome is not None:
+        as_severe.follow(case_outcome)
+        if level.outer.iterates and case_outcome.ending is Ending.MISMATCHED:
+            ledgers.append(
+                session.prober.ledger.aside()
+            )  # an error that grows is milder after the first iterations
+    for ledger in ledgers:
+        for where, body in _bodies(level, ledger):
+            entry |= where
+            subject = session.subject.of_body(body.model, body.values, level.number)
+            vet = None if session.prober.vet is None else make_vet(subject)
+            prober = replace(session.prober, ledger=ledger, activations=subject.reference, vet=vet)
+            inner = replace(session, subject=subject, probing=prober)
+            original = replace(subject.original, title=f"the body of {level.name}")
+            if prober.probe(original).verdict is Verdict.FAIL:
+                return _search(level, inner, body, entry)
+        if entry["iteration"] == 1:  # there is no earlier one
+            break
+    return None
+
+
+def _search(level: _Level, inner: Session, body: Body, entry: Entry) -> _Level | None:
+    """Find the minimal case of a body that fails."""
+    check = inner.prober.check
+    network = inner.subject.network
+    suspects: list[int] = []
+    target = None
+    if isinstance(check, BuiltinCheck):
+        suspects = find_suspects(inner, check, lambda _: None)
+        target = check.target
+    case = extract_suspect(inner, target, suspects) or Case(
+        find_minimum(inner, Mode.AUTO, suspects)
+    )
+    whole = inner.settle(case)
+    nodes = by_blame(inner, whole, suspects)
+    entry["nodes"] = []
+    for index in nodes:
+        source = body.sources.get(first_output(network.nodes[index]), network.nodes[index])
+        names = {
+            "name": f"{level.name}/{label(source)}",
+            "outputs": [name for name in source.output if name],
+        }
+        entry["nodes"].append(network.plain(index) | names)
+    entry["minimality"], entry["why"] = inner.proof(case.minimum)
+    named = [each["name"] for each in entry["nodes"]]
+    return _level(inner, whole, nodes, named, level.number + 1)
+
+
+def _bodies(level: _Level, ledger: Ledger) -> Iterator[tuple[Entry, Body]]:
+    """Yield the bodies of a node that may fail, with the branch or the iteration."""
+    outer = level.outer
+    models = level.session.subject.models
+    if is_call(outer.model, outer.node):
+        if (body := outer.inlined()) is not None:
+            yield {}, body
+    elif outer.node.op_type == "If":
+        for branch in outer.branches(condition_known=not models.build_only):
+            if (body := outer.branch(branch)) is not None:
+                yield {"branch": branch}, body
+    else:
+        number = 1 if models.build_only else _first_wrong(level, ledger)
+        state = _state(level, number) if number else None
+        body = None if state is None else outer.iteration(number, state)
+        if body is not None:
+            yield {"iteration": None if models.build_only else number}, body
+
+
+def _first_wrong(level: _Level, ledger: Ledger) -> int:
+    """Return the first iteration after which a Loop or Scan is wrong, 0 if it has none.
+
+    Its first iterations alone are probed, in halves: they pass before that iteration and fail from
+    it on.
+    """
+    session = level.session
+    passing = 0
+    failing = _count(level)
+    prober = replace(session.prober, ledger=ledger)
+    while failing - passing > 1:
+        count = (passing + failing) // 2
+        model, inputs, outputs = level.outer.limited(count)
+        expected = session.subject.reference.compute(model, inputs)
+        if expected is None:
+            return 0
+        title = f"the first {plural(count, 'iteration')} of {level.name}"
+        values = {**inputs, **expected}
+        candidate = Candidate(
+            model, tuple(inputs), tuple(outputs), title, level.case.units, values=values
+        )
+        if prober.probe(candidate).verdict is Verdict.FAIL:
+            failing = count
+        else:
+            passing = count
+    return failing
+
+
+def _count(level: _Level) -> int:
+    """Return the number of iterations in the reference run."""
+    if level.outer.node.op_type == "Scan":
+        return level.outer.scan_length()
+    model, name = level.outer.counter()
+    made = level.session.subject.reference.compute(
+        model, level.session.subject.values(level.case, level.case.inputs)
+    )
+    return 0 if made is None else int(made[name].size)
+
+
+def _state(level: _Level, number: int) -> list[np.ndarray] | None:
+    """Return the carried values of the reference before an iteration; ``None`` where one has no value."""
+    outer = level.outer
+    if number == 1:
+        made = outer.values
+        names = [outer.node.input[place] for place in outer.carried]
+    else:
+        model, inputs, names = outer.limited(number - 1, state=True)
+        computed = level.session.subject.reference.compute(model, inputs)
+        made = {} if computed is None else computed
+    return [made[name] for name in names] if all(name in made for name in names) else None
