@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.qdq import is_dequantize
 from bisect_trt.search.oracle import Subset
 from bisect_trt.tensors.info import TensorInfo
 
@@ -32,7 +33,7 @@ class NetworkUnits:
 
     A search walks the units that depend on a graph input. The others only make weights: they follow
     the nodes that read them (:meth:`with_weights`) until the end, when each is replaced by its
-    value if possible (:meth:`bare`).
+    value if possible (:meth:`bare`). A quantized weight keeps its integers and its DequantizeLinear.
 
     A tensor of unknown value (ONNX Runtime has no kernel for a node before it) or a sequence cannot
     be fed to a model, so a set is always completed with the makers of such tensors.
@@ -63,6 +64,8 @@ class NetworkUnits:
         # The network's own numbers: another object for each takes 1.6 MB for 50,000.
         self.searched = [unit for unit in sorted(order) if not constant[order[unit]]]
         feedable = set(feedable) | set(network.inputs)
+        # A runtime has another kernel for weights that are integers than for their values.
+        quantized: set[int] = set()
         self._weights: list[tuple[int, ...]] = []
         self._bare: list[tuple[int, ...]] = []
         for index in order:
@@ -75,7 +78,15 @@ class NetworkUnits:
             needs = [
                 m for name, m in makers.items() if name not in feedable and name not in constants
             ]
-            heavy = [m for name, m in constants.items() if m in lost or not _light(infos.get(name))]
+            if constant[index] and (
+                is_dequantize(network.nodes[index]) or quantized.intersection(makers.values())
+            ):
+                quantized.add(index)
+            heavy = [
+                maker
+                for name, maker in constants.items()
+                if maker in lost or maker in quantized or not _light(infos.get(name))
+            ]
             self._weights.append(self._units([*needs, *constants.values()]))
             self._bare.append(self._units([*needs, *heavy]))
 
@@ -102,7 +113,7 @@ class NetworkUnits:
         return _close(units, self._weights)
 
     def bare(self, units: Iterable[int]) -> frozenset[int]:
-        """Return the units with the makers of weights that cannot be stored and of inputs that cannot be fed."""
+        """Return the units with the makers of inputs that cannot be fed, and of weights that are quantized or too large."""
         return _close(units, self._bare)
 
     def pattern(self, unit: int) -> Subset:

@@ -49,6 +49,24 @@ def test_any_set_of_units_reproduces_its_activations(
     ]
 
 
+def test_quantized_weights_keep_their_integers() -> None:
+    """Fed as fp32 values they run in another kernel, which need not have the failure; other weights are stored."""
+    body = """scaled = DequantizeLinear(integers, scale, zero) turned = Transpose(scaled) h = Relu(x) y = MatMul(h, turned)
+        sum = Add(one, one) z = Mul(y, sum)"""
+    weights = {
+        "integers": np.arange(6, dtype=np.int8).reshape(2, 3),
+        "scale": np.float32(0.5),
+        "zero": np.int8(1),
+        "one": np.float32(1),
+    }
+    whole = cutter(text_model("(float[2, 3] x) => (float[2, 2] z)", body, weights), {"x": x})
+    piece = whole.check([whole.unit("y"), whole.unit("z")])
+    assert op_types(piece) == ["DequantizeLinear", "Transpose", "MatMul", "Mul"]
+    stored = {weight.name: weight.data_type for weight in piece.proto.graph.initializer}
+    assert stored["integers"] == TensorProto.INT8
+    assert set(stored) == {"integers", "scale", "zero", "sum"}
+
+
 def names(piece: Cut) -> tuple[set[str], set[str]]:
     return set(piece.inputs), set(piece.outputs)
 
