@@ -384,7 +384,7 @@ def make_scale(subject: Subject, options: MetricOptions) -> Scale:
     assert asked is not None, "there is no scale without a metric"
     metric = find_metric(asked, lower_is_better=options.lower_is_better)
     samples = labelled_inputs(input_infos(subject.network), subject.settings.data)
-    data = Evaluation.write(subject.workspace.scratch("metric"), samples)
+    data = Evaluation.write(subject.workspace.scratch("metric"), subject.with_sizes(samples))
     model = subject.models.write("scored", subject.truth.proto)
     runtime = subject.models.reference
     for start in range(0, data.count, _CHUNK):

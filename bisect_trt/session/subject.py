@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import shlex
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -237,6 +237,15 @@ class Subject:
             )
         self._warn_of_names(samples)
         return samples
+
+    def with_sizes(self, labelled: Iterable[tuple[Sample, Any]]) -> Iterator[tuple[Sample, Any]]:
+        """Yield further samples with their labels; candidates keep the dimensions free in which these differ."""
+        for sample, labels in labelled:
+            if common_shapes([*self.samples, sample]) != common_shapes(self.samples):
+                self.samples.append(sample)
+                for made in ("reference", *_MADE):
+                    self.__dict__.pop(made, None)
+            yield sample, labels
 
     def _warn_of_names(self, samples: Sequence[Sample]) -> None:
         """Warn about a named dimension that has two sizes in one sample."""

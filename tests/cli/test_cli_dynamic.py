@@ -64,6 +64,19 @@ def test_samples_of_several_lengths_go_through_every_command(
     assert dims == ["", "n", ""]
 
 
+def test_a_metric_is_searched_over_samples_of_several_lengths(
+    cli: CommandLine, here: Path, samples: list[str]
+) -> None:
+    """Only the first sample is kept for candidates, and the metric reads all of them."""
+    model = write_text_model(here / "m.onnx")
+    metric = ("--metric", "cosine", "--max-drop", "0.01", "--load-inputs", *samples)
+    words = ("--onnxrt", "--fp16", *metric, "--json", "r.json")
+    reduced = cli("reduce", model, "-o", "small.onnx", *words).ended(0).result
+    assert {entry["op"] for entry in reduced["culprits"]} <= {"Mul", "Div"}
+    small = onnx.load("small.onnx").graph.input[0].type.tensor_type.shape.dim
+    assert [dim.dim_value for dim in small] == [1, 0, 4]
+
+
 def test_the_check_sees_the_file_first(cli: CommandLine, here: Path) -> None:
     """A candidate of the search has fixed shapes; the first probe has the file's own dimensions."""
     model = write_text_model(here / "m.onnx")
