@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import FLOAT, LEVELS, Array, feeds_for, model, random_models
 from onnx import GraphProto, ModelProto, helper
+from packaging.version import Version
 from support import examples
 
 from bisect_trt.onnxlib.low_census import count_lowered
@@ -22,6 +23,8 @@ from bisect_trt.onnxlib.nodes import addressed, bodies, first_output
 from bisect_trt.onnxlib.roundings import emulate, lower_roundtrip
 
 KINDS = ("If", "Loop", "Scan", "If in Loop", "function")
+EVALUATES_SCANS = Version(onnx.__version__) >= Version("1.22")
+"""Whether ONNX's evaluator gives the body of a Scan the tensors that it captures."""
 
 
 def around(kind: str, plain: ModelProto) -> ModelProto:
@@ -146,9 +149,10 @@ def test_a_body_computes_what_its_nodes_do_in_the_main_graph(
     ]
     fed = feeds_around(kind, feeds)
     expected = evaluate(lower_fp16(plain, keep), feeds)
-    got = evaluate(lowered, fed)
-    for name, value in expected.items():
-        np.testing.assert_array_equal(np.reshape(got[f"{name}_out"], value.shape), value)
+    if kind != "Scan" or EVALUATES_SCANS:
+        got = evaluate(lowered, fed)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(np.reshape(got[f"{name}_out"], value.shape), value)
     emulated = emulate(lowered)
     checked(emulated)
     level = LEVELS[seed % len(LEVELS)]
