@@ -47,7 +47,7 @@ class Diagnose:
         bool,
         option(
             "--no-other-release",
-            help="Do not install the newest release where the reference may be wrong.",
+            help="Do not install the newest release, to see whether it is right.",
         ),
     ] = False
     overwrite: Overwrite = False

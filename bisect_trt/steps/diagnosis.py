@@ -7,7 +7,7 @@ first steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from bisect_trt.onnxlib.qdq import find_quantized
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Diagnose, Reduce
 from bisect_trt.options.shared import CheckOptions, Search
+from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.reproducer import MODEL, SCRIPT, Since, pack
@@ -97,10 +98,7 @@ class Diagnosis:
             inside = look_inside(session, answer.whole)
             result.extra |= {"inside": inside} if inside else {}
             if answer.fault.is_bug:
-                since = right_here(session, self.check, answer.whole)
-                if since is not None:
-                    result.extra["upgrade"] = since.fixed
-                    session.console.answer(f"Fix: {since.fixed}.")
+                since = self.upgrade(answer.whole)
                 cause = name_cause(session, self.check, answer.whole)
             look_for_others(session, case, self.deliver_another if self.own.find_all else None)
             if answer.fault.is_fixable:
@@ -169,13 +167,31 @@ class Diagnosis:
             return error
         session.result.extra["reference_doubt"] = doubt.sentence
         session.console.answer(doubt.sentence)
-        since = None if self.own.no_other_release else newest_passes(session, self.check, doubt)
-        if since is not None:
-            session.result.extra["upgrade"] = since.fixed
-            session.console.answer(f"Fix: {since.fixed}.")
+        if not self.own.no_other_release:
+            case = replace(session.subject.original, values=doubt.values)
+            self.tell_upgrade(newest_passes(session, self.check, case))
         return DoesNotReproduce(
             f"{error}\n  - `{session.command('releases', self.check)}`: finds the releases that are right"
         )
+
+    def upgrade(self, case: Candidate) -> Since | None:
+        """Return the release of this environment, or the newest on the index, if a failing case passes there.
+
+        The index is asked where the target runs in an environment that was installed for the run.
+        """
+        session = self.session
+        installs = any(place.said.startswith("env=") for place in session.subject.workers.places)
+        since = right_here(session, self.check, case)
+        if since is None and installs and not (self.own.no_other_release or self.own.releases):
+            since = newest_passes(session, self.check, case)
+        self.tell_upgrade(since)
+        return since
+
+    def tell_upgrade(self, since: Since | None) -> None:
+        """Print a release that is right, and put it into the result."""
+        if since is not None:
+            self.session.result.extra["upgrade"] = since.fixed
+            self.session.console.answer(f"Fix: {since.fixed}.")
 
     def advised(self, error: DoesNotReproduce) -> DoesNotReproduce:
         """Return the error with what to try next, one a line."""

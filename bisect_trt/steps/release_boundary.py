@@ -43,7 +43,6 @@ from bisect_trt.session.session import Session
 from bisect_trt.session.space import Series
 from bisect_trt.session.subject import Subject
 from bisect_trt.steps.minimal_case import named_nodes
-from bisect_trt.steps.second_opinion import Disagreement
 from bisect_trt.targets.base import Package
 from bisect_trt.targets.messages import error_class
 from bisect_trt.targets.settings import TargetSettings
@@ -419,13 +418,7 @@ def since_when(
     subject = session.subject
     failing = (record for record in reversed(prober.ledger.records) if record.signature == original)
     failure = prober.ledger.outcome(case.key) or next(failing, None)
-    known = [
-        str(seen.found.get("packages", {}).get(package.name) or "")
-        for seen in subject.seen.values()
-    ]
-    if not known:
-        with suppress(metadata.PackageNotFoundError):
-            known = [metadata.version(package.name)]
+    known = _failing_releases(session, package)
     try:
         # Other nodes of the whole model may have the names that a message about the case is made
         # of.
@@ -449,27 +442,43 @@ def since_when(
     return found.tell(console)
 
 
-def newest_passes(session: Session, check: CheckSettings, doubt: Disagreement) -> Since | None:
-    """Run the original in the newest release on the index, compared with ONNX's evaluator.
+def _failing_releases(session: Session, package: Package) -> list[str]:
+    """Return the releases of the target's package in the places of the run, or in this environment."""
+    seen = session.subject.seen.values()
+    if places := [each.found.get("packages", {}).get(package.name) for each in seen]:
+        return [str(version) for version in places if version]
+    with suppress(metadata.PackageNotFoundError):
+        return [metadata.version(package.name)]
+    return []
+
+
+def newest_passes(session: Session, check: CheckSettings, case: Candidate) -> Since | None:
+    """Run a failing case in the newest release on the index, in an environment of its own.
+
+    Args:
+        session: The session.
+        check: Has the target.
+        case: Fails here; compared with its values, or with the reference's.
 
     Returns:
-        The upgrade, if it passes there; ``None`` where there is no newer release, it fails too, or
-        the index does not answer.
+        The upgrade, if it passes there; ``None`` where there is no newer release, it fails too, the
+        index does not answer, or each run is a build.
     """
     subject = session.subject
     target = check.target
     package = None if target is None else target.target.package(target)
-    if target is None or package is None:
+    if target is None or package is None or target.target.compiles:
         return None
     session.console.step(f"Is the newest release of {package.name} right?")
     try:
         release, python = [*list_releases(package.index_name, Range()).items()][-1]
+        if release in _failing_releases(session, package):
+            session.console.say(f"  {release} is the newest")
+            return None
         environment = Environment(
             with_numpy(package.requirements(release)), python, alone=bool(package.parts)
         )
-        candidate = replace(
-            subject.original, values=doubt.values, title=release, packages=str(environment)
-        )
+        candidate = replace(case, title=release, packages=str(environment))
         outcome = in_releases(session.prober.check, subject, target).run(
             session.prober.write(candidate)
         )

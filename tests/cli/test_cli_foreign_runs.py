@@ -240,3 +240,10 @@ def test_choices_of_other_types(cli: CommandLine, here: Path) -> None:
             ends_with_a_sentence(cli, "diff", "run")
     (bad / "0001_choices.json").write_text("[" * 100_000)
     ends_with_a_sentence(cli, "diff", "run")
+
+
+def test_a_result_with_few_facts_of_its_model_is_rendered(cli: CommandLine, run: Path) -> None:
+    result = read_json(run / "result.json")
+    for model in ({}, {"sha256": "0"}):
+        (run / "result.json").write_text(json.dumps({**result, "model": model}))
+        cli("report", run).ended(0)

@@ -97,12 +97,13 @@ KINDS = {
 }
 
 
-def releases(folder: Path, history: str) -> Index:
+def releases(folder: Path, history: str, major: int = 1) -> Index:
     """An index with the releases 1.0, 1.1, ... of a runtime; each letter says what is wrong with one."""
     index = Index(folder / "index")
     for number, letter in enumerate(history):
-        text = (SHIM + KINDS[letter]).replace("VERSION", f"1.{number}")
-        index.add("onnxruntime", f"1.{number}", {"onnxruntime/__init__.py": text})
+        version = f"{major}.{number}"
+        text = (SHIM + KINDS[letter]).replace("VERSION", version)
+        index.add("onnxruntime", version, {"onnxruntime/__init__.py": text})
     return index
 
 
@@ -310,6 +311,34 @@ def test_the_newer_release_of_this_environment_is_the_fix(
         .read_text()
         .startswith("> **Fixed in a newer release**: upgrade to ONNX Runtime")
     )
+
+
+@pytest.mark.parametrize(
+    ("history", "options", "upgrade"),
+    [
+        ("FP", [], "upgrade to onnxruntime 99.1 or later"),
+        pytest.param("FF", [], None, marks=pytest.mark.slow),
+        pytest.param("F", [], None, marks=pytest.mark.slow),
+        pytest.param("FP", ["--no-other-release"], None, marks=pytest.mark.slow),
+    ],
+)
+def test_the_newest_release_on_the_index_is_the_fix(
+    cli: CommandLine,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    history: str,
+    options: list[str],
+    upgrade: str | None,
+) -> None:
+    """The release of this environment is older than the failing one, so it is not asked."""
+    releases(here, history, major=99).tell(monkeypatch)
+    chain(here / "model.onnx", 1)
+    words = ["--onnxrt", "--on", "env=onnxruntime==99.0", "--json", "r.json", "-o", "out"]
+    ran = cli("diagnose", "model.onnx", *words, *options)
+    assert ran.result.get("upgrade") == upgrade
+    issue = (here / "out" / "ISSUE.md").read_text()
+    assert issue.startswith("> **Fixed in a newer release**") is (upgrade is not None)
+    assert (f"Fix: {upgrade}." in ran.out) is (upgrade is not None)
 
 
 @pytest.fixture
