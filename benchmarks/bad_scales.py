@@ -78,12 +78,11 @@ def measure(seed: int, folder: Path) -> Row:
         path, low="int8", target="onnxrt", inputs=samples, output=folder / f"{source.name}-mixed.onnx", overwrite=True,
         run=folder / f"run-{seed}",
     )  # fmt: skip
-    extra = result.extra
-    groups = extra["groups"]
+    groups = result.groups
     planted = {group["id"] for group in groups if done.keys() & set(group["scales"])}
-    kept = {entry["group"] for entry in extra["keep_fp32"]}
-    held = extra.get("validation") or {}
-    needed = {entry["group"] for entry in extra["minimal"]}
+    kept = {entry.group for entry in result.keep_fp32}
+    held = result.validation
+    needed = {entry.group for entry in result.minimal}
     helped = sorted(groups, key=lambda group: group["error_alone_removed"] or 0.0)
     by_hand = 1 + max(
         (place for place, group in enumerate(helped) if group["id"] in needed), default=-1
@@ -91,8 +90,8 @@ def measure(seed: int, folder: Path) -> Row:
     tensors = loss_debug(folder / f"{source.name}-float.onnx", path, samples, len(done))
     return Row(
         source.name, ", ".join(done.values()), len(groups), len(kept), kept == planted, len(needed),
-        extra.get("probes_minimal", 0), math.log2(math.comb(len(groups), len(needed))) + len(needed),
-        f"{held.get('passed')} of {held.get('samples')}", {f"{name}_scale" for name in tensors} == done.keys(),
+        result.probes_minimal or 0, math.log2(math.comb(len(groups), len(needed))) + len(needed),
+        "none" if held is None else f"{held.passed} of {held.samples}", {f"{name}_scale" for name in tensors} == done.keys(),
         by_hand, len(groups) + by_hand,
     )  # fmt: skip
 

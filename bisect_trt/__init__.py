@@ -25,15 +25,39 @@ if TYPE_CHECKING:
         workaround,
     )
     from bisect_trt.errors import BisectError, UnavailableError, UsageError
-    from bisect_trt.report.result import Result
+    from bisect_trt.report.answers import (
+        Answer,
+        CauseAnswer,
+        CompareAnswer,
+        DiagnoseAnswer,
+        LayerwiseAnswer,
+        PrecisionAnswer,
+        ReduceAnswer,
+        ReleasesAnswer,
+        RepeatAnswer,
+        SamplesAnswer,
+        SweepAnswer,
+        WorkaroundAnswer,
+    )
     from bisect_trt.search.oracle import Verdict
     from bisect_trt.version import __version__ as __version__
 __all__ = [
+    "Answer",
     "BisectError",
-    "Result",
+    "CauseAnswer",
+    "CompareAnswer",
+    "DiagnoseAnswer",
+    "LayerwiseAnswer",
+    "PrecisionAnswer",
+    "ReduceAnswer",
+    "ReleasesAnswer",
+    "RepeatAnswer",
+    "SamplesAnswer",
+    "SweepAnswer",
     "UnavailableError",
     "UsageError",
     "Verdict",
+    "WorkaroundAnswer",
     "assert_matches",
     "cause",
     "compare",
@@ -51,7 +75,7 @@ _HOMES = {
     "BisectError": "errors",
     "UnavailableError": "errors",
     "UsageError": "errors",
-    "Result": "report.result",
+    **{name: "report.answers" for name in __all__ if name.endswith("Answer")},
     "Verdict": "search.oracle",
     "__version__": "version",
 }

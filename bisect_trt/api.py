@@ -12,8 +12,9 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from bisect_trt.commands.table import COMMANDS
 from bisect_trt.errors import (
@@ -29,7 +30,36 @@ from bisect_trt.options.spec import Params, entries
 from bisect_trt.targets.options import selectable
 
 if TYPE_CHECKING:
-    from bisect_trt.report.result import Result
+    from typing_extensions import Unpack
+
+    from bisect_trt.keywords import (
+        CauseKeywords,
+        CompareKeywords,
+        DiagnoseKeywords,
+        LayerwiseKeywords,
+        MatchKeywords,
+        PrecisionKeywords,
+        ReduceKeywords,
+        ReleasesKeywords,
+        RepeatKeywords,
+        SamplesKeywords,
+        SweepKeywords,
+        WorkaroundKeywords,
+    )
+    from bisect_trt.report.answers import (
+        Answer,
+        CauseAnswer,
+        CompareAnswer,
+        DiagnoseAnswer,
+        LayerwiseAnswer,
+        PrecisionAnswer,
+        ReduceAnswer,
+        ReleasesAnswer,
+        RepeatAnswer,
+        SamplesAnswer,
+        SweepAnswer,
+        WorkaroundAnswer,
+    )
     from bisect_trt.session.source import Inputs, Model
 
 Check: TypeAlias = Callable[..., object] | str | Sequence[str]
@@ -43,9 +73,15 @@ Args:
     model: The model (an onnx.ModelProto or a torch.nn.Module), or its path.
     {check}inputs: The values of the model's inputs, or a file of them; random values if not given.
     target: The runtime under test.
-    **options: The options of the command, with underscores (docs/reference.md): ``fp16=True``, ``atol=1e-3``. Also ``run``,
-        the run's folder: a new one, or one that goes on where an earlier call of the same arguments was stopped; ``output``, in
-        that folder if not given; and ``verbose``, whether to print what the command line prints.
+    **options: The options of the command, by name:
+{options}
+
+        Also ``run``, the run's folder: a new one, or one that goes on where an earlier call of the same
+        arguments was stopped; ``output``, in that folder if not given; and ``verbose``, whether to print
+        what the command line prints.
+
+Returns:
+    The answer; its fields are the keys of the JSON (docs/json.md).
 
 Raises:
     UsageError: An option does not exist or does not fit.
@@ -53,55 +89,172 @@ Raises:
 _CHECK = """check: A function (given the candidate's path, ``True`` or an ``AssertionError`` means that it fails), or a command as
         after ``--check``. Without it ``target`` is compared with the reference.
     """
+_Function = TypeVar("_Function", bound=Callable[..., object])
 
 
-def _compares(name: str, known: str | None = "onnxrt", command: str = "") -> Callable[..., Result]:
-    """Return the function of a command about a target, ``known`` if none is given."""
+def _documented(command: str, check: str = "") -> Callable[[_Function], _Function]:
+    """Return a decorator that adds the options of a command to a function's docstring."""
 
-    def function(
-        model: Model,
-        inputs: Inputs | None = None,
-        target: str | None = known,
-        **options: Any,  # noqa: ANN401 - of many types
-    ) -> Result:
-        return _run(command or name, model, inputs, target, **options)
+    def decorate(function: _Function) -> _Function:
+        described = COMMANDS[command]
+        options = [
+            f"        ``{entry.name}``: {entry.help}"
+            for group in described.groups
+            if group not in (Run, General)
+            for entry in entries(group)
+            if not entry.positional and entry.name not in ("output", "check")
+        ]
+        function.__doc__ = _HELP.format(
+            help=described.help, check=check, options="\n".join(options)
+        )
+        return function
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = _HELP.format(help=COMMANDS[command or name].help, check="")
-    return function
-
-
-def _searches(name: str) -> Callable[..., Result]:
-    """Return the function of a command that takes a check."""
-
-    def function(
-        model: Model,
-        check: Check | None = None,
-        *,
-        inputs: Inputs | None = None,
-        target: str | None = None,
-        **options: Any,  # noqa: ANN401 - of many types
-    ) -> Result:
-        if name == "precision" and not options.get("ladder"):  # a ladder names its own
-            options = {options.pop("low", "fp16"): True, **options}
-        return _run(name, model, inputs, target, check=check, **options)
-
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = _HELP.format(help=COMMANDS[name].help, check=_CHECK)
-    return function
+    return decorate
 
 
-diagnose = _compares("diagnose")
-workaround = _compares("workaround")
-cause = _compares("cause")
-layerwise = _compares("layerwise")
-compare = _compares("compare", command="run")
-sweep = _compares("sweep", known=None)
-reduce = _searches("reduce")
-precision = _searches("precision")
-releases = _searches("releases")
-repeat = _searches("repeat")
-samples = _searches("samples")
+@_documented("diagnose")
+def diagnose(
+    model: Model,
+    inputs: Inputs | None = None,
+    target: str | None = "onnxrt",
+    **options: Unpack[DiagnoseKeywords],
+) -> DiagnoseAnswer:
+    """Find the failing nodes, the side that is wrong, the cause and the fix."""
+    answer: DiagnoseAnswer = _run("diagnose", model, inputs, target, **options)
+    return answer
+
+
+@_documented("workaround")
+def workaround(
+    model: Model,
+    inputs: Inputs | None = None,
+    target: str | None = "onnxrt",
+    **options: Unpack[WorkaroundKeywords],
+) -> WorkaroundAnswer:
+    """Find the fix of the whole model, and write it."""
+    answer: WorkaroundAnswer = _run("workaround", model, inputs, target, **options)
+    return answer
+
+
+@_documented("cause")
+def cause(
+    model: Model,
+    inputs: Inputs | None = None,
+    target: str | None = "onnxrt",
+    **options: Unpack[CauseKeywords],
+) -> CauseAnswer:
+    """Find the switches of the target that make the failure go away."""
+    answer: CauseAnswer = _run("cause", model, inputs, target, **options)
+    return answer
+
+
+@_documented("layerwise")
+def layerwise(
+    model: Model,
+    inputs: Inputs | None = None,
+    target: str | None = "onnxrt",
+    **options: Unpack[LayerwiseKeywords],
+) -> LayerwiseAnswer:
+    """Compare every tensor with the reference."""
+    answer: LayerwiseAnswer = _run("layerwise", model, inputs, target, **options)
+    return answer
+
+
+@_documented("run")
+def compare(
+    model: Model,
+    inputs: Inputs | None = None,
+    target: str | None = "onnxrt",
+    **options: Unpack[CompareKeywords],
+) -> CompareAnswer:
+    """Compare the outputs of the target with the outputs of the reference."""
+    answer: CompareAnswer = _run("run", model, inputs, target, **options)
+    return answer
+
+
+@_documented("sweep")
+def sweep(
+    model: Model,
+    inputs: Inputs | None = None,
+    target: str | None = None,
+    **options: Unpack[SweepKeywords],
+) -> SweepAnswer:
+    """Find the input shapes at which the model fails."""
+    answer: SweepAnswer = _run("sweep", model, inputs, target, **options)
+    return answer
+
+
+@_documented("reduce", _CHECK)
+def reduce(
+    model: Model,
+    check: Check | None = None,
+    *,
+    inputs: Inputs | None = None,
+    target: str | None = None,
+    **options: Unpack[ReduceKeywords],
+) -> ReduceAnswer:
+    """Find the smallest model that still fails."""
+    answer: ReduceAnswer = _run("reduce", model, inputs, target, check=check, **options)
+    return answer
+
+
+@_documented("precision", _CHECK)
+def precision(
+    model: Model,
+    check: Check | None = None,
+    *,
+    inputs: Inputs | None = None,
+    target: str | None = None,
+    **options: Unpack[PrecisionKeywords],
+) -> PrecisionAnswer:
+    """Find the nodes that must stay in a wider precision."""
+    keywords = dict[str, Any](options)
+    if not keywords.get("ladder"):  # a ladder names its own
+        keywords = {keywords.pop("low", "fp16"): True, **keywords}
+    answer: PrecisionAnswer = _run("precision", model, inputs, target, check=check, **keywords)
+    return answer
+
+
+@_documented("releases", _CHECK)
+def releases(
+    model: Model,
+    check: Check | None = None,
+    *,
+    inputs: Inputs | None = None,
+    target: str | None = None,
+    **options: Unpack[ReleasesKeywords],
+) -> ReleasesAnswer:
+    """Find the release since which the model fails."""
+    answer: ReleasesAnswer = _run("releases", model, inputs, target, check=check, **options)
+    return answer
+
+
+@_documented("repeat", _CHECK)
+def repeat(
+    model: Model,
+    check: Check | None = None,
+    *,
+    inputs: Inputs | None = None,
+    target: str | None = None,
+    **options: Unpack[RepeatKeywords],
+) -> RepeatAnswer:
+    """Measure how often the model fails, and find the choices of bad builds."""
+    answer: RepeatAnswer = _run("repeat", model, inputs, target, check=check, **options)
+    return answer
+
+
+@_documented("samples", _CHECK)
+def samples(
+    model: Model,
+    check: Check | None = None,
+    *,
+    inputs: Inputs | None = None,
+    target: str | None = None,
+    **options: Unpack[SamplesKeywords],
+) -> SamplesAnswer:
+    """Find the samples, positions and elements that fail."""
+    answer: SamplesAnswer = _run("samples", model, inputs, target, check=check, **options)
+    return answer
 
 
 def assert_matches(
@@ -110,7 +263,7 @@ def assert_matches(
     target: str = "onnxrt",
     *,
     reproducer: str | None = None,
-    **options: Any,  # noqa: ANN401 - of many types
+    **options: Unpack[MatchKeywords],
 ) -> None:
     """Raise an AssertionError and write a reproducer if outputs of a target do not match the reference.
 
@@ -130,16 +283,17 @@ def assert_matches(
     from bisect_trt.tensors.comparison import TensorComparison  # noqa: PLC0415 - as above
 
     result = compare(model, inputs, target, **options)
-    failed = [
-        c for c in map(TensorComparison.from_json, result.extra["comparisons"]) if not c.passed
-    ]
+    comparisons = [TensorComparison.from_json(each) for each in result.to_json()["comparisons"]]
+    failed = [comparison for comparison in comparisons if not comparison.passed]
     if not failed:
         return
     failed.sort(key=lambda comparison: -comparison.severity)
-    lines = [f"{len(failed)} of {len(result.extra['comparisons'])} outputs do not match."]
+    lines = [f"{len(failed)} of {len(comparisons)} outputs do not match."]
     lines += listed([f"  '{each.name}': {each.describe()}" for each in failed], _SHOWN)
     try:
-        found = diagnose(model, inputs, target, output=reproducer, overwrite=True, **options)
+        if reproducer is not None:
+            options = {**options, "output": reproducer}
+        found = diagnose(model, inputs, target, overwrite=True, **options)
         folder = found.artifacts.get("reproducer")
         lines.append(
             f"Reproducer: {folder}" if folder is not None else f"No reproducer: {found.why}"
@@ -149,9 +303,20 @@ def assert_matches(
     raise AssertionError("\n".join(lines))
 
 
-def function_of(command: str) -> Callable[..., Result]:
-    """The function of a command that another package adds: of the model, its inputs, and the command's options by keyword."""
-    return _compares(command, known=None)
+def function_of(command: str) -> Callable[..., Answer]:
+    """Return the function of a command of another package: of the model, its inputs, and its options by keyword."""
+
+    def function(
+        model: Model,
+        inputs: Inputs | None = None,
+        target: str | None = None,
+        **options: Any,  # noqa: ANN401 - of many types
+    ) -> Answer:
+        answer: Answer = _run(command, model, inputs, target, **options)
+        return answer
+
+    function.__name__ = function.__qualname__ = command.replace("-", "_")
+    return _documented(command)(function)
 
 
 def _run(
@@ -161,13 +326,14 @@ def _run(
     target: str | None,
     *,
     check: Check | None = None,
-    output: str | Path | None = None,
-    run: str | Path | None = None,
+    output: str | PathLike[str] | None = None,
+    run: str | PathLike[str] | None = None,
     verbose: bool | int = False,
     **options: Any,  # noqa: ANN401 - of many types
-) -> Result:
-    """Run a command; ``result.json`` and ``report.html`` are left in the run's folder however it ends."""
+) -> Any:  # noqa: ANN401 - the answer's type is the caller's
+    """Return the answer of a command; ``result.json`` and ``report.html`` are left in the run's folder however it ends."""
     from bisect_trt.probe.workspace import Workspace  # noqa: PLC0415
+    from bisect_trt.report.answers import answer_of  # noqa: PLC0415
     from bisect_trt.report.console import Console, QuietConsole  # noqa: PLC0415
     from bisect_trt.report.result import Result  # noqa: PLC0415
     from bisect_trt.session.binding import RUN_FILE  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
@@ -241,7 +407,7 @@ def _run(
             leave_record(result, folder, (), console, None)
     if ending is not None and not answered:
         raise ending
-    return result
+    return answer_of(result.to_json())
 
 
 def _refuse_target(check: object, target: str | None) -> None:

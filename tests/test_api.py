@@ -48,7 +48,8 @@ def parameters(function: Callable[..., object]) -> str:
 
 
 def test_the_public_names_and_signatures_are_those_promised() -> None:
-    kinds = {"Result", "Verdict", "BisectError", "UsageError", "UnavailableError"}
+    answers = {f"{name.capitalize()}Answer" for name in PARAMETERS if name != "assert_matches"}
+    kinds = {"Answer", *answers, "Verdict", "BisectError", "UsageError", "UnavailableError"}
     assert set(bisect_trt.__all__) == set(PARAMETERS) | kinds
     assert {name: parameters(getattr(bisect_trt, name)) for name in PARAMETERS} == PARAMETERS
     assert set(bisect_trt.__all__) <= set(dir(bisect_trt))
@@ -118,7 +119,7 @@ def test_a_function_that_returns_true_is_a_failure(
 ) -> None:
     result = bisect_trt.reduce(chain(Path("model.onnx")), wrong, output="small.onnx")
     assert (result.status, result.proven) == ("found", True)
-    assert [culprit["name"] for culprit in result.culprits] == ["<2>"]
+    assert [culprit.name for culprit in result.culprits] == ["<2>"]
     assert node_names(here / "small.onnx") == ["<2>"]
     assert capfd.readouterr() == ("", "")
     folder = Path(str(result.artifacts["run"]))
@@ -162,9 +163,9 @@ def test_a_model_in_memory_and_inputs_in_memory(
     with caplog.at_level(logging.INFO, "bisect_trt"):
         result = bisect_trt.diagnose(model, fp16=True, inputs=inputs, archive=True, shrink=False)
     assert result.proven
-    assert [culprit["name"] for culprit in result.culprits] == ["big"]
+    assert [culprit.name for culprit in result.culprits] == ["big"]
     assert result.first_mismatch is not None
-    assert result.first_mismatch["tensor"] == "big_out"
+    assert result.first_mismatch.tensor == "big_out"
     folder = Path(str(result.artifacts["reproducer"]))
     np.testing.assert_allclose(arrays(folder / "inputs.npz")["a2_out"], 3.5)
     assert Path(f"{folder}.zip").exists()
@@ -177,7 +178,7 @@ def test_compare_reads_options_as_the_command_line_does(
 ) -> None:
     model = overflowing(here / "model.onnx")
     result = bisect_trt.compare(model, fp16=True, atol={"": 1e-3, "b2_out": 10.0}, rtol=1e-3)
-    assert result.comparisons[0]["atol"] == 10.0
+    assert result.comparisons[0].atol == 10.0
     assert capfd.readouterr().out == ""
     assert bisect_trt.compare(
         model, verbose=True, val_range=(0.25, 0.5), input_shapes={"x": [2, 3]}
@@ -240,7 +241,7 @@ def test_one_text_is_one_value(here: Path) -> None:
         len(bisect_trt.compare(model, onnx_outputs="mark all", save_outputs="y.npz").comparisons)
         == 8
     )
-    assert [c["name"] for c in bisect_trt.compare(model, onnx_outputs="big_out").comparisons] == [
+    assert [c.name for c in bisect_trt.compare(model, onnx_outputs="big_out").comparisons] == [
         "big_out"
     ]
     assert bisect_trt.compare(model, onnx_outputs="mark all", load_outputs="y.npz").proven
@@ -279,7 +280,7 @@ def test_a_call_that_was_killed_goes_on(
     monkeypatch.syspath_prepend(here)
     killed = import_module("killed")
     result = killed.go(workers=1)  # what a verdict is about did not change
-    assert [culprit["name"] for culprit in result.culprits] == ["<9>"]
+    assert [culprit.name for culprit in result.culprits] == ["<9>"]
     assert result.proven
     calls = len(Path("calls").read_text())
     probes = read_json(here / "here" / "result.json")["report"]["probes"]
@@ -330,5 +331,5 @@ def test_a_function_says_at_which_sizes_it_fails(here: Path) -> None:
     found = bisect_trt.sweep(
         model, shapes="x:[{1,2,5},3]", check=lambda _, inputs: len(inputs["x"]) > 1
     )
-    assert found.extra["sweep"]["dimensions"][0]["fail"] == [2, 5]
-    assert found.extra["sweep"]["command"].startswith("bisect_trt.reduce(")
+    assert found.sweep["dimensions"][0]["fail"] == [2, 5]
+    assert found.sweep["command"].startswith("bisect_trt.reduce(")

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from bisect_trt.errors import BisectError, ExitStatus, InternalError, RunFolderError
+from bisect_trt.report.answers import SCHEMA, answer_of, exit_status
 from bisect_trt.report.summary import named, summary_lines
 from bisect_trt.report.text import Entry, Json, clean, plural
 from bisect_trt.tensors.comparison import TensorComparison, strict_json
@@ -18,7 +19,6 @@ from bisect_trt.tensors.files import read_inside, replacing
 from bisect_trt.version import __version__
 from bisect_trt.worker.host import facts
 
-SCHEMA = 1
 RESULT_FILE = "result.json"
 REPORT_FILE = "report.html"
 """Files in the folder of each run."""
@@ -149,26 +149,7 @@ class Result:
     @property
     def exit_status(self) -> ExitStatus:
         """The exit status of the process."""
-        if self.status == "found":
-            return ExitStatus.OK if self.minimality == "1-minimal" else ExitStatus.UNPROVEN
-        return {
-            "not_reproduced": ExitStatus.NOT_REPRODUCED,
-            "interrupted": ExitStatus.INTERRUPTED,
-        }.get(self.status, ExitStatus.UNPROVEN)
-
-
-class _Saved(msgspec.Struct):
-    """The keys that every result has; keys of single commands are checked where they are used."""
-
-    command: str
-    status: str
-    model: dict[str, Any]
-    probes: dict[str, int]
-    wall_s: float
-    culprits: list[Entry]
-    minimality: str
-    why: str | None
-    artifacts: dict[str, str | None]
+        return exit_status(self.status, self.minimality)
 
 
 def read_result(path: Path) -> Entry:
@@ -202,7 +183,7 @@ def read_result(path: Path) -> Entry:
             "use the version that wrote it."
         )
     try:
-        msgspec.convert(plain, _Saved)
+        answer_of(plain)
     except msgspec.ValidationError as error:
         raise RunFolderError(f"{file} is damaged ({error}); run the command again.") from error
     return plain

@@ -27,6 +27,7 @@ import onnx
 
 from answers import seam
 from answers.rows import FIELDS, ROWS, Row
+from bisect_trt.report.answers import answer_of
 
 RECORDED = Path(__file__).parent / "recorded"
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "answer.schema.json").read_text())
@@ -44,6 +45,14 @@ def run_row(row: Row, folder: Path) -> dict[str, Any]:
             return {"lines": [_run_line(row, line, counter) for line in row.lines]}
     finally:
         os.chdir(before)
+
+
+def _present(plain: Any) -> Any:
+    """Plain values without what was not found, which a type has as its default."""
+    if isinstance(plain, dict):
+        present = {name: _present(value) for name, value in plain.items()}
+        return {name: value for name, value in present.items() if value not in (None, {}, [])}
+    return [_present(each) for each in plain] if isinstance(plain, list | tuple) else plain
 
 
 def _run_line(row: Row, line: str, counter: seam.Counter) -> dict[str, Any]:
@@ -71,6 +80,10 @@ def _run_line(row: Row, line: str, counter: seam.Counter) -> dict[str, Any]:
     found: dict[str, Any] = {"argv": line, "exit": status}
     if answer:
         VALIDATOR.validate(answer)
+        jsonschema.validate(answer, SCHEMA)
+        types = answer_of(answer)
+        assert not types.other
+        assert _present(types.to_json()) == _present(answer)
         found["status"] = answer.get("status")
         found["minimality"] = answer.get("minimality")
         found["culprits"] = [

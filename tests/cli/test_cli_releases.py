@@ -252,7 +252,7 @@ def test_a_reproducers_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> No
     chain(folder / "model.onnx")
     np.savez(folder / "inputs.npz", x=np.full((2, 3), 7, np.float32))
     result = api.releases(folder, target="onnxrt", find_all=True)
-    assert (result.status, result.extra["first_failing"], result.extra["releases"]) == (
+    assert (result.status, result.first_failing, result.releases) == (
         "found",
         "1.1",
         seen("PF"),

@@ -29,9 +29,9 @@ pytestmark = [
 Arrays = dict[str, NDArray[Any]]
 
 
-def searched_in(folder: Path, **options: Any) -> bisect_trt.Result:
+def searched_in(folder: Path, **options: Any) -> bisect_trt.PrecisionAnswer:
     """What is found in ``model.onnx`` of a folder, whose mixed model lies beside it; nothing is measured beside the search."""
-    given = {
+    given: dict[str, Any] = {
         "low": "int8",
         "target": "onnxrt",
         "output": folder / "mixed.onnx",
@@ -70,10 +70,10 @@ def test_planted_scales_are_found_exactly(
     path = tmp_path / "model.onnx"
     bad, samples = planted(source, path, count, seed=count, **how)
     result = searched_in(tmp_path, inputs=samples, fresh_samples=20)
-    groups = result.extra["groups"]
+    groups = result.groups
     wanted = {group["id"] for group in groups if bad & set(group["scales"])}
-    assert {entry["group"] for entry in result.extra["keep_fp32"]} == wanted
-    assert {name for entry in result.extra["keep_fp32"] for name in entry["bad_scales"]} == bad
+    assert {entry.group for entry in result.keep_fp32} == wanted
+    assert {name for entry in result.keep_fp32 for name in entry.bad_scales or ()} == bad
     assert result.minimality == "1-minimal"
     left = {
         node.input[1]
@@ -132,9 +132,9 @@ def test_all_taken_out_is_the_float_model(tmp_path: Path) -> None:
     )
     onnx.save(model, path)
     result = searched_in(tmp_path, inputs=samples, reference=tmp_path / "float.onnx")
-    groups = result.extra["groups"]
+    groups = result.groups
     wanted = {group["id"] for group in groups if (bad | {stored.name}) & set(group["scales"])}
-    assert {entry["group"] for entry in result.extra["keep_fp32"]} == wanted
+    assert {entry.group for entry in result.keep_fp32} == wanted
 
 
 def graph(
@@ -216,9 +216,7 @@ def test_other_ways_to_quantize(tmp_path: Path, kind: str, bad: dict[int, float]
     samples = [{"x": rng.standard_normal((4, 32)).astype(np.float32)} for _ in range(2)]
     reference = tmp_path / "float.onnx" if kind == "int4" else None
     result = searched_in(tmp_path, low=kind, inputs=samples, reference=reference, fresh_samples=10)
-    assert [entry["name"] for entry in result.extra["keep_fp32"]] == [
-        f"matmul{layer}" for layer in sorted(bad)
-    ]
+    assert [entry.name for entry in result.keep_fp32] == [f"matmul{layer}" for layer in sorted(bad)]
     assert result.minimality == "1-minimal"
 
 
@@ -311,7 +309,7 @@ def test_an_output_named_after_what_dequantizes_it(tmp_path: Path) -> None:
     for name, each in (("model", model), ("float", FLOAT)):
         onnx.save(each, tmp_path / f"{name}.onnx")
     result = searched_in(tmp_path, reference=tmp_path / "float.onnx", atol=1e-6)
-    assert [entry["name"] for entry in result.extra["keep_fp32"]] == ["y"]
+    assert [entry.name for entry in result.keep_fp32] == ["y"]
     x = np.linspace(-2, 2, 16, dtype=np.float32).reshape(2, 8)
     assert np.allclose(
         ort_run(tmp_path / "mixed.onnx", {"x": x})["y_dequantized"], np.tanh(x), atol=1e-6
@@ -347,7 +345,7 @@ def pair(tensor: str) -> str:
 
 def searched(
     path: Path, body: str, scales: dict[str, float], last: float = 1.0, **weights: np.ndarray
-) -> bisect_trt.Result:
+) -> bisect_trt.PrecisionAnswer:
     """What is found in a model of x; scales are how far values of 127 steps reach, and the last sample ``last`` times as far."""
     given = {**weights, "z": np.zeros((), np.int8)} | {
         f"{name}s": room / 127 for name, room in scales.items()
@@ -376,10 +374,10 @@ def test_what_a_reader_cuts_off_needs_no_room(tmp_path: Path, reader: str) -> No
         tmp_path / "model.onnx", body, {"x": 160, "t": top, "c": top},
         w=np.where(np.arange(WIDTH) < WIDTH // 2, 6, -6) * np.abs(FIRST), v=SECOND, low=np.zeros(()), high=np.full((), 6.0),
     )  # fmt: skip
-    assert [entry["bad_scales"] for entry in found.extra["keep_fp32"]] == [["xs"]]
+    assert [entry.bad_scales for entry in found.keep_fp32] == [("xs",)]
     assert not [
         each
-        for group in found.extra["groups"]
+        for group in found.groups
         for each in group["tensors"]
         if each["bad"] and each["scale"] != "xs"
     ]

@@ -48,18 +48,21 @@ def test_either_of_two_passes_is_named_among_dozens_in_twelve_probes(
 ) -> None:
     model = planted(_BY_NAME[name], tmp_path)
     result = bisect_trt.cause(model, run=tmp_path / "run", workers=1)
-    assert sorted(result.cause) == sorted([[f"optimizer:{BOTH[name]}"], ["optimizer:DivMulFusion"]])
+    assert sorted(result.cause) == sorted(
+        [(f"optimizer:{BOTH[name]}",), ("optimizer:DivMulFusion",)]
+    )
     assert (result.status, result.minimality) == ("found", "1-minimal")
     assert result.probes["run"] <= 12
-    detail = result.extra["cause_detail"]
-    assert detail["complete"]
+    detail = result.cause_detail
+    assert detail is not None
+    assert detail.complete
     words = [
         sys.executable,
         "-m",
         "bisect_trt",
         "run",
         str(model),
-        *detail["alternatives"][0]["options"],
+        *detail.alternatives[0].options,
     ]
     assert subprocess.run(words, cwd=tmp_path, capture_output=True, check=False).returncode == 0
 
@@ -67,8 +70,9 @@ def test_either_of_two_passes_is_named_among_dozens_in_twelve_probes(
 def test_a_diagnosis_names_it_in_its_report_and_in_the_bug_report(tmp_path: Path) -> None:
     model = planted(_BY_NAME["Dropout, Div, Mul"], tmp_path)
     result = bisect_trt.diagnose(model, output=tmp_path / "out", run=tmp_path / "run", shrink=False)
-    assert sorted(result.cause) == [["optimizer:DivMulFusion"], ["optimizer:EliminateDropout"]]
-    assert all(entry["whole"] for entry in result.extra["cause_detail"]["alternatives"])
+    assert sorted(result.cause) == [("optimizer:DivMulFusion",), ("optimizer:EliminateDropout",)]
+    assert result.cause_detail is not None
+    assert all(entry.whole for entry in result.cause_detail.alternatives)
     issue = (tmp_path / "out" / "ISSUE.md").read_text(encoding="utf-8")
     assert "Cause in ONNX Runtime" in issue
     assert "--disable-optimizer DivMulFusion" in issue
@@ -110,7 +114,8 @@ def test_what_one_failure_needs_and_the_whole_model_needs_more_of_is_found(
     result = bisect_trt.diagnose(model, output=tmp_path / "out", run=tmp_path / "run")
     assert len(result.culprits) < len(onnx.load(model).graph.node)
     assert result.cause == alone
-    assert [entry["whole"] for entry in result.extra["cause_detail"]["alternatives"]] == [True]
+    assert result.cause_detail is not None
+    assert [entry.whole for entry in result.cause_detail.alternatives] == [True]
 
 
 def test_a_target_without_switches_is_said_to_have_none(

@@ -77,11 +77,12 @@ def test_the_module_of_the_culprit_is_named(here: Path) -> None:
     )
     assert result.status == "found"
     (culprit,) = result.culprits
-    module = culprit["module"]
-    assert module["path"] == "blocks.1.norm"
-    assert module["class"].endswith("Norm")
-    assert module["source"] == f"{__file__}:{line_of('x.pow(2).mean')}"
-    export_said = result.extra["export"]
+    module = culprit.module
+    assert module is not None
+    assert module.path == "blocks.1.norm"
+    assert str(module.cls).endswith("Norm")
+    assert module.source == f"{__file__}:{line_of('x.pow(2).mean')}"
+    export_said = result.export
     assert export_said["by"] == "dynamo"
     assert export_said["torch"] == torch.__version__
     assert [
@@ -132,7 +133,9 @@ def test_an_exported_program(here: Path) -> None:
     image = torch.full((2, 8), 600.0)
     program = torch.export.export(make_net().eval(), (image,))
     result = bisect_trt.diagnose(program, image, target="onnxrt", fp16=True, shrink=False)
-    assert result.culprits[0]["module"]["path"] == "blocks.1.norm"
+    module = result.culprits[0].module
+    assert module is not None
+    assert module.path == "blocks.1.norm"
     assert (
         f"{Path(__file__).name}:{line_of('x.pow(2).mean')}"
         in (Path(result.artifacts["reproducer"] or "") / "ISSUE.md").read_text()

@@ -16,7 +16,6 @@ from support import model_of
 
 import bisect_trt
 from bisect_trt.errors import UsageError
-from bisect_trt.report.result import Result
 
 WIDTH = 32
 BIG = 3e5
@@ -74,9 +73,9 @@ def samples(count: int) -> list[dict[str, NDArray[Any]]]:
 
 def on_ladder(
     folder: Path, model: onnx.ModelProto, ladder: str = "int8,fp16,fp32", fresh_samples: int = 10
-) -> Result:
+) -> bisect_trt.PrecisionAnswer:
     onnx.save(model, folder / "model.onnx")
-    given = {
+    given: dict[str, Any] = {
         "target": "onnxrt",
         "inputs": samples(3),
         "output": folder / "mixed.onnx",
@@ -92,8 +91,8 @@ def test_each_group_is_on_the_cheapest_rung_that_passes(tmp_path: Path) -> None:
     spoiled = layers({1: 30.0, 3: 40.0}, {3})
     result = on_ladder(tmp_path, spoiled)
     assert result.minimality == "1-minimal", result.why
-    ladder = result.extra["ladder"]
-    rungs = {group["name"]: group["rung"] for group in result.extra["groups"]}
+    ladder = result.ladder
+    rungs = {group["name"]: group["rung"] for group in result.groups}
     assert rungs == {
         "matmul0": "int8",
         "matmul1": "fp16",
@@ -101,7 +100,7 @@ def test_each_group_is_on_the_cheapest_rung_that_passes(tmp_path: Path) -> None:
         "matmul3": "fp32",
         "matmul4": "int8",
     }
-    assert {"matmul3", "down3"} == {node["name"] for node in result.extra["keep_fp32"]}
+    assert {"matmul3", "down3"} == {node.name for node in result.keep_fp32}
     on = {node["name"]: node["rung"] for node in ladder["nodes"]}
     assert ladder["counts"] == {
         rung: [*on.values()].count(rung) for rung in ("int8", "fp16", "fp32")
@@ -118,7 +117,8 @@ def test_each_group_is_on_the_cheapest_rung_that_passes(tmp_path: Path) -> None:
             )
     quantized = {node.name for node in mixed.graph.node if node.op_type == "QuantizeLinear"}
     assert quantized == {f"{kind}{layer}_q" for kind in "ab" for layer in (0, 2, 4)}
-    assert result.extra["validation"]["passed"] == result.extra["validation"]["samples"] == 10
+    assert result.validation is not None
+    assert result.validation.passed == result.validation.samples == 10
     errors = []
     for path in ("mixed.onnx", "model.onnx"):
         runs = [
@@ -142,7 +142,7 @@ def floats(x: NDArray[Any]) -> NDArray[Any]:
 def test_nodes_alone(tmp_path: Path) -> None:
     """Without anything quantized it is the search of nodes."""
     result = on_ladder(tmp_path, floating(), "fp16,fp32", fresh_samples=0)
-    on = {node["name"]: node["rung"] for node in result.extra["ladder"]["nodes"]}
+    on = {node["name"]: node["rung"] for node in result.ladder["nodes"]}
     assert on == {"up": "fp32", "down": "fp32", "y": "fp16"}
 
 
@@ -196,13 +196,13 @@ def quantized(path: Path, bad: dict[int, float]) -> Path:
     return path
 
 
-def searched(path: Path, refuses: str) -> Result:
+def searched(path: Path, refuses: str) -> bisect_trt.PrecisionAnswer:
     """Search with a tool that hands models on, but for those of which a line of shell says that it ``refuses`` them."""
     tool = path.with_name("tool.sh")
     tool.write_text(
         f'has() {{ grep -qa "$1" "$model"; }}\nmodel=$1\nif {refuses}; then echo "{NO}" >&2; exit 1; fi\ncp "$1" "$2"\n'
     )
-    given = {
+    given: dict[str, Any] = {
         "inputs": samples(1),
         "output": path.with_name("mixed.onnx"),
         "fresh_samples": 0,
@@ -217,22 +217,23 @@ def test_groups_that_are_refused(tmp_path: Path) -> None:
     """The one that is refused goes back to floats for that, whatever its scale; and that is said first."""
     result = searched(quantized(tmp_path / "model.onnx", {2: 1.5}), "has a2_q")
     (kept,) = result.keep_fp32
-    assert (kept["name"], kept["rule"]) == ("matmul2", "not run")
-    assert kept["reason"].startswith("without it: the tool refuses the model: ")
-    assert kept["reason"].endswith(NO)
+    assert (kept.name, kept.rule) == ("matmul2", "not run")
+    assert kept.reason is not None
+    assert kept.reason.startswith("without it: the tool refuses the model: ")
+    assert kept.reason.endswith(NO)
     assert result.minimality == "1-minimal"
     assert result.why is not None
     assert result.why.startswith(
         "With all of it quantized no number is wrong: the tool refuses the model: "
     )
-    assert result.extra["report"]["story"]["answers"][0] == result.why
+    assert result.report["story"]["answers"][0] == result.why
 
 
 def test_one_is_refused_among_others_that_are_wrong(tmp_path: Path) -> None:
     """What is refused only without another is no wrong number, and the other is kept for its scale."""
     path = quantized(tmp_path / "model.onnx", {2: 0.05})
     result = searched(path, "has a1_q && ! has a2_q")
-    assert {kept["name"]: kept["rule"] for kept in result.minimal} == {
+    assert {kept.name: kept.rule for kept in result.minimal} == {
         "matmul1": "not run",
         "matmul2": "clipping",
     }
@@ -251,9 +252,9 @@ def test_a_rung_that_crashes(tmp_path: Path, quantized_fails: str, rung: str) ->
     result = bisect_trt.precision(
         path, check=check, ladder=["int8", "fp16", "fp32"], output=tmp_path / "mixed.onnx"
     )
-    on = {node["name"]: node["rung"] for node in result.extra["ladder"]["nodes"]}
+    on = {node["name"]: node["rung"] for node in result.ladder["nodes"]}
     assert on["matmul2"] == rung
-    assert [(node["name"], node["rule"], node["reason"]) for node in result.keep_fp32] == [
+    assert [(node.name, node.rule, node.reason) for node in result.keep_fp32] == [
         ("y", "not run", "without it: killed by SIGSEGV")
     ]
 
@@ -302,7 +303,7 @@ def tied(
         "shared": scale * factor,
         "table": table,
     }
-    given = {name: np.asarray(value, np.float32) for name, value in weights.items()}
+    given: dict[str, Any] = {name: np.asarray(value, np.float32) for name, value in weights.items()}
     given |= {
         "zero": np.zeros((), np.int8),
         "zeros": np.zeros_like(scale, np.int8),
@@ -345,7 +346,11 @@ def test_a_bad_scale_of_a_tied_weight_is_the_answer(
     onnx.save(before, tmp_path / "float.onnx")
     rng = np.random.default_rng(1)
     ids = [{"ids": rng.integers(0, WORDS, (1, TOKENS))} for _ in range(3)]
-    known = {"reference": tmp_path / "float.onnx", "output": tmp_path / "mixed.onnx", "inputs": ids}
+    known: dict[str, Any] = {
+        "reference": tmp_path / "float.onnx",
+        "output": tmp_path / "mixed.onnx",
+        "inputs": ids,
+    }
     result = bisect_trt.precision(
         tmp_path / "quantized.onnx",
         low="int8",
@@ -355,6 +360,6 @@ def test_a_bad_scale_of_a_tied_weight_is_the_answer(
         **known,
     )
     assert result.minimality == "1-minimal", result.why
-    (kept,) = result.extra["minimal"]
-    assert kept["bad_scales"] == ["shared"]
-    assert {"embed", "logits"} <= set(kept["operators"])
+    (kept,) = result.minimal
+    assert kept.bad_scales == ("shared",)
+    assert {"embed", "logits"} <= set(kept.operators)

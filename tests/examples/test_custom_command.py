@@ -22,7 +22,7 @@ def test_a_command_in_one_file(tmp_path: Path) -> None:
         "1-minimal",
     )
     assert node_names(tmp_path / "prefix.onnx")[-1] == result["culprits"][0]["name"]
-    call = "bisect_trt.prefix('model.onnx', onnxrt=True, fp16=True).culprits[0]['name']"
+    call = "bisect_trt.prefix('model.onnx', onnxrt=True, fp16=True).culprits[0].name"
     assert (
         python(tmp_path, "-c", f"import bisect_trt; print({call})").out.strip()
         == result["culprits"][0]["name"]

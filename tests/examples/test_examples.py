@@ -110,5 +110,5 @@ def test_breaks_first_where_the_readme_says(made: tuple[str, Path], here: Path) 
     said = re.search(r"first tensor that\s+mismatches is `(\S+)`", readme)
     assert said is not None
     assert result.first_mismatch is not None
-    assert result.first_mismatch["tensor"] == said[1] == BROKEN[name][0]
+    assert result.first_mismatch.tensor == said[1] == BROKEN[name][0]
     assert f"python examples/{name}/make_model.py" in readme

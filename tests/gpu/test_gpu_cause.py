@@ -87,7 +87,7 @@ def test_a_tactic_of_one_layer_that_a_check_calls_bad_is_named(tmp_path: Path) -
         run=tmp_path / "run",
         workers=1,
     )
-    assert [f"tactic:{layer}"] in result.cause
+    assert (f"tactic:{layer}",) in result.cause
 
 
 def test_every_switch_builds(tmp_path: Path) -> None:
@@ -114,4 +114,4 @@ def test_an_overflow_is_the_precisions_doing(tmp_path: Path) -> None:
     result = bisect_trt.cause(
         path, target="trt", inputs=inputs, fp16=True, hold_precision=True, run=tmp_path / "run"
     )
-    assert ["precision:fp16"] in result.cause
+    assert ("precision:fp16",) in result.cause

@@ -172,11 +172,11 @@ def test_the_command_on_real_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     result = bisect_trt.repeat(
         convolutions(tmp_path / "m.onnx"), target="trt", number=3, run=tmp_path / "run"
     )
-    assert (result.extra["runs"], result.extra["bad"], result.status) == (3, 0, "not_reproduced")
-    for build in result.extra["builds"]:
+    assert (result.runs, result.bad, result.status) == (3, 0, "not_reproduced")
+    for build in result.builds:
         assert {"choices", "layers", "timing", "model"} <= set(build["files"])
         assert all(Path(file).stat().st_size for file in build["files"].values())
     same = bisect_trt.repeat(
         tmp_path / "m.onnx", target="trt", number=3, same_engine=True, run=tmp_path / "same"
     )
-    assert (same.extra["runs"], same.extra["good"]) == (3, 3)
+    assert (same.runs, same.good) == (3, 3)

@@ -67,7 +67,7 @@ def test_a_call_that_is_at_work_is_left_alone(here: Path) -> None:
         return "<2>" in node_names(Path(path))
 
     result = bisect_trt.reduce(model, wrong, run="mine", candidate="c.onnx", workers=1)
-    assert [culprit["name"] for culprit in result.culprits] == ["<2>"]
+    assert [culprit.name for culprit in result.culprits] == ["<2>"]
     assert {text.partition(f" process {os.getpid()} of ")[0] for text in refused} == {
         "the run mine belongs to the running",
         "c.onnx is rewritten for each probe of a run in",
