@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from bisect_trt.onnxlib.functions import inline_functions
-from bisect_trt.onnxlib.low_plan import Planner, Sizes, Stays
+from bisect_trt.onnxlib.low_plan import Planner, ShapeValues, Stays
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, bodies, first_output
 
@@ -42,7 +42,7 @@ def count_lowered(
     planner = Planner(model, keep, low)
     census = Census()
 
-    def count(graph: GraphProto, types: Mapping[str, int], sizes: Sizes, path: str) -> None:
+    def count(graph: GraphProto, types: Mapping[str, int], sizes: ShapeValues, path: str) -> None:
         for node, slots in zip(graph.node, planner.plan(graph, types, sizes, path), strict=True):
             if slots.inputs or slots.outputs:
                 census.lowered += node.op_type != "Cast"
@@ -52,7 +52,7 @@ def count_lowered(
             for body, inside in planner.bodies_of(node, types, path):
                 count(body, inside, sizes.inside(body), f"{path}{first_output(node)}/")
 
-    count(model.graph, {**(dtypes or {}), **network.element_types}, Sizes(), "")
+    count(model.graph, {**(dtypes or {}), **network.element_types}, ShapeValues(), "")
     return census
 
 

@@ -79,16 +79,16 @@ class Slots:
 
 
 @dataclass
-class Sizes:
+class ShapeValues:
     """The tensors of a graph, and of those around it, that are constants or computed from shapes alone."""
 
     constants: set[str] = field(default_factory=set)
     derived: set[str] = field(default_factory=set)
 
-    def inside(self, body: GraphProto) -> Sizes:
+    def inside(self, body: GraphProto) -> ShapeValues:
         """Return what a body knows of them."""
         local = defined_names(body)
-        return Sizes(self.constants - local, self.derived - local)
+        return ShapeValues(self.constants - local, self.derived - local)
 
 
 class Planner:
@@ -115,7 +115,7 @@ class Planner:
         self._functions = {(function.domain, function.name) for function in model.functions}
 
     def plan(
-        self, graph: GraphProto, dtypes: Mapping[str, int], sizes: Sizes, path: str = ""
+        self, graph: GraphProto, dtypes: Mapping[str, int], sizes: ShapeValues, path: str = ""
     ) -> list[Slots]:
         """Return the positions of each node of one graph.
 
@@ -209,7 +209,7 @@ def plan_slots(
     low: int = TensorProto.FLOAT16,
 ) -> list[Slots]:
     """Return the low-precision positions of each node of the main graph; see :class:`Planner`."""
-    return Planner(model, keep, low).plan(model.graph, dtypes, Sizes())
+    return Planner(model, keep, low).plan(model.graph, dtypes, ShapeValues())
 
 
 def _declared_types(graph: GraphProto) -> dict[str, int]:
@@ -276,7 +276,7 @@ def _shape_arithmetic(  # noqa: C901 - two short passes that share what they lea
     slots: list[Slots],
     dtypes: Mapping[str, int],
     readers: Mapping[str, list[tuple[int, int]]],
-    sizes: Sizes,
+    sizes: ShapeValues,
 ) -> set[int]:
     """Return the nodes that compute only sizes, in floats: from shapes, for integers or scales.
 

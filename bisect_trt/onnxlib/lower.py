@@ -24,7 +24,7 @@ from bisect_trt.onnxlib.low_plan import (
     LOW_NAMES,
     READS_ANY_TYPE,
     Planner,
-    Sizes,
+    ShapeValues,
     Slots,
     check_opset,
 )
@@ -132,7 +132,9 @@ def lower_fp16(
     if opset is None:  # custom operators only; a Cast needs ONNX's own domain
         version = max(_OLDEST_CUSTOM_OPSET, FIRST_OPSET[low])
         lowered.opset_import.append(helper.make_opsetid("", version))
-    _Lowering((model.graph, lowered.graph), Planner(model, keep, low), weights).run(types, Sizes())
+    _Lowering((model.graph, lowered.graph), Planner(model, keep, low), weights).run(
+        types, ShapeValues()
+    )
     return lowered
 
 
@@ -180,7 +182,7 @@ class _Lowering(Rewriter):
         self._half_only: set[str] = set()
         self._replaced: set[str] = set()
 
-    def run(self, dtypes: Mapping[str, int], sizes: Sizes, path: str = "") -> None:
+    def run(self, dtypes: Mapping[str, int], sizes: ShapeValues, path: str = "") -> None:
         """Write all nodes; the arguments are as for :meth:`Planner.plan`."""
         slots_of_nodes = self._planner.plan(self.source, dtypes, sizes, path)
         for node, slots in zip(self.source.node, slots_of_nodes, strict=True):
@@ -190,7 +192,12 @@ class _Lowering(Rewriter):
         self._finish()
 
     def _write(
-        self, node: NodeProto, slots: Slots, dtypes: Mapping[str, int], sizes: Sizes, path: str
+        self,
+        node: NodeProto,
+        slots: Slots,
+        dtypes: Mapping[str, int],
+        sizes: ShapeValues,
+        path: str,
     ) -> None:
         new = clone(node)
         for position, name in enumerate(node.input):

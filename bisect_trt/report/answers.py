@@ -72,7 +72,7 @@ class ErrorInfo(_Part, frozen=True, kw_only=True):
     remedy: str
 
 
-class Fault(_Part, frozen=True, kw_only=True):
+class WrongSide(_Part, frozen=True, kw_only=True):
     """The side that is wrong."""
 
     whose: Whose
@@ -96,10 +96,10 @@ class Failure(_Part, frozen=True, kw_only=True):
     minimality: Minimality
     why: str | None
     reduced: str | None
-    fault: Fault | None = None
+    fault: WrongSide | None = None
 
 
-class WorstElement(_Part, frozen=True, kw_only=True):
+class WorstValue(_Part, frozen=True, kw_only=True):
     """The element with the largest error."""
 
     index: tuple[int, ...]
@@ -138,7 +138,7 @@ class Comparison(_Part, frozen=True, kw_only=True):
     quantile_rel: Number
     mismatching: int
     total: int
-    worst: WorstElement | None
+    worst: WorstValue | None
     reference_shape: tuple[int, ...] | None
     target_shape: tuple[int, ...] | None
     reference_dtype: str | None
@@ -209,14 +209,14 @@ class CauseDetail(_Part, frozen=True, kw_only=True):
     doubted: tuple[Any, ...] = ()
 
 
-class FreshSamples(_Part, frozen=True, kw_only=True):
+class FreshCount(_Part, frozen=True, kw_only=True):
     """Fresh inputs, and the number that pass."""
 
     samples: int
     passed: int
 
 
-class Workaround(_Part, frozen=True, kw_only=True):
+class WorkaroundTried(_Part, frozen=True, kw_only=True):
     """A way around the failure that was tried."""
 
     kind: str
@@ -226,7 +226,7 @@ class Workaround(_Part, frozen=True, kw_only=True):
     why: str | None
     line: str | None = None
     worst_error: Number = None
-    fresh: FreshSamples | None = None
+    fresh: FreshCount | None = None
 
 
 class Unit(Node, frozen=True, kw_only=True):
@@ -270,7 +270,7 @@ class Use(_Part, frozen=True, kw_only=True):
     reason: str
 
 
-class Flakiness(_Part, frozen=True, kw_only=True):
+class FailureRate(_Part, frozen=True, kw_only=True):
     """The measured failure rate of the original model."""
 
     runs: int
@@ -282,7 +282,7 @@ class Flakiness(_Part, frozen=True, kw_only=True):
     reached: float | None = None
 
 
-class Metric(_Part, frozen=True, kw_only=True):
+class MetricValues(_Part, frozen=True, kw_only=True):
     """The metric that decides, on the reference and on the candidate."""
 
     name: str
@@ -340,8 +340,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     schema: int = SCHEMA
     next: tuple[str, ...] = ()
     error: ErrorInfo | None = None
-    flaky: Flakiness | None = None
-    metric: Metric | None = None
+    flaky: FailureRate | None = None
+    metric: MetricValues | None = None
     places: tuple[dict[str, Any], ...] = ()
     ir_version: dict[str, Any] = {}
     export: dict[str, Any] = {}
@@ -409,7 +409,7 @@ class _Mixed(Answer, frozen=True, kw_only=True):
 class ReduceAnswer(Answer, frozen=True, kw_only=True):
     """The answer of ``reduce``."""
 
-    fault: Fault | None = None
+    fault: WrongSide | None = None
     failures: tuple[Failure, ...] = ()
     more_failures: bool | None = None
     held: bool | None = None
@@ -420,7 +420,7 @@ class ReduceAnswer(Answer, frozen=True, kw_only=True):
 class DiagnoseAnswer(_Mixed, frozen=True, kw_only=True):
     """The answer of ``diagnose``."""
 
-    fault: Fault | None = None
+    fault: WrongSide | None = None
     failures: tuple[Failure, ...] = ()
     more_failures: bool | None = None
     held: bool | None = None
@@ -434,7 +434,7 @@ class DiagnoseAnswer(_Mixed, frozen=True, kw_only=True):
     builds: int | None = None
     cause: tuple[tuple[str, ...], ...] = ()
     cause_detail: CauseDetail | None = None
-    workarounds: tuple[Workaround, ...] = ()
+    workarounds: tuple[WorkaroundTried, ...] = ()
     amplified: Amplified | None = None
     upgrade: str | None = None
     reference_doubt: str | None = None

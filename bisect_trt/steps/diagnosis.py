@@ -34,7 +34,7 @@ from bisect_trt.steps.inside import look_inside
 from bisect_trt.steps.layers import LayerComparison, tell, to_json
 from bisect_trt.steps.minimal_case import (
     HELD,
-    Answer,
+    JudgedCase,
     by_blame,
     describe_answer,
     extract_suspect,
@@ -278,7 +278,7 @@ class Diagnosis:
             session.console.say(f"  {step}")
         return Case(minimum)
 
-    def judge(self, case: Case, suspects: Sequence[int] = ()) -> Answer:
+    def judge(self, case: Case, suspects: Sequence[int] = ()) -> JudgedCase:
         """Shrink the tensors of a case, and decide which side is wrong."""
         session = self.session
         whole = needed_dimensions(session, session.settle(case))
@@ -298,10 +298,10 @@ class Diagnosis:
                 session.console.say(
                     "  the smaller tensors do not show the same, so they stay as they are"
                 )
-                return Answer(case, whole, whole, blamed, reported)
-        return Answer(case, whole, small, blamed, fault)
+                return JudgedCase(case, whole, whole, blamed, reported)
+        return JudgedCase(case, whole, small, blamed, fault)
 
-    def deliver(self, answer: Answer) -> Left:
+    def deliver(self, answer: JudgedCase) -> Left:
         """Write the reproducer, and print the answer."""
         session, result = self.session, self.session.result
         session.console.step(f"Write a reproducer to {self.output}, and run it")
@@ -334,7 +334,13 @@ class Diagnosis:
         return {**failure, "fault": answer.fault.to_json()}
 
     def _tell(
-        self, answer: Answer, proof: str, folder: Path, *, why: str | None = None, prefix: str = ""
+        self,
+        answer: JudgedCase,
+        proof: str,
+        folder: Path,
+        *,
+        why: str | None = None,
+        prefix: str = "",
     ) -> None:
         """Print an answer, the side that is wrong, and the command that shows the failure again."""
         console = self.session.console

@@ -48,7 +48,7 @@ _SHOWN = 6
 
 
 @dataclass(frozen=True)
-class Answer:
+class JudgedCase:
     """A minimal case, the nodes to blame and the side that is wrong.
 
     Attributes:

@@ -33,7 +33,7 @@ from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
-from bisect_trt.steps.minimal_case import Answer, describe_answer
+from bisect_trt.steps.minimal_case import JudgedCase, describe_answer
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.place import rerun_command
 from bisect_trt.worker.process import gate, run_to_end
@@ -145,7 +145,7 @@ def _describe_search(session: Session, minimum: Minimum) -> str:
 
 
 def leave_reproducer(
-    session: Session, check: CheckSettings, answer: Answer, folder: Path, own: Diagnose
+    session: Session, check: CheckSettings, answer: JudgedCase, folder: Path, own: Diagnose
 ) -> Left:
     """Write the folder, read its model back, probe that once more, and run the script.
 
