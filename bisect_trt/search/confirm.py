@@ -86,17 +86,20 @@ def confirm(
     if not minimum.proven or len(minimum.units) == 1:
         return minimum
     steady = flakiness is None or flakiness.is_steady
+    # A set that contains the answer and passed contradicts that more units never hurt. Asking the
+    # smallest ones again tells a flaky check from failures that are not monotone.
     larger = [Units(units) for units in oracle.heard(Verdict.PASS) if units >= minimum.units]
-    least = nsmallest(
+    smallest = nsmallest(
         _CONTRADICTIONS, larger, key=lambda question: (len(question), sorted(question.units))
     )
-    for number, question in enumerate(least if steady else ()):
+    for number, question in enumerate(smallest if steady else ()):
         runs = max(_CONTRADICTIONS - len(larger), 0) + 1 if number == 0 else 1
         if oracle(Again(question, runs=runs)) is Verdict.FAIL:
             return _unproven(minimum, _LARGER_PASSED)
     decisive = [part for part in neighbours(minimum.units, complete) if part not in minimum.refused]
     if not steady or not decisive:
-        return minimum  # each pass of a failure that is known to be flaky was confirmed when it was asked for
+        # Each pass of a failure that is known to be flaky was confirmed when it was asked for.
+        return minimum
     measured = flakiness or Flakiness()
     allowed = (1 - flakiness.confidence) if flakiness is not None else _ALLOWED
     every = max(map(len, oracle.heard(Verdict.FAIL)), default=len(minimum.units))
@@ -117,9 +120,9 @@ def confirm(
         # Any unit may look needed by chance; so many culprits are as likely as their number is
         # small.
         allowed *= (len(minimum.units) - 1) / every
-    more = confirmations(failures, passes, allowed)
+    further_runs = confirmations(failures, passes, allowed)
     return _ask_again(
-        minimum, decisive, oracle, complete, more, without if minimum.rest_passes else None
+        minimum, decisive, oracle, complete, further_runs, without if minimum.rest_passes else None
     )
 
 
@@ -172,11 +175,11 @@ def _ask_rest(
     chances = [luck_by_size(failing, sizes) for sizes in passing]
     passes = list(map(len, passing))
     weakest = decisive[passes.index(min(passes))]
-    others = without(minimum.units - weakest)
-    rest = without(minimum.units)
-    if not weakest | rest <= others or minimum.units <= others:
+    without_weakest = without(minimum.units - weakest)
+    without_answer = without(minimum.units)
+    if not weakest | without_answer <= without_weakest or minimum.units <= without_weakest:
         return minimum, False
-    verdict = oracle(Units(others))
+    verdict = oracle(Units(without_weakest))
     if verdict is Verdict.PASS:
         likely = _LIKELY * _FURTHER ** (len(decisive) - _EACH - 1)
         for part, chance in zip(decisive, chances, strict=True):
@@ -189,7 +192,9 @@ def _ask_rest(
                 return _unproven(minimum, _NOT_NEEDED), False
         return replace(minimum, rest_passes=True), False
     # The rest may have a failure of its own, which says nothing of the answer.
-    return minimum, verdict is Verdict.FAIL and not (rest and oracle(Units(rest)) is Verdict.FAIL)
+    return minimum, verdict is Verdict.FAIL and not (
+        without_answer and oracle(Units(without_answer)) is Verdict.FAIL
+    )
 
 
 def _passed_large(part: Subset, larger: Subset, answer: Subset, oracle: Transcript) -> bool:
@@ -215,7 +220,8 @@ def _evidence(
     """
     failing = [len(units) for units in oracle.heard(Verdict.FAIL) if answer <= units]
     passing: list[list[int]] = [[] for _ in decisive]
-    for units in oracle.heard(Verdict.PASS):  # one set at a time: each may take megabytes
+    # One set at a time: each may take megabytes.
+    for units in oracle.heard(Verdict.PASS):
         for place, part in enumerate(decisive if not answer <= units else ()):
             if part <= units:
                 passing[place].append(len(units))
@@ -227,7 +233,7 @@ def _ask_again(
     decisive: Sequence[Subset],
     oracle: Transcript,
     complete: Completion,
-    more: tuple[int, list[int]],
+    further_runs: tuple[int, list[int]],
     without: Callable[[Subset], Subset] | None,
 ) -> Minimum:
     """Run the answer, and what lacks one of its units, so often again.
@@ -235,7 +241,7 @@ def _ask_again(
     A failure may show more rarely in smaller models, so where the rest of the model passes,
     ``without`` a unit the largest model is run, and not the smallest.
     """
-    failures, passes = more
+    failures, passes = further_runs
     if (
         failures
         and oracle(Again(Units(minimum.units), runs=failures, until=Verdict.PASS))
@@ -246,13 +252,13 @@ def _ask_again(
         larger = part if without is None else without(minimum.units - part)
         usable = part < larger and not minimum.units <= larger
         question = Units(larger if usable else part)
-        left = runs
+        runs_left = runs
         fails = False
         if runs and usable and question not in oracle:
-            left -= 1
+            runs_left -= 1
             fails = oracle(question) is Verdict.FAIL
-        if left and not fails:
-            fails = oracle(Again(question, runs=left)) is Verdict.FAIL
+        if runs_left and not fails:
+            fails = oracle(Again(question, runs=runs_left)) is Verdict.FAIL
         if fails and usable and oracle(Again(Units(part), runs=runs)) is not Verdict.FAIL:
             return _unproven(minimum, _NOT_NEEDED)
         if fails:
@@ -268,12 +274,21 @@ def _ask_again(
     return replace(minimum, steps=(*minimum.steps, step))
 
 
-def _unproven(minimum: Minimum, why: str) -> Minimum:
-    return replace(minimum, proven=False, why=FLAKY.format(why))
+def _unproven(minimum: Minimum, reason: str) -> Minimum:
+    return replace(minimum, proven=False, why=FLAKY.format(reason))
 
 
 def confirm_enough(minimum: Minimum, oracle: Oracle, flakiness: Flakiness) -> Minimum:
-    """Confirm a set that is enough to keep: failures prove that it is minimal, and its pass is asked again."""
+    """Confirm a set that is enough to keep: failures prove that it is minimal, and its pass is asked again.
+
+    Args:
+        minimum: The set of units that is enough to keep.
+        oracle: Answers questions about sets of units, and repeated ones.
+        flakiness: The measured failure rate of the original, with the confidence to reach.
+
+    Returns:
+        The same set; unproven, with the reason, where a second verdict differs.
+    """
     if not minimum.proven or not flakiness.is_steady:
         return minimum
     failures, (passes,) = confirmations(flakiness.runs, [1], 1 - flakiness.confidence)

@@ -76,16 +76,22 @@ class Density:
             units: How many will be met in all, where very few of them may be needed.
         """
         self._left = units or 0
-        few = sum(_EXACT) if units else 0.0
+        small_counts = sum(_EXACT) if units else 0.0
         total = sum(weights.values())
-        self._weights = {p: (1 - few) * weight / total for p, weight in weights.items()}
-        self._exactly = [0.0, *_EXACT] if units else []  # by how many are left
+        self._weights = {p: (1 - small_counts) * weight / total for p, weight in weights.items()}
+        # The weight of each number of needed units that are left.
+        self._exactly = [0.0, *_EXACT] if units else []
         self._neighbours = neighbours
         self._runs = [list(run) for run in _RUNS]
-        self._taken = False  # whether the last was not asked about
-        self._unasked = [0] * len(_RUNS)  # after one that was not either
-        self._run = 0  # needed units in a row, up to here
-        self._suspects: float = math.inf  # how far off they begin
+        # Whether the last unit counted as needed without a question.
+        self._taken = False
+        # Per length of a run: units that counted as needed after one that was not asked about
+        # either.
+        self._unasked = [0] * len(_RUNS)
+        # Needed units in a row, up to here.
+        self._run = 0
+        # The number of units before the first suspect.
+        self._suspects: float = math.inf
 
     def suspects_after(self, count: int) -> None:
         """After the next ``count`` units come suspects, which alone were not enough; there may be needed ones among them."""
@@ -107,7 +113,7 @@ class Density:
         if count:
             self._learn(
                 {p: (1 - p) ** count for p in self._weights},
-                [self._none(left, count) for left in range(len(self._exactly))],
+                [self._none(remaining, count) for remaining in range(len(self._exactly))],
             )
             self._left -= count
 
@@ -119,12 +125,13 @@ class Density:
             self._runs[self._run - 1][0] += 1
             self._learn(
                 dict.fromkeys(self._weights, 1.0),
-                [float(left > 0) for left in range(len(self._exactly))],
+                [float(units_left > 0) for units_left in range(len(self._exactly))],
             )
         else:
-            left = max(self._left, 1)
+            units_left = max(self._left, 1)
             self._learn(
-                {p: p for p in self._weights}, [each / left for each in range(len(self._exactly))]
+                {p: p for p in self._weights},
+                [remaining / units_left for remaining in range(len(self._exactly))],
             )
         self._exactly = [*self._exactly[1:], 0.0][: len(self._exactly)]
         self._left -= 1
@@ -132,10 +139,10 @@ class Density:
 
     def some_left(self) -> None:
         """One was found where one was looked for, and there is more: most often one more, anywhere."""
-        few = sum(_MORE)
+        small_counts = sum(_MORE)
         before = sum(self._exactly)
         self._weights = {
-            p: (1 - few) * weight / (1 - before) for p, weight in self._weights.items()
+            p: (1 - small_counts) * weight / (1 - before) for p, weight in self._weights.items()
         }
         self._exactly = [0.0, *_MORE]
 
@@ -166,6 +173,7 @@ class Density:
 
     def _met(self, count: int) -> None:
         if count > self._suspects:
+            # The suspects are reached: the prior mixes in their higher densities.
             heat = sum(HOT.values())
             self._weights = {p: _COOLED * weight for p, weight in self._weights.items()}
             self._exactly = [_COOLED * weight for weight in self._exactly]
@@ -187,29 +195,34 @@ class Density:
         chance = self._chance_of_any(width)
         if not dirty and 1 - chance >= _DONE:
             return width
+        # A group that splits the probability in halves teaches one bit, the most a verdict can.
         even = chance / 2 if dirty else 0.5
-        fewest = 1
-        most = width - dirty
-        while fewest < most:
-            middle = (fewest + most) // 2
+        smallest = 1
+        largest = width - dirty
+        while smallest < largest:
+            middle = (smallest + largest) // 2
             if self._chance_of_any(middle) < even:
-                fewest = middle + 1
+                smallest = middle + 1
             else:
-                most = middle
-        over, under = (abs(self._chance_of_any(size) - even) for size in (fewest, fewest - 1))
-        return fewest - 1 if fewest > 1 and under < over else fewest
+                largest = middle
+        over, under = (abs(self._chance_of_any(size) - even) for size in (smallest, smallest - 1))
+        return smallest - 1 if smallest > 1 and under < over else smallest
 
     def _chance_of_any(self, count: int) -> float:
         """The chance that one of the next ``count`` units is needed."""
-        beside = 1.0
+        neighbour_spared = 1.0
         if self._run and count:
             hits, misses = self._runs[self._run - 1]
-            beside = misses / (hits + misses)
+            neighbour_spared = misses / (hits + misses)
             count -= 1
-        none = beside * sum(weight * (1 - p) ** count for p, weight in self._weights.items())
-        for left, weight in enumerate(self._exactly):
+        none = neighbour_spared * sum(
+            weight * (1 - p) ** count for p, weight in self._weights.items()
+        )
+        for remaining, weight in enumerate(self._exactly):
             if weight:
-                none += weight * (beside if left else 1.0) * self._none(left, count)
+                none += (
+                    weight * (neighbour_spared if remaining else 1.0) * self._none(remaining, count)
+                )
         if count > self._suspects:
             hot = sum(
                 weight * (1 - p) ** (count - self._suspects) for p, weight in HOT.items()
@@ -217,17 +230,20 @@ class Density:
             none *= _COOLED + (1 - _COOLED) * hot
         return 1 - none
 
-    def _none(self, left: int, count: int) -> float:
+    def _none(self, remaining: int, count: int) -> float:
         """The chance that none of ``count`` units is among so many that are left."""
         chance = 1.0
-        for place in range(left):
+        for place in range(remaining):
             chance *= max(self._left - count - place, 0) / max(self._left - place, 1)
         return chance
 
     def _learn(self, likelihoods: Mapping[float, float], exactly: list[float]) -> None:
         """Bayes' rule. The weights add up to 1 from then on."""
         likely = {p: weight * likelihoods[p] for p, weight in self._weights.items()}
-        left = [weight * chance for weight, chance in zip(self._exactly, exactly, strict=True)]
-        total = sum(likely.values()) + sum(left)
+        exact_counts = [
+            weight * chance for weight, chance in zip(self._exactly, exactly, strict=True)
+        ]
+        # Normalising here keeps sums of weights at 1 and avoids underflow over thousands of units.
+        total = sum(likely.values()) + sum(exact_counts)
         self._weights = {p: weight / total for p, weight in likely.items()}
-        self._exactly = [weight / total for weight in left]
+        self._exactly = [weight / total for weight in exact_counts]

@@ -57,14 +57,14 @@ class Kept:
         self.units: Subset = frozenset(units)
         self.needed: Subset = frozenset()
         self.astray = False
-        self._found: list[int] = []  # and not left out once more yet
+        # Needed units that were not left out a second time yet.
+        self._found: list[int] = []
         self._looked = 0
         self._run = 0
         self._alarm = _RUN
         self._presumed: list[int] = []
-        self._spare: Subset = (
-            frozenset()
-        )  # kept for the sake of an answer, and known not to be needed
+        # Kept for the sake of an answer, and known not to be needed.
+        self._spare: Subset = frozenset()
         self.goal = goal
         self._complete = complete
         self._tally = Tally(ask)
@@ -73,7 +73,7 @@ class Kept:
     @property
     def asked(self) -> int:
         """The number of different questions."""
-        return self._tally.asked
+        return self._tally.questions
 
     @property
     def lost(self) -> bool:
@@ -82,10 +82,10 @@ class Kept:
 
     def verdict(self, units: Subset) -> Verdict:
         """Ask whether keeping these is enough, unless that is known."""
-        asked = units if units <= self.needed else self._complete(units)
-        question = Units(asked)
+        completed = units if units <= self.needed else self._complete(units)
+        question = Units(completed)
         if question not in self._known:
-            self._known[question] = self._tally(asked)
+            self._known[question] = self._tally(completed)
         return self._known[question]
 
     def shrink(self, units: Subset) -> Verdict:
@@ -101,7 +101,7 @@ class Kept:
         return self.shrink(units) is self.goal
 
     def leave_out(
-        self, units: Collection[int], *, again: int = 0, rest: Subset | None = None
+        self, units: Collection[int], *, again: int = 0, remainder: Subset | None = None
     ) -> Verdict:
         """Ask whether some units more can be left out, and go on from there if they can.
 
@@ -110,19 +110,21 @@ class Kept:
             again: The number of other candidates to ask about where one is unresolved: each has a
                 unit back that is known not to be needed, the nearest first. With the next question
                 it is left out again.
-            rest: What is kept then, where the caller has that set.
+            remainder: What is kept then, where the caller has that set.
         """
-        rest = self.units.difference(self._spare, units) if rest is None else rest
+        remainder = self.units.difference(self._spare, units) if remainder is None else remainder
         spare = Subset()
-        verdict = self.shrink(rest)
+        verdict = self.shrink(remainder)
         if again and verdict is Verdict.UNRESOLVED:
+            # The verdict of nearly the same set stands in for the unresolved one (as `git bisect
+            # skip`).
             ends = (min(units), max(units))
             gone = (unit for unit in self._order if unit not in self.units)
             for unit in nsmallest(
                 again, gone, key=lambda unit: min((abs(unit - end), unit) for end in ends)
             ):
                 spare = frozenset({unit})
-                verdict = self.shrink(rest | spare)
+                verdict = self.shrink(remainder | spare)
                 if verdict is not Verdict.UNRESOLVED:
                     break
         if verdict is self.goal:
@@ -130,7 +132,12 @@ class Kept:
         return verdict
 
     def lower(
-        self, units: Sequence[int], density: Density, *, dirty: bool | int, most: int | None = None
+        self,
+        units: Sequence[int],
+        density: Density,
+        *,
+        dirty: bool | int,
+        max_needed: int | None = None,
     ) -> None:
         """Leave out what can be left out of some units, one after the other.
 
@@ -143,13 +150,17 @@ class Kept:
             density: How common units that cannot be left out are.
             dirty: Whether it is known that not all can be left out together; or of how many of the
                 first that is known.
-            most: With more units than these needed it stops, if that is limited.
+            max_needed: With more units than these needed it stops, if that is limited.
         """
         walk = _Walk(self, units, density, len(units) if dirty is True else dirty or None)
-        while not walk.done and not self._stops and (most is None or len(self.needed) <= most):
+        while (
+            not walk.done
+            and not self._stops
+            and (max_needed is None or len(self.needed) <= max_needed)
+        ):
             walk.step()
         if walk.later and not self._stops:
-            self.lower(walk.later, density, dirty=False, most=most)
+            self.lower(walk.later, density, dirty=False, max_needed=max_needed)
 
     @property
     def _stops(self) -> bool:
@@ -166,8 +177,8 @@ class Kept:
 
     def _look_again(self) -> None:
         """Leave out units that were found once more, if it is time for that."""
-        apart = sum(unit + 1 not in self.needed for unit in self.needed)
-        looks = int(self._looked < len(_LOOKS) and apart >= _LOOKS[self._looked])
+        runs = sum(unit + 1 not in self.needed for unit in self.needed)
+        looks = int(self._looked < len(_LOOKS) and runs >= _LOOKS[self._looked])
         self._looked += looks
         if self._run >= self._alarm:
             looks = _BURST
@@ -206,7 +217,7 @@ class _Walk:
         later: Units passed by without an answer about them.
     """
 
-    kept: Kept
+    state: Kept
     units: Sequence[int]
     density: Density
     end: int | None
@@ -223,11 +234,12 @@ class _Walk:
         unit = self.units[self.place]
         if self.end is not None and self.end - self.place == 1:
             self._hit(unit)
-        elif unit not in self.kept.units:  # it went with the second half of others
+        elif unit not in self.state.units:
+            # It was left out together with the second half of an earlier group.
             self._pass(1)
         elif self.end is None and self.density.sure():
             self.density.taken()
-            self.kept.found(unit, doubtful=True)
+            self.state.found(unit, doubtful=True)
             self.place += 1
         else:
             self._ask()
@@ -237,35 +249,38 @@ class _Walk:
         self.place += count
 
     def _hit(self, unit: int) -> None:
-        if self.doubtful:  # teaches nothing
+        # No single unit was shown to be needed, which teaches nothing about the density.
+        if self.doubtful:
             self.density.elsewhere()
             self.density.taken()
             self.density.elsewhere()
         else:
             self.density.hit()
-        self.kept.found(unit, doubtful=self.doubtful)
+        self.state.found(unit, doubtful=self.doubtful)
         self.place = self.place + 1
         self.end = None
         self.doubtful = False
 
     def _ask(self) -> None:
-        kept = self.kept
+        state = self.state
         place = self.place
         width = (len(self.units) if self.end is None else self.end) - place
+        # Hwang's generalised binary splitting: a group for even odds, then bisection within it.
         best = self.density.group(width, dirty=self.end is not None)
         sizes = list(skipping(best, range(1, width + (self.end is None))))
         for number, size in enumerate((*sizes, best)):
             again = SKIPS + 2 - number if number == len(sizes) <= SKIPS else 0
-            verdict = kept.leave_out(frozenset(self.units[place : place + size]), again=again)
+            verdict = state.leave_out(frozenset(self.units[place : place + size]), again=again)
             if verdict is not Verdict.UNRESOLVED:
                 break
-        kept.heard(verdict)
-        if verdict is kept.goal:
+        state.heard(verdict)
+        if verdict is state.goal:
             self._pass(size)
             return
+        # So few units are left that no other size can be tried; the second part alone decides.
         if verdict is Verdict.UNRESOLVED and self.end is not None and width <= SKIPS:
-            verdict = kept.leave_out(frozenset(self.units[place + size : self.end]))
-            if verdict not in (kept.goal, Verdict.UNRESOLVED):
+            verdict = state.leave_out(frozenset(self.units[place + size : self.end]))
+            if verdict not in (state.goal, Verdict.UNRESOLVED):
                 self.later += self.units[place : place + size]
                 self._pass(size)
                 return
@@ -277,9 +292,9 @@ def skipping(size: int, sizes: range) -> Iterator[int]:
     """A size, and the few that are nearest to it, to try where it is unresolved."""
     tried = 0
     for distance in range(len(sizes)):
-        for near in dict.fromkeys((size - distance, size + distance)):
-            if near in sizes:
-                yield near
+        for neighbour in dict.fromkeys((size - distance, size + distance)):
+            if neighbour in sizes:
+                yield neighbour
                 tried += 1
                 if tried > SKIPS:
                     return

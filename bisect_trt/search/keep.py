@@ -68,81 +68,91 @@ def find_keep(
 
 
 def _find(units: Sequence[int], ask: Ask, suspects: Sequence[int]) -> Minimum:
-    kept = Kept(units, ask)
-    ranking = [unit for unit in dict.fromkeys(suspects) if unit in kept.units]
-    few = (
+    state = Kept(units, ask)
+    ranking = [unit for unit in dict.fromkeys(suspects) if unit in state.units]
+    prime_suspects = (
         ranking
         if len(ranking) <= _SHORT * len(units)
         else ranking[: max(round(_TIER * len(units)), 1)]
     )
-    tier = frozenset(few)
+    tier = frozenset(prime_suspects)
     ranked = frozenset(ranking)
+    # The least suspicious first.
     order = [
         *(unit for unit in units if unit not in ranked),
         *reversed(ranking),
-    ]  # the least suspicious first
+    ]
     inside = [unit for unit in order if unit in tier]
     outside = [unit for unit in order if unit not in tier]
-    enough = bool(few) and kept.shrinks_to(tier)
+    enough = bool(prime_suspects) and state.shrinks_to(tier)
     steps = list[str]()
-    if 0 < len(few) < len(units):
+    if 0 < len(prime_suspects) < len(units):
         answer = "enough" if enough else "not enough"
-        steps.append(f"the {len(few)} most suspicious of {len(units)} units in fp32: {answer}")
+        steps.append(
+            f"the {len(prime_suspects)} most suspicious of {len(units)} units in fp32: {answer}"
+        )
     if enough:
         # Strong suspects are not met as others are: most groups would have to be kept, and the
         # questions be wasted.
-        kept.lower(inside, Density(HOT, neighbours=False), dirty=True)
+        state.lower(inside, Density(HOT, neighbours=False), dirty=True)
     else:
-        hot = few and len(units) <= _FEW
+        hot = prime_suspects and len(units) <= _FEW
         density = (
             Density(HOT, neighbours=False) if hot else Density(cold(len(units)), units=len(units))
         )
-        if few:
+        if prime_suspects:
             density.suspects_after(len(outside))
-        kept.lower([*outside, *inside], density, dirty=len(outside) if few else True)
-    kept.settle()
+        state.lower([*outside, *inside], density, dirty=len(outside) if prime_suspects else True)
+    state.settle()
     steps.append(
-        f"lowering in groups: {len(kept.units)} units left in fp32 after {kept.asked} questions"
+        f"lowering in groups: {len(state.units)} units left in fp32 after {state.asked} questions"
     )
-    return _prove(kept, steps)
+    return _prove(state, steps)
 
 
-def keep_if_enough(count: int, most: int, ask: Ask) -> Minimum | None:
-    """The fewest of so many units that are enough, in ``most`` questions; ``None`` where all of them are not."""
+def keep_if_enough(count: int, max_questions: int, ask: Ask) -> Minimum | None:
+    """The fewest of so many units that are enough, in ``max_questions`` questions; ``None`` where all of them are not.
+
+    Args:
+        count: The number of units; they are numbered from 0.
+        max_questions: The largest number of questions, without the one about all units.
+        ask: The oracle: ``PASS`` where keeping these units is enough.
+    """
     everything = range(count)
     return (
-        find_keep(everything, ask, most=most)
+        find_keep(everything, ask, most=max_questions)
         if ask(frozenset(everything)) is Verdict.PASS
         else None
     )
 
 
-def _prove(kept: Kept, steps: list[str]) -> Minimum:
+def _prove(state: Kept, steps: list[str]) -> Minimum:
     """Lower what can still be lowered, and show that no single unit more can be."""
 
     def shows(chosen: Subset) -> Verdict:
-        return kept.verdict(chosen).opposite
+        return state.verdict(chosen).opposite
 
-    before = kept.asked
-    broke = kept.lost
-    if worth_counting(kept.units, shows, lost=broke):
+    before = state.asked
+    # Group testing assumes that more units never hurt; delta debugging does not.
+    broke = state.lost
+    if worth_counting(state.units, shows, lost=broke):
         reason = (
             "most candidates broke in other ways"
             if broke
             else "more units in fp32 do not always help"
         )
-        kept.units = reduce_by_counters(kept.units, shows)
+        state.units = reduce_by_counters(state.units, shows)
         steps.append(
-            f"{reason}, so delta debugging: {len(kept.units)} units left after {kept.asked - before} more questions"
+            f"{reason}, so delta debugging: {len(state.units)} units left after {state.asked - before} more questions"
         )
-        before = kept.asked
-    chosen = make_minimal(kept.units, shows).units
+        before = state.asked
+    chosen = make_minimal(state.units, shows).units
     steps.append(
-        f"proof that none of the {len(chosen)} can be lowered: {kept.asked - before} more questions"
+        f"proof that none of the {len(chosen)} can be lowered: {state.asked - before} more questions"
     )
-    broken = sum(kept.verdict(chosen - {unit}) is Verdict.UNRESOLVED for unit in chosen)
-    why = f"with one of {broken} of its units lowered the check ends in another way, which does not count as passing"
-    return Minimum(chosen, proven=True, why=why if broken else None, steps=tuple(steps))
+    broken = sum(state.verdict(chosen - {unit}) is Verdict.UNRESOLVED for unit in chosen)
+    remark = f"with one of {broken} of its units lowered the check ends in another way, which does not count as passing"
+    return Minimum(chosen, proven=True, why=remark if broken else None, steps=tuple(steps))
 
 
 _FIRST = 4
@@ -153,41 +163,50 @@ _COARSE = 8
 
 
 def grow_and_shrink(
-    start: Subset, kept: Subset, order: Sequence[int], ask: Ask, *, most: int
+    start: Subset, insufficient: Subset, order: Sequence[int], ask: Ask, *, most: int
 ) -> Subset | None:
-    """A set that is enough for what ``ask`` is about now, which ``kept`` is not.
+    """A set that is enough for what ``ask`` is about now, which ``insufficient`` is not.
 
     The set grows by the first units of an order. Then each of its units outside ``start`` is
     lowered, the last in the order first, if the rest is enough.
+
+    Args:
+        start: Units that stay in the set.
+        insufficient: A set that is known not to be enough.
+        order: All units that may be added, the first to add first.
+        ask: The oracle: ``PASS`` where these units are enough.
+        most: The largest number of questions.
 
     Returns:
         ``None`` if all units are not enough, or if the questions end before any but all of them
         were seen to be.
     """
-    rest = [unit for unit in order if unit not in kept]
-    whole = kept.union(rest)
-    limited = Limited(ask, whole, most)
+    candidates = [unit for unit in order if unit not in insufficient]
+    everything = insufficient.union(candidates)
+    limited = Limited(ask, everything, most)
 
+    # Subsets of a set that is known not to be enough need no question.
     def enough(
         units: Subset,
-    ) -> Verdict:  # parts of what is known not to be enough are not asked about
-        return Verdict.FAIL if start | units <= kept else limited(start | units)
+    ) -> Verdict:
+        return Verdict.FAIL if start | units <= insufficient else limited(start | units)
 
     try:
-        size = shortest_prefix(rest, lambda prefix: limited(kept.union(prefix)) is Verdict.PASS)
+        size = shortest_prefix(
+            candidates, lambda prefix: limited(insufficient.union(prefix)) is Verdict.PASS
+        )
     except Enough:
-        return None if limited.best == whole else limited.best
+        return None if limited.best == everything else limited.best
     if size is None:
         return None
-    added = [*filter((kept.union(rest[:size]) - start).__contains__, reversed(order))]
-    fewest = Kept(
-        added, enough
-    )  # many of so few are needed, so no proof follows, as it does in find_keep
+    added = [*filter((insufficient.union(candidates[:size]) - start).__contains__, reversed(order))]
+    # Many of so few are needed, so no proof follows, unlike in find_keep.
+    fewest = Kept(added, enough)
     with suppress(Enough):
         fewest.lower(added, Density(cold(len(added))), dirty=True)
         fewest.settle()
-    found = start | fewest.units
-    return None if found == whole and limited.left == 0 else found
+    grown = start | fewest.units
+    return None if grown == everything and limited.left == 0 else grown
 
 
 def shortest_prefix(ordered: Sequence[int], enough: Callable[[Sequence[int]], bool]) -> int | None:
@@ -198,6 +217,7 @@ def shortest_prefix(ordered: Sequence[int], enough: Callable[[Sequence[int]], bo
     """
     low = 0
     high = min(_FIRST, len(ordered))
+    # Exponential search, then bisection of the last interval (Bentley and Yao, 1976).
     while not (high and enough(ordered[:high])):
         if high == len(ordered):
             return None
@@ -234,7 +254,7 @@ def find_alternatives(
     ask: Ask,
     *,
     weights: Mapping[int, float] | None = None,
-    most: int = MOST_ALTERNATIVES,
+    max_sets: int = MOST_ALTERNATIVES,
     likely: bool = True,
 ) -> Alternatives:
     """All 1-minimal sets of units that pass, up to a limit.
@@ -247,27 +267,31 @@ def find_alternatives(
         units: In the order in which they are tried, where nothing else is known of them.
         ask: The oracle. No set is asked about twice.
         weights: How likely each is to be among the answers; 1 where not given.
-        most: How many answers are enough.
+        max_sets: How many answers are enough.
         likely: Whether there probably is one. If not, all units at once are asked about first: one
             question where there is none.
     """
-    known = _Known(ask, {unit: (weights or {}).get(unit, 1.0) for unit in units})
+    answers = _Known(ask, {unit: (weights or {}).get(unit, 1.0) for unit in units})
     everything = frozenset(units)
-    found: list[Subset] = []
+    minimal_sets: list[Subset] = []
     queue: list[Subset] = [frozenset()]
-    for without in queue:  # which grows
-        minimum = next((each for each in found if each.isdisjoint(without)), None)
+    # The queue grows while it is read: Reiter's tree, breadth first.
+    for without in queue:
+        minimum = next((subset for subset in minimal_sets if subset.isdisjoint(without)), None)
         if minimum is None:
-            if len(found) == most:
-                if known.has_one(everything - without):
-                    return Alternatives(tuple(found), complete=False)
+            if len(minimal_sets) == max_sets:
+                if answers.has_one(everything - without):
+                    return Alternatives(tuple(minimal_sets), complete=False)
                 continue
-            minimum = known.smallest(everything - without, sure=bool(found) or not likely)
+            minimum = answers.smallest(everything - without, sure=bool(minimal_sets) or not likely)
             if minimum is None:
                 continue
-            found.append(minimum)
-        queue += [more for unit in sorted(minimum) if (more := without | {unit}) not in queue]
-    return Alternatives(tuple(found))
+            minimal_sets.append(minimum)
+        # Each further answer lacks a unit of this one: one branch for each of its units.
+        queue += [
+            extended for unit in sorted(minimum) if (extended := without | {unit}) not in queue
+        ]
+    return Alternatives(tuple(minimal_sets))
 
 
 @dataclass
@@ -314,18 +338,22 @@ class _Known:
 
         ``None`` if it is not found.
         """
-        left = self._likeliest_first(pool.difference(*self._failed()))
-        while len(left) > 1:
+        candidates = self._likeliest_first(pool.difference(*self._failed()))
+        while len(candidates) > 1:
             half = 0
             weight = 0.0
-            whole = sum(self.weights[unit] for unit in left)
-            while half < len(left) - 1 and (
-                not half or weight + self.weights[left[half]] <= whole / 2
+            total = sum(self.weights[unit] for unit in candidates)
+            while half < len(candidates) - 1 and (
+                not half or weight + self.weights[candidates[half]] <= total / 2
             ):
-                weight += self.weights[left[half]]
+                weight += self.weights[candidates[half]]
                 half += 1
-            left = left[:half] if self.passes(frozenset(left[:half])) else left[half:]
-        return frozenset(left) if left and self.passes(frozenset(left)) else None
+            candidates = (
+                candidates[:half]
+                if self.passes(frozenset(candidates[:half]))
+                else candidates[half:]
+            )
+        return frozenset(candidates) if candidates and self.passes(frozenset(candidates)) else None
 
     def _alone(self, pool: Subset) -> Subset | None:
         """The likeliest that passes alone, each asked about."""

@@ -72,12 +72,12 @@ class Units:
     @property
     def units(self) -> Subset:
         """The units; a set of many is made anew once nothing else holds it."""
-        held = self._held
-        if not isinstance(held, bytes):
-            return held
-        if (given := self._given()) is not None:
-            return given
-        flags = zlib.decompress(held)
+        stored = self._held
+        if not isinstance(stored, bytes):
+            return stored
+        if (original := self._given()) is not None:
+            return original
+        flags = zlib.decompress(stored)
         return frozenset(compress(range(len(flags)), flags))
 
     def __len__(self) -> int:
@@ -146,7 +146,7 @@ class Transcript:
 
     def heard(self, verdict: Verdict) -> Iterator[Subset]:
         """The sets of units with a verdict, in the order in which they were first asked about."""
-        return (question.units for question, said in self._heard.items() if said is verdict)
+        return (question.units for question, answer in self._heard.items() if answer is verdict)
 
     def __contains__(self, question: Units) -> bool:
         return question in self._heard
@@ -206,20 +206,20 @@ class Tally:
     """
 
     ask: Ask
-    asked: int = 0
+    questions: int = 0
     unresolved: int = 0
 
     def __call__(self, units: Subset) -> Verdict:
         """Ask, and count."""
         verdict = self.ask(units)
-        self.asked += 1
+        self.questions += 1
         self.unresolved += verdict is Verdict.UNRESOLVED
         return verdict
 
     @property
     def mostly_unresolved(self) -> bool:
         """Whether most candidates break in other ways, so that what is asked should stay close to what fails."""
-        return self.unresolved >= 8 and 2 * self.unresolved > self.asked
+        return self.unresolved >= 8 and 2 * self.unresolved > self.questions
 
 
 class Enough(Exception):  # noqa: N818 - how a search that costs too much ends

@@ -52,17 +52,19 @@ class History:
     @property
     def stretches(self) -> list[tuple[int, int]]:
         """The first and the last place of each stretch of failures, as far as passes were seen between them."""
-        found: list[tuple[int, int]] = []
+        stretches: list[tuple[int, int]] = []
         passed = True
         for place, verdict in sorted(self.seen.items()):
             if verdict is Verdict.FAIL:
-                found[len(found) - (not passed) :] = [(place if passed else found[-1][0], place)]
+                stretches[len(stretches) - (not passed) :] = [
+                    (place if passed else stretches[-1][0], place)
+                ]
             passed = verdict is Verdict.PASS or (passed and verdict is not Verdict.FAIL)
-        return found
+        return stretches
 
 
 def find_edges(
-    count: int, ask: AskOne, known: int | None = None, *, every: bool = False
+    count: int, ask: AskOne, likely_failing: int | None = None, *, every: bool = False
 ) -> History:
     """Find the newest stretch of failures and both its edges.
 
@@ -74,30 +76,32 @@ def find_edges(
     Args:
         count: How many places there are, the oldest first.
         ask: The oracle.
-        known: A place that most likely fails.
+        likely_failing: A place that most likely fails.
         every: Whether to ask all of them, so that nothing is taken for granted.
     """
-    seen: dict[int, Verdict] = {}
+    verdicts: dict[int, Verdict] = {}
 
     def look(place: int) -> Verdict:
-        if place not in seen:
-            seen[place] = ask(place)
-        return seen[place]
+        if place not in verdicts:
+            verdicts[place] = ask(place)
+        return verdicts[place]
 
     ends = [count - 1, 0]
-    for place in range(count - 1, -1, -1) if every else [] if known is None else [known]:
+    for place in (
+        range(count - 1, -1, -1) if every else [] if likely_failing is None else [likely_failing]
+    ):
         look(place)
-    if Verdict.FAIL not in seen.values() and all(
+    if Verdict.FAIL not in verdicts.values() and all(
         look(p) is not Verdict.FAIL for p in [*ends, *_halving(count)]
     ):
-        return History(seen)
+        return History(verdicts)
     for place in ends:
         look(place)
-    start = max(place for place, verdict in seen.items() if verdict is Verdict.FAIL)
+    start = max(place for place, verdict in verdicts.items() if verdict is Verdict.FAIL)
     # The newest failure may move up while its upper edge is looked for.
-    newest = _edge(range(start, count), look, seen)
-    oldest = _edge(range(newest.failing, -1, -1), look, seen)
-    return History(seen, oldest, newest)
+    newest = _edge(range(start, count), look, verdicts)
+    oldest = _edge(range(newest.failing, -1, -1), look, verdicts)
+    return History(verdicts, oldest, newest)
 
 
 def _halving(count: int) -> Iterator[int]:
@@ -108,39 +112,41 @@ def _halving(count: int) -> Iterator[int]:
         middle = (low + high) // 2
         if low < high:
             yield middle
+            # Breadth first, so that places are spread evenly over the order at any time.
             gaps += [(low, middle), (middle + 1, high)]
 
 
-def _edge(path: range, look: AskOne, seen: Mapping[int, Verdict]) -> Edge:
+def _edge(path: range, look: AskOne, verdicts: Mapping[int, Verdict]) -> Edge:
     """The edge along a path from a place that fails to an end of the order."""
 
-    def told(verdict: Verdict) -> list[int]:
-        return [step for step, place in enumerate(path) if seen.get(place) is verdict]
+    def steps_with(verdict: Verdict) -> list[int]:
+        return [step for step, place in enumerate(path) if verdicts.get(place) is verdict]
 
     end = len(path) - 1
-    if not told(Verdict.PASS) and end > 0 and look(path[end]) is Verdict.UNRESOLVED:
+    if not steps_with(Verdict.PASS) and end > 0 and look(path[end]) is Verdict.UNRESOLVED:
         # What is as old as this may say nothing at all, and what passes may lie between.
-        low = max(told(Verdict.FAIL))
+        low = max(steps_with(Verdict.FAIL))
         high = end
-        while high - low > 1 and not told(Verdict.PASS):
+        while high - low > 1 and not steps_with(Verdict.PASS):
             middle = (low + high) // 2
             if look(path[middle]) is Verdict.FAIL:
                 low = middle
             else:
                 high = middle
         for step in range(low + 1, end):
-            if told(Verdict.PASS):
+            if steps_with(Verdict.PASS):
                 break
             look(path[step])
-    if not told(Verdict.PASS):
-        return Edge(path[max(told(Verdict.FAIL))], None)
+    if not steps_with(Verdict.PASS):
+        return Edge(path[max(steps_with(Verdict.FAIL))], None)
     while True:
-        passing = min(told(Verdict.PASS))
-        failing = max(step for step in told(Verdict.FAIL) if step < passing)
+        passing = min(steps_with(Verdict.PASS))
+        failing = max(step for step in steps_with(Verdict.FAIL) if step < passing)
         between = range(failing + 1, passing)
-        unasked = [step for step in between if path[step] not in seen]
+        unasked = [step for step in between if path[step] not in verdicts]
         if not unasked:
             return Edge(path[failing], path[passing], tuple(sorted(path[step] for step in between)))
+        # The undecided place nearest to the middle halves what is left, as in git bisect.
         look(path[min(unasked, key=lambda step: abs(2 * step - failing - passing))])
 
 
@@ -152,9 +158,11 @@ _MOST_STEPS = 64
 """The largest number of steps from the smallest failing point to smaller ones."""
 
 
-def intervals(seen: Mapping[int, Verdict]) -> list[dict[str, Any]]:
+def intervals(verdicts: Mapping[int, Verdict]) -> list[dict[str, Any]]:
     """Returns the tested sizes of one dimension in rows of one verdict, as plain values."""
-    rows = [(verdict, list(row)) for verdict, row in groupby(sorted(seen), key=seen.__getitem__)]
+    rows = [
+        (verdict, list(row)) for verdict, row in groupby(sorted(verdicts), key=verdicts.__getitem__)
+    ]
     return [
         {"from": row[0], "to": row[-1], "verdict": verdict.value, "tried": row}
         for verdict, row in rows
@@ -166,35 +174,43 @@ def landmarks(sizes: Sequence[int]) -> list[int]:
     low = min(sizes)
     high = max(sizes)
     powers = [1 << bit for bit in range(high.bit_length() + 1)]
-    beside = [power + step for power in powers for step in (-1, 1)]
-    wanted = [low, high, 1, 2, 3, low + 1, high - 1, *powers, *beside, 10, 100, 1000]
-    there = set(sizes)
-    return [size for size in dict.fromkeys(wanted) if size in there]
+    neighbours = [power + step for power in powers for step in (-1, 1)]
+    wanted = [low, high, 1, 2, 3, low + 1, high - 1, *powers, *neighbours, 10, 100, 1000]
+    available = set(sizes)
+    return [size for size in dict.fromkeys(wanted) if size in available]
 
 
-def sweep_points(axes: Sequence[Sequence[int]], ask: AskSize, most: int) -> dict[Point, Verdict]:
-    """Returns the verdicts of all points, or of at most ``most`` of them, in the order of the questions.
+def sweep_points(
+    axes: Sequence[Sequence[int]], ask: AskSize, max_points: int
+) -> dict[Point, Verdict]:
+    """Returns the verdicts of all points, or of at most ``max_points`` of them, in the order of the questions.
 
     Where the grid is larger, each dimension is swept with the others at the smallest failing point,
     or at their middle.
+
+    Args:
+        axes: The sizes of each dimension, in ascending order.
+        ask: The oracle: the verdict at a point.
+        max_points: The largest number of points to ask about.
     """
-    if prod(map(len, axes)) <= most:
+    if prod(map(len, axes)) <= max_points:
         return {point: ask(point) for point in product(*axes)}
     ends = dict.fromkeys(tuple(axis[end] for axis in axes) for end in (0, -1))
-    seen = {point: ask(point) for point in ends}
+    verdicts = {point: ask(point) for point in ends}
     for place, axis in enumerate(axes):
-        base = smallest_failing(seen) or tuple(each[len(each) // 2] for each in axes)
+        base = smallest_failing(verdicts) or tuple(sizes[len(sizes) // 2] for sizes in axes)
         line = {
             point[place]: verdict
-            for point, verdict in seen.items()
+            for point, verdict in verdicts.items()
             if _replaced(base, place, point[place]) == point
         }
-        share = (most - len(seen)) // (len(axes) - place) + len(line)
+        # The remaining questions are divided evenly among the dimensions that are left.
+        share = (max_points - len(verdicts)) // (len(axes) - place) + len(line)
         first = axis if len(axis) <= share else landmarks(axis)[: max(share // 2, 2)]
         untried = (size for size in _by_worth(axis, first, line) if size not in line)
         for size in islice(untried, share - len(line)):
-            line[size] = seen[_replaced(base, place, size)] = ask(_replaced(base, place, size))
-    return seen
+            line[size] = verdicts[_replaced(base, place, size)] = ask(_replaced(base, place, size))
+    return verdicts
 
 
 def _replaced(point: Point, place: int, size: int) -> Point:
@@ -202,16 +218,16 @@ def _replaced(point: Point, place: int, size: int) -> Point:
 
 
 def _by_worth(
-    sizes: Sequence[int], first: Iterable[int], seen: Mapping[int, Verdict]
+    sizes: Sequence[int], first: Iterable[int], verdicts: Mapping[int, Verdict]
 ) -> Iterator[int]:
-    """The first sizes, then the middle of the widest gap, gaps between two verdicts before others; reads ``seen``."""
+    """The first sizes, then the middle of the widest gap, gaps between two verdicts before others; reads ``verdicts``."""
     yield from first
     while True:
-        tried = [place for place, size in enumerate(sizes) if size in seen]
+        tried = [place for place, size in enumerate(sizes) if size in verdicts]
         gaps = [
-            (seen[sizes[one]] is not seen[sizes[other]], other - one, one)
-            for one, other in pairwise(tried)
-            if other - one > 1
+            (verdicts[sizes[one]] is not verdicts[sizes[upper]], upper - one, one)
+            for one, upper in pairwise(tried)
+            if upper - one > 1
         ]
         if not gaps:
             return
@@ -219,19 +235,29 @@ def _by_worth(
         yield sizes[one + width // 2]
 
 
-def smallest_failing(seen: Mapping[Point, Verdict]) -> Point | None:
+def smallest_failing(verdicts: Mapping[Point, Verdict]) -> Point | None:
     """Returns the failing point with the smallest product of sizes; ``None`` where none fails."""
-    failing = (point for point, verdict in seen.items() if verdict is Verdict.FAIL)
+    failing = (point for point, verdict in verdicts.items() if verdict is Verdict.FAIL)
     return min(failing, key=lambda point: (prod(point), point), default=None)
 
 
 def go_down(
-    seen: dict[Point, Verdict], ask: AskSize, below: Callable[[Point], Iterable[Point]]
+    verdicts: dict[Point, Verdict], ask: AskSize, below: Callable[[Point], Iterable[Point]]
 ) -> None:
-    """Adds to ``seen`` the way from the smallest failing point to one with no failing point of ``below`` it."""
+    """Adds to ``verdicts`` the way from the smallest failing point to one with no failing point of ``below`` it.
+
+    Args:
+        verdicts: Verdicts by point; it is extended in place.
+        ask: The oracle: the verdict at a point.
+        below: Returns the next smaller points of a point.
+    """
     for _ in range(_MOST_STEPS):
-        point = smallest_failing(seen)
-        new = [] if point is None else [other for other in below(point) if other not in seen]
-        seen.update((other, ask(other)) for other in new)
-        if Verdict.FAIL not in (seen[other] for other in new):
+        point = smallest_failing(verdicts)
+        new = (
+            []
+            if point is None
+            else [smaller for smaller in below(point) if smaller not in verdicts]
+        )
+        verdicts.update((smaller, ask(smaller)) for smaller in new)
+        if Verdict.FAIL not in (verdicts[smaller] for smaller in new):
             return

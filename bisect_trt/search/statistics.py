@@ -96,6 +96,7 @@ class Flakiness:
 
 def luck(failures: int, passes: Sequence[int]) -> float:
     """Return the largest probability, over all failure rates, that candidates fail so often and one of them only passes."""
+    # Each term of the sum peaks at failures / (failures + passes).
     rates = {failures / (failures + number) if number else 1.0 for number in passes}
     return max(
         (rate**failures * math.fsum((1 - rate) ** number for number in passes) for rate in rates),
@@ -115,9 +116,11 @@ def luck_by_size(failing: Iterable[int], passing: Iterable[int]) -> float:
     """
     failures = Counter(failing)
     passes = Counter(passing)
-    pools: list[tuple[int, int]] = []  # failures and passes, at rates that rise
+    # Failures and passes, at rates that rise.
+    pools: list[tuple[int, int]] = []
     for size in sorted(failures | passes):
         failed, passed = failures[size], passes[size]
+        # Pooling adjacent violators: a rate that falls as candidates grow joins the pool before it.
         while pools and pools[-1][0] * passed >= failed * pools[-1][1]:
             earlier = pools.pop()
             failed += earlier[0]
@@ -142,18 +145,25 @@ def confirmations(failures: int, passes: Sequence[int], allowed: float) -> tuple
         allowed: The largest probability of chance.
     """
     best = (0, [0] * len(passes))
-    least = math.inf
-    for more in range(MOST_PASSES):
-        if more >= least:
+    lowest_cost = math.inf
+    for extra_failures in range(MOST_PASSES):
+        if extra_failures >= lowest_cost:
             break
         needed = list(passes)
-        while luck(failures + more, needed) > allowed and sum(needed) - sum(passes) < MOST_PASSES:
+        while (
+            luck(failures + extra_failures, needed) > allowed
+            and sum(needed) - sum(passes) < MOST_PASSES
+        ):
+            # The candidate with the fewest passes contributes most to the likelihood of chance.
             needed[needed.index(min(needed))] += 1
-        found = more, [now - before for now, before in zip(needed, passes, strict=True)]
-        runs = [more, *found[1]]
-        if (cost := sum(runs) + sum(map(bool, runs))) < least:
-            best = found
-            least = cost
+        extra_runs = (
+            extra_failures,
+            [now - before for now, before in zip(needed, passes, strict=True)],
+        )
+        runs = [extra_failures, *extra_runs[1]]
+        if (cost := sum(runs) + sum(map(bool, runs))) < lowest_cost:
+            best = extra_runs
+            lowest_cost = cost
     return best
 
 
@@ -193,6 +203,7 @@ def _at_least(events: int, trials: int, rate: float) -> float:
     """The probability of so many events or more, each of this probability."""
     if not 0 < rate < 1:
         return float(rate >= 1)
+    # Logarithms of the binomial terms, because factorials overflow a double from 171 on.
     logs = (
         math.lgamma(trials + 1)
         - math.lgamma(number + 1)
@@ -225,8 +236,14 @@ def evidence(cases: int, holds: int, share: float = 0.5) -> float:
     this one. While the hypothesis "at most this share" is true this is a supermartingale of at most
     1 in the mean, so the probability that it ever reaches 1/error is at most ``error`` (Ville's
     inequality). Source: H. Robbins, Annals of Mathematical Statistics 41, 1970, p. 1397.
+
+    Args:
+        cases: The number of cases so far.
+        holds: The number of cases in which it held.
+        share: The share to exceed, between 0 and 1.
     """
-    total = 0.0  # of C(n+1, k) (share / (1 - share))**(k - holds) / ((n+1) C(n, holds))
+    # The sum of C(n+1, k) (share / (1 - share))**(k - holds) / ((n+1) C(n, holds)).
+    total = 0.0
     term = 1 / (cases + 1 - holds)
     for k in range(holds, -1, -1):
         total += term

@@ -39,6 +39,12 @@ def worth_counting(
 
     Unless bisection was ``lost``, units are left out alone until one can be; where none can, that
     is the proof, and nothing was asked in vain.
+
+    Args:
+        units: A set that is known to fail.
+        ask: The oracle: the verdict of the candidate made of a set of units.
+        complete: Adds to a set what cannot be left out while the rest is in it.
+        lost: Whether most candidates of the bisection broke in other ways.
     """
     if len(units) <= _SMALL:
         return False
@@ -72,6 +78,7 @@ def reduce_by_counters(units: Iterable[int], ask: Ask, complete: Completion = fr
     chosen = sorted(units)
     chance = _FIRST_CHANCE
     while len(chosen) > 1:
+        # The window that leaves out most units on average: d/ds of s (1-p)**s is 0 at -1/ln(1-p).
         size = min(max(round(-1 / math.log1p(-chance)), 1), len(chosen) - 1)
         place = len(chosen)
         while place > 0 and len(chosen) > size:
@@ -99,16 +106,23 @@ def reduce_by_chance(units: Iterable[int], ask: Ask, complete: Completion = froz
     runs, about 2 log2(N) / r questions lead to it; the least there can be is log2(N) over the
     capacity of a Z-channel, log2(1 + r (1 - r)^((1 - r) / r)), which at r = 0.2 is 12% less.
 
+    Args:
+        units: A set that is known to fail.
+        ask: The oracle: the verdict of the candidate made of a set of units.
+        complete: Adds to a set what its members cannot be cut from.
+
     Returns:
         A set that was seen to fail (or is ``units``), as :func:`reduce_by_counters` does.
     """
     chosen = sorted(units)
     share = 0.5
     tried: set[Subset] = set()
-    anywhere = random.Random(len(chosen))  # the same for the same answers
+    # Seeded, so that the same verdicts lead to the same questions (speculation, resuming).
+    anywhere = random.Random(len(chosen))
     while share * len(chosen) >= 0.5 and len(chosen) > 1:
         size = max(round(share * len(chosen)), 1)
         start = anywhere.randrange(len(chosen))
+        # Windows wrap around, so that the first and the last units are left out as often as others.
         window = (chosen + chosen)[start : start + size]
         without = complete(frozenset(chosen).difference(window))
         new = 0 < len(without) < len(chosen) and without not in tried
@@ -141,7 +155,8 @@ def make_minimal(units: Iterable[int], ask: Ask, complete: Completion = frozense
     """
     chosen = sorted(units)
     refused: dict[int, Subset] = {}
-    needed = 0  # in a row, since the set last shrank
+    # Needed units in a row, since the set last shrank: once it is all of them, that is the proof.
+    needed = 0
     place = len(chosen) - 1
     while len(chosen) > 1 and needed < len(chosen):
         unit = chosen[place]
@@ -170,8 +185,8 @@ def neighbours(units: Subset, complete: Completion = frozenset) -> list[Subset]:
 
     None is empty.
     """
-    found = (complete(units - {unit}) for unit in sorted(units))
-    return [without for without in dict.fromkeys(found) if without and without != units]
+    smaller = (complete(units - {unit}) for unit in sorted(units))
+    return [without for without in dict.fromkeys(smaller) if without and without != units]
 
 
 def _late_half(count: int) -> int:
@@ -188,14 +203,14 @@ def _late_half(count: int) -> int:
 
 def shortest_failing_prefix(
     units: Sequence[int],
-    kept: Subset,
+    fixed: Subset,
     ask: Ask,
     *,
     guess: int | None = None,
     passing: int = 0,
     again: Callable[[Subset, int], Verdict] | None = None,
 ) -> int:
-    """The least n of 1 or more for which ``kept`` with the first n of ``units`` fails, all of them being known to fail.
+    """The least n of 1 or more for which ``fixed`` with the first n of ``units`` fails, all of them being known to fail.
 
     Each question halves what is possible. For one culprit among N that is ceil(log2 N) questions.
 
@@ -204,7 +219,7 @@ def shortest_failing_prefix(
 
     Args:
         units: The order to take prefixes of.
-        kept: Units that are in every question.
+        fixed: Units that are in every question.
         ask: The oracle.
         guess: A length that is worth asking first, and the one below it next; they narrow the rest
             down if it is wrong.
@@ -214,20 +229,21 @@ def shortest_failing_prefix(
     """
     longest = len(units)
     passed = passing
+    # A stack: the guess itself is asked about first, then the length below it.
     guesses = [] if guess is None else [guess - 1, guess]
     while longest - passed > 1:
         middle = guesses.pop() if guesses else longest - _late_half(longest - passed)
         if not passed < middle < longest:
             continue
         lengths = list(skipping(middle, range(passed + 1, longest)))
-        for near in lengths:
-            verdict = ask(kept.union(units[:near]))
+        for length in lengths:
+            verdict = ask(fixed.union(units[:length]))
             if verdict is not Verdict.UNRESOLVED:
-                middle = near
+                middle = length
                 break
         else:
             if again is not None and len(lengths) <= SKIPS:
-                verdict = again(kept.union(units[:middle]), SKIPS + 2 - len(lengths))
+                verdict = again(fixed.union(units[:middle]), SKIPS + 2 - len(lengths))
         if verdict is Verdict.FAIL:
             longest = middle
         else:
@@ -263,20 +279,29 @@ def find_culprits(
     What was found is asked about without its weights. If the first culprit does not fail alone, its
     pattern is asked about before other culprits are looked for one by one. Where a pattern fails
     and more than a few of its units are needed, most of them probably are: then it stops, because
-    leaving out one at a time is cheaper. For the arguments see :func:`minimise`.
+    leaving out one at a time is cheaper.
+
+    Args:
+        units: In topological order; with their weights they are known to fail.
+        ask: The oracle: the verdict of the candidate made of a set of units.
+        weights: Adds the units that come along with others until the end of the search.
+        pattern: The units that a unit belongs together with, tried as a whole before its parts.
+        suspect: The unit that is probably the last of the shortest failing prefix.
+        passing: So many of the first units, less than all, are known not to fail together.
 
     Returns:
         A set that was seen to fail, or is all there is: the culprits, unless it stopped early or a
             pattern fails.
     """
-    kept = Kept(units, ask, goal=Verdict.FAIL, complete=weights)
+    state = Kept(units, ask, goal=Verdict.FAIL, complete=weights)
     guess = None if suspect is None else bisect_left(units, suspect) + 1
-    passed = passing  # so many of the first units
+    # The number of first units that passed together.
+    passed = passing
 
     def shorten(prefix: Subset, again: int = 0) -> Verdict:
         nonlocal passed
-        verdict = kept.leave_out(
-            [unit for unit in kept.units if unit not in prefix], again=again, rest=prefix
+        verdict = state.leave_out(
+            [unit for unit in state.units if unit not in prefix], again=again, remainder=prefix
         )
         passed = len(prefix) if verdict is Verdict.PASS else passed
         return verdict
@@ -285,37 +310,39 @@ def find_culprits(
         units, frozenset(), shorten, guess=guess, passing=passing, again=shorten
     )
     first = units[length - 1]
-    rest = units[: length - 1]
-    kept.found(first, doubtful=passed < len(rest))
+    candidates = units[: length - 1]
+    state.found(first, doubtful=passed < len(candidates))
     if (
-        not rest
-        or kept.lost
-        or (itself := kept.leave_out(frozenset(rest), again=SKIPS)) is Verdict.FAIL
+        not candidates
+        or state.lost
+        or (itself := state.leave_out(frozenset(candidates), again=SKIPS)) is Verdict.FAIL
     ):
-        return _bare(kept, ask, weights)
+        return _bare(state, ask, weights)
     density = Density(cold(len(units)), units=len(units))
-    most = None
+    max_needed = None
+    # Everything after the shortest failing prefix is known not to be needed.
     density.cleared(len(units) - length)
     density.hit()
     density.some_left()
     dirty = itself is not Verdict.UNRESOLVED
-    around = pattern(first).intersection(rest)
-    if 0 < len(around) < len(rest) and kept.shrinks_to(around | {first}):
-        rest = [unit for unit in rest if unit in around]
+    around = pattern(first).intersection(candidates)
+    if 0 < len(around) < len(candidates) and state.shrinks_to(around | {first}):
+        candidates = [unit for unit in candidates if unit in around]
         density = Density(MEMBERS)
-        most = _CERTAIN_OF_FEW
-    kept.lower(rest[::-1], density, dirty=dirty, most=most)
-    if kept.astray:
-        return reduce_by_chance(weights(kept.units), ask, weights)
-    kept.settle()
-    return _bare(kept, ask, weights)
+        max_needed = _CERTAIN_OF_FEW
+    state.lower(candidates[::-1], density, dirty=dirty, max_needed=max_needed)
+    # Passes of a failure that comes and goes say nothing, so only failures are used from here.
+    if state.astray:
+        return reduce_by_chance(weights(state.units), ask, weights)
+    state.settle()
+    return _bare(state, ask, weights)
 
 
-def _bare(kept: Kept, ask: Ask, weights: Completion) -> Subset:
+def _bare(state: Kept, ask: Ask, weights: Completion) -> Subset:
     """Return the kept units, without their weights if they fail without them."""
-    if kept.units <= kept.needed and ask(kept.units) is Verdict.FAIL:
-        return kept.units
-    return weights(kept.units)
+    if state.units <= state.needed and ask(state.units) is Verdict.FAIL:
+        return state.units
+    return weights(state.units)
 
 
 def minimise(
@@ -348,11 +375,11 @@ def minimise(
     if mode in (Mode.AUTO, Mode.BISECT):
         failing = find_culprits(units, tally, weights, pattern, suspect, passing)
         steps.append(
-            f"bisection of prefixes: {len(failing)} units left after {tally.asked} questions"
+            f"bisection of prefixes: {len(failing)} units left after {tally.questions} questions"
         )
     else:
         failing = weights(frozenset(units))
-    before = tally.asked
+    before = tally.questions
     lost = tally.mostly_unresolved
     if mode is Mode.DDMIN or (
         mode is Mode.AUTO and worth_counting(failing, tally, inseparable, lost=lost)
@@ -362,11 +389,11 @@ def minimise(
             failing = reduce_by_chance(failing, tally, inseparable)
         failing = reduce_by_counters(failing, tally, inseparable)
         steps.append(
-            f"{reason}delta debugging: {len(failing)} units left after {tally.asked - before} more questions"
+            f"{reason}delta debugging: {len(failing)} units left after {tally.questions - before} more questions"
         )
-    before = tally.asked
+    before = tally.questions
     minimum = make_minimal(failing, tally, inseparable)
-    steps.append(f"proof of 1-minimality: {tally.asked - before} questions")
+    steps.append(f"proof of 1-minimality: {tally.questions - before} questions")
     return replace(minimum, steps=tuple(steps))
 
 

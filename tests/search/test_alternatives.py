@@ -61,10 +61,10 @@ def test_one_among_many_takes_the_questions_of_a_bisection_and_two(count: int) -
 
 def test_the_list_ends_at_the_limit_and_says_so() -> None:
     answers = [frozenset({unit}) for unit in range(6)]
-    result = find_alternatives(range(6), Asked(*answers), most=3)
+    result = find_alternatives(range(6), Asked(*answers), max_sets=3)
     assert len(result.found) == 3
     assert not result.complete
-    assert find_alternatives(range(6), Asked(*answers), most=6).complete
+    assert find_alternatives(range(6), Asked(*answers), max_sets=6).complete
 
 
 def test_a_set_that_breaks_in_another_way_hides_no_single_one() -> None:
