@@ -35,7 +35,14 @@ PerOutput = dict[str, float]
 
 
 def threshold(unit: str, help: str, low: float = 0, high: float = float("inf")) -> Option:  # noqa: A002 - as in Typer
-    """Declare a number for each output."""
+    """Declare a number for each output.
+
+    Args:
+        unit: The placeholder of the number in the help.
+        help: The help of the option.
+        low: The least number allowed.
+        high: The largest number allowed.
+    """
     return option(metavar=f"[OUT:]{unit}", help=help, min=low, max=high)
 
 
@@ -170,15 +177,15 @@ class MetricOptions:
             UsageError: They do not.
         """
         bounds = {"--max-drop": self.max_drop, "--min": self.min, "--max": self.max}
-        given = [flag for flag, value in bounds.items() if value is not None]
+        flags = [flag for flag, value in bounds.items() if value is not None]
         if self.metric is None:
-            beside = given[0] if given else "--lower-is-better" if self.lower_is_better else None
-            if beside is not None:
-                raise MissingOptionError(f"{beside} needs a metric; add --metric.")
+            dependent = flags[0] if flags else "--lower-is-better" if self.lower_is_better else None
+            if dependent is not None:
+                raise MissingOptionError(f"{dependent} needs a metric; add --metric.")
             return
-        if len(given) > 1:
-            raise ConflictError(f"{given[0]} conflicts with {given[1]}; give one bound.")
-        if bounded and not given:
+        if len(flags) > 1:
+            raise ConflictError(f"{flags[0]} conflicts with {flags[1]}; give one bound.")
+        if bounded and not flags:
             raise MissingOptionError("--metric needs a bound: add --max-drop 0.5%, --min or --max.")
 
     def bound(self, reference: float, *, lower_is_better: bool) -> float | None:
@@ -199,9 +206,10 @@ class MetricOptions:
             raise UnsuitableModelError(
                 f"--max-drop {self.max_drop}: the reference's score is 0; give an absolute drop, such as 0.01."
             )
+        # The bound of a huge score may overflow to Inf, which bounds nothing.
         size = self.max_drop.of(reference)
-        found = reference + size if lower_is_better else reference - size
-        return found if math.isfinite(found) else None
+        limit = reference + size if lower_is_better else reference - size
+        return limit if math.isfinite(limit) else None
 
 
 BASELINE = option(
@@ -281,7 +289,7 @@ class Limits:
         Raises:
             UsageError: An option has no effect, or memory of an unknown kind is limited.
         """
-        given = changed(self)
+        changes = changed(self)
         for name in self.memory_limit_of:
             if name not in _MEMORIES:
                 raise ValueRefusedError(
@@ -295,8 +303,8 @@ class Limits:
             raise ConflictError(
                 "--percentile applies to --latency-limit alone; add it, or drop --slower-than."
             )
-        if "measure_time" in given and not self.times:
+        if "measure_time" in changes and not self.times:
             raise MissingOptionError(
                 "--measure-time needs --slower-than or --latency-limit; add one."
             )
-        return self if given else None
+        return self if changes else None

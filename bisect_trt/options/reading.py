@@ -92,16 +92,18 @@ def swept_shape(value: Any) -> tuple[str, tuple[Sizes, ...]]:  # noqa: ANN401 - 
     name, colon, text = value.rpartition(":[") if isinstance(value, str) else ("", "", "")
     if not colon or not name or not text.endswith("]"):
         raise ValueError(_SWEPT)
+    # Commas within braces separate the sizes of one dimension, not dimensions.
     return name, tuple(map(_sizes, re.split(r",(?![^{]*\})", text[:-1])))
 
 
 def _sizes(text: str) -> Sizes:
+    # An optional name, then a list in braces or a single size or range.
     match = re.fullmatch(r"\s*(?:([^={}]*[^={}\s])\s*=)?\s*(?:\{([^{}]*)\}|([^{}=]*))\s*", text)
     if match is None:
         raise ValueError(_SWEPT)
-    found: set[int] = set()
-    for each in (match[2] or match[3] or "").split(","):
-        part = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9})(?::(\d{1,9}))?)?\s*", each, re.ASCII)
+    numbers: set[int] = set()
+    for word in (match[2] or match[3] or "").split(","):
+        part = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9})(?::(\d{1,9}))?)?\s*", word, re.ASCII)
         if part is None:
             raise ValueError(_SWEPT)
         low = int(part[1])
@@ -111,8 +113,8 @@ def _sizes(text: str) -> Sizes:
             raise ValueError(
                 f"{_SWEPT}; a range goes up, by a step from 1 up, over at most {_MOST_SIZES:,} sizes"
             )
-        found.update(range(low, high + 1, step))
-    return Sizes(tuple(sorted(found)), (match[1] or "").strip())
+        numbers.update(range(low, high + 1, step))
+    return Sizes(tuple(sorted(numbers)), (match[1] or "").strip())
 
 
 def pair(value: Any) -> tuple[str, str]:  # noqa: ANN401 - whatever was given
@@ -180,4 +182,5 @@ def size(value: Any) -> int:  # noqa: ANN401 - whatever was given
     match = _SIZE.fullmatch(value) if isinstance(value, str) and len(value) < 100 else None
     if match is None:
         raise ValueError("a size in bytes, such as 512K or 16M")
+    # A fraction keeps sizes such as 0.3G exact; a float would round them.
     return int(Fraction(match.group(1)) * 1024 ** " KMG".index(match.group(2).upper() or " "))

@@ -138,13 +138,14 @@ def rungs(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - whatever was given
         ValueError: They are not that.
     """
     names = tuple(
-        str(each).strip().lower()
-        for each in (value.split(",") if isinstance(value, str) else value)
+        str(name).strip().lower()
+        for name in (value.split(",") if isinstance(value, str) else value)
     )
-    kinds = [0 if each in QUANTIZED_RUNGS else 1 if each in HALF_RUNGS else 2 for each in names]
-    known = set(names) <= set(RUNGS) and len(set(names)) == len(names)
+    # Quantized rungs come first, then at most one of fp16 and bf16, then fp32.
+    kinds = [0 if name in QUANTIZED_RUNGS else 1 if name in HALF_RUNGS else 2 for name in names]
+    valid = set(names) <= set(RUNGS) and len(set(names)) == len(names)
     if (
-        not known
+        not valid
         or len(names) < 2
         or names[-1] != "fp32"
         or kinds != sorted(kinds)
@@ -189,7 +190,7 @@ class PrecisionOptions:
         ),
     ] = field(default_factory=list)
     fresh_samples: Annotated[
-        int, counted("Hold sets against N samples that the search has not seen.", least=0)
+        int, counted("Hold sets against N samples that the search has not seen.", minimum=0)
     ] = FRESH_SAMPLES
     keep_set: Annotated[
         int | None,
@@ -325,8 +326,8 @@ class Repeat:
             if self.number is not None:
                 raise ConflictError("-n conflicts with --until N; drop one.")
             return int(self.until), None
-        most = RUNS if self.until is None else MOST_RUNS
-        return (most if self.number is None else self.number), self.until
+        default = RUNS if self.until is None else MOST_RUNS
+        return (default if self.number is None else self.number), self.until
 
 
 @dataclass(frozen=True)
@@ -364,7 +365,7 @@ class Sweep:
             read=swept_shape,
         ),
     ] = field(default_factory=list)
-    tries: Annotated[int, counted("The largest number of sizes to probe.", least=2)] = 64
+    tries: Annotated[int, counted("The largest number of sizes to probe.", minimum=2)] = 64
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,14 @@ RunFolder = Annotated[
 ]
 
 
-def time_out(what: str, default: str = "10 minutes, 2 hours on TensorRT") -> Option:
+def time_out(subject: str, default: str = "10 minutes, 2 hours on TensorRT") -> Option:
     """Declare how long something may take."""
-    return seconds(f"Time {what} may take; default {default}.")
+    return seconds(f"Time {subject} may take; default {default}.")
 
 
 def to_file(help: str, metavar: str = "FILE") -> Option:  # noqa: A002 - as every command line library calls it
     """Declare where the result goes."""
+    # A folder may be `.`; a file needs a name, beside which other files are named.
     check = _named if metavar == "FILE" else None
     return option("-o", "--output", metavar=metavar, help=help, check=check, writes=True)
 

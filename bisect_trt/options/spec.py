@@ -78,7 +78,7 @@ class Option:
         """Its long flag."""
         return next(
             flag
-            for flag in (each.removeprefix(" /") for each in self.flags)
+            for flag in (spelling.removeprefix(" /") for spelling in self.flags)
             if flag.startswith("--")
         )
 
@@ -121,8 +121,10 @@ class Option:
             return [self.flag, _word(value)]
         between = "=" if "=" in self.placeholder else ":"
         several = value.items() if isinstance(value, Mapping) else value
-        pairs = (each if isinstance(each, tuple) else ("", each) for each in several)
-        words = [(f"{name}{between}" if name else "") + _word(held) for name, held in pairs]
+        pairs = (item if isinstance(item, tuple) else ("", item) for item in several)
+        words = [
+            (f"{name}{between}" if name else "") + _word(item_value) for name, item_value in pairs
+        ]
         return [self.flag, *(words or ["none"])]
 
     def parse(self, value: Any, called: str) -> Any:  # noqa: ANN401 - of many types
@@ -134,63 +136,70 @@ class Option:
         one = functools.partial(self._parse_one, called=called)
         if self.form == "named":
             pairs = {} if value == () else self._by_name(value, called)
-            found: Any = {name: one(each) for name, each in pairs.items()}
-            found = tuple(found.items()) if self.frozen else found
+            result: Any = {name: one(item) for name, item in pairs.items()}
+            result = tuple(result.items()) if self.frozen else result
         elif self.form == "list":
+            # A path or a text is iterable, or may be, and still one value.
             single = isinstance(value, str | os.PathLike) or not isinstance(value, Iterable)
             values = value.items() if isinstance(value, Mapping) else [value] if single else value
-            found = (tuple if self.frozen else list)(map(one, values))
+            result = (tuple if self.frozen else list)(map(one, values))
         else:
-            found = one(value)
-        return found if self.check is None else self.check(found)
+            result = one(value)
+        return result if self.check is None else self.check(result)
 
     def _parse_one(self, value: Any, called: str) -> Any:  # noqa: ANN401 - of many types
         try:
-            found = (self.read or _READERS.get(self.kind) or self.kind)(value)
+            result = (self.read or _READERS.get(self.kind) or self.kind)(value)
         except (TypeError, ValueError, OverflowError) as error:
             wanted: object = error
             if self.read is None and issubclass(self.kind, Enum):
-                wanted = f"one of {', '.join(each.value for each in self.kind)}"
+                wanted = f"one of {', '.join(choice.value for choice in self.kind)}"
             raise ValueRefusedError(f"{called} {value!s:.60}: give {wanted}.") from error
-        except OSError as error:  # no file can have this path
+        except OSError as error:
+            # The path is no name that a file can have, such as one that is too long.
             raise ValueRefusedError(
                 f"{called} {value!s:.60}: {error.strerror}; give another path."
             ) from error
         low = self.min
         high = self.max
-        if isinstance(found, int | float) and not low <= found <= high:
-            limits = [f"at least {low:g}"] * (low > -math.inf) + [f"at most {high:g}"] * (
-                high < math.inf
-            )
+        # A comparison with NaN is false, so NaN is out of any range.
+        if isinstance(result, int | float) and not low <= result <= high:
+            limits = []
+            if low > -math.inf:
+                limits.append(f"at least {low:g}")
+            if high < math.inf:
+                limits.append(f"at most {high:g}")
             raise ValueRefusedError(
-                f"{called} {found} is not {' and '.join(limits) or 'a number'}."
+                f"{called} {result} is not {' and '.join(limits) or 'a number'}."
             )
-        return found
+        return result
 
     def _by_name(self, value: Any, called: str) -> Mapping[str, Any]:  # noqa: ANN401 - of many types
         """Values by the name of their tensor, ``''`` for all others; the name ends at the last colon of a word."""
         if isinstance(value, Mapping):
-            return {str(name): each for name, each in value.items()}
+            return {str(name): item for name, item in value.items()}
         first = (self.metavar or "NAME").partition(":")[0].strip("[]")
-        about = "tensor" if first in ("NAME", "OUT") else first.lower()  # LAYER:TYPE
+        # The error names what the value belongs to: a tensor, or for LAYER:TYPE a layer.
+        about = "tensor" if first in ("NAME", "OUT") else first.lower()
         several = (
             isinstance(value, list | tuple)
             and value
             and all(isinstance(word, str) for word in value)
         )
-        found: dict[str, Any] = {}
+        by_name: dict[str, Any] = {}
         for word in value if several else [value]:
+            # Names of tensors may contain colons (`x:0` of TensorFlow), values do not.
             name, colon, text = word.rpartition(":") if isinstance(word, str) else ("", "", word)
             if self.need_name and not colon:
                 raise MissingOptionError(
                     f"{called} {word!s:.60}: the {about} is missing; give {self.placeholder}."
                 )
-            if name in found:
+            if name in by_name:
                 raise ConflictError(
                     f"{called} is given twice for {f'{name!r}' if name else f'all {about}s'}."
                 )
-            found[name] = text
-        return found
+            by_name[name] = text
+        return by_name
 
 
 def option(*flags: str, **declared: Any) -> Option:  # noqa: ANN401 - of many types
@@ -218,9 +227,15 @@ MOST = 1_000_000
 end."""
 
 
-def counted(help: str, *flags: str, least: int = 1) -> Option:  # noqa: A002 - as above
-    """Declare a number of runs, samples or probes."""
-    return Option(flags, help, metavar="N", min=least, max=MOST)
+def counted(help: str, *flags: str, minimum: int = 1) -> Option:  # noqa: A002 - as above
+    """Declare a number of runs, samples or probes.
+
+    Args:
+        help: The help of the option.
+        flags: Its flags; derived from the name of the field without any.
+        minimum: The least number allowed.
+    """
+    return Option(flags, help, metavar="N", min=minimum, max=MOST)
 
 
 def entries(group: type) -> tuple[Option, ...]:
@@ -230,16 +245,19 @@ def entries(group: type) -> tuple[Option, ...]:
 
 @functools.cache
 def _entries(group: type) -> tuple[Option, ...]:
+    # `from __future__ import annotations` makes annotations strings; this evaluates them.
     hints = typing.get_type_hints(group, include_extras=True)
     return tuple(
         _entry(
             declared,
-            each.name,
-            hints[each.name],
-            each.default if each.default_factory is MISSING else each.default_factory(),
+            declaration.name,
+            hints[declaration.name],
+            declaration.default
+            if declaration.default_factory is MISSING
+            else declaration.default_factory(),
         )
-        for each in fields(group)
-        for declared in typing.get_args(hints[each.name])
+        for declaration in fields(group)
+        for declared in typing.get_args(hints[declaration.name])
         if isinstance(declared, Option)
     )
 
@@ -247,7 +265,7 @@ def _entries(group: type) -> tuple[Option, ...]:
 def _entry(declared: Option, name: str, hint: Any, default: Any) -> Option:  # noqa: ANN401 - an annotation, and a value of its type
     kind = typing.get_args(hint)[0]
     if type(None) in typing.get_args(kind):
-        kind = next(each for each in typing.get_args(kind) if each is not type(None))
+        kind = next(member for member in typing.get_args(kind) if member is not type(None))
     origin = typing.get_origin(kind)
     inner = typing.get_args(kind)
     plain = name.replace("_", "-")
@@ -259,7 +277,7 @@ def _entry(declared: Option, name: str, hint: Any, default: Any) -> Option:  # n
     )
     # What `read` makes of words may be of any type.
     first, last = (
-        (each if isinstance(each, type) else str for each in (inner[0], inner[-1]))
+        (member if isinstance(member, type) else str for member in (inner[0], inner[-1]))
         if inner
         else (str, str)
     )
@@ -291,8 +309,8 @@ class Params:
         """The group; with its defaults if the command does not have it."""
         if group not in self._groups:
             self._groups[group] = group()
-        found: Group = self._groups[group]
-        return found
+        instance: Group = self._groups[group]
+        return instance
 
     def change(self, group: type, **changes: Any) -> None:  # noqa: ANN401 - of many types
         """Give options of a group other values."""
@@ -304,17 +322,21 @@ def make_group(group: type[Group], values: Mapping[str, Any], *, words: bool = F
 
     ``None`` and, on a command line, an empty list count as not given.
 
-    Errors name the flag for ``words`` of a command line, else the keyword.
+    Args:
+        group: The dataclass of the options.
+        values: Words or Python values by the name of the field.
+        words: Whether the values are words of a command line: errors then name the flag, else the
+            keyword.
 
     Raises:
         UsageError: A value has another type or range than the option takes.
     """
-    given = dict[str, Any]()
+    arguments = dict[str, Any]()
     for entry in entries(group):
         value = values.get(entry.name)
         if value is not None and not (words and value == []):
-            given[entry.name] = entry.parse(value, entry.flag if words else f"{entry.name}:")
-    return group(**given)
+            arguments[entry.name] = entry.parse(value, entry.flag if words else f"{entry.name}:")
+    return group(**arguments)
 
 
 def _bool(value: Any) -> bool:  # noqa: ANN401 - of many types
@@ -334,6 +356,7 @@ def _float(value: Any) -> float:  # noqa: ANN401 - of many types
     if isinstance(value, bytes | bool):
         raise ValueError("a number")
     try:
+        # An integer is kept: a float of more than 2**53 would be another number.
         return value if isinstance(value, int) else float(value)
     except (TypeError, ValueError):
         raise ValueError("a number") from None
@@ -351,6 +374,7 @@ def _path(value: Any) -> Path:  # noqa: ANN401 - of many types
         raise ValueError("a path")
     path = Path(value)
     try:
+        # Rejects names that no file can have; a file that does not exist yet is a valid value.
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         pass
@@ -372,8 +396,8 @@ def changed(group: object) -> dict[str, Any]:
     """The options of a group that differ from their defaults, by name."""
     defaults = type(group)()
     values = {
-        each.name: (getattr(group, each.name), getattr(defaults, each.name))
-        for each in fields(group)  # type: ignore[arg-type]  # a dataclass
+        declaration.name: (getattr(group, declaration.name), getattr(defaults, declaration.name))
+        for declaration in fields(group)  # type: ignore[arg-type]  # a dataclass
     }
     return {name: value for name, (value, default) in values.items() if value != default}
 
@@ -381,10 +405,10 @@ def changed(group: object) -> dict[str, Any]:
 def written(group: Any) -> list[str]:  # noqa: ANN401 - an instance of any group
     """Return the options of a group that differ from their defaults, as words of a command line."""
     values = changed(group)
-    known = [
+    changed_entries = [
         entry for entry in entries(type(group)) if entry.name in values and not entry.positional
     ]
-    return [word for entry in known for word in entry.words(values[entry.name])]
+    return [word for entry in changed_entries for word in entry.words(values[entry.name])]
 
 
 def _word(value: Any) -> str:  # noqa: ANN401 - of many types
