@@ -65,10 +65,12 @@ class Folding:
     def stored(self) -> list[str]:
         """Return the tensors to store in place of the nodes, in topological order."""
         network = self.network
-        made = (
+        results = (
             name for index in network.order if index in self.gone for name in network.made(index)
         )
-        return [name for name in made if not self.gone.issuperset(network.consumers.get(name, ()))]
+        return [
+            name for name in results if not self.gone.issuperset(network.consumers.get(name, ()))
+        ]
 
     def apply(self, values: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
         """Return the model with these values in place of the nodes."""
@@ -149,13 +151,13 @@ def remove_unread(model: onnx.ModelProto) -> Counter[str]:
     )
     read = network.returned.union(*(network.reads[index] for index in live))
     idle = set(network.initializers) - read
-    made = {name for index in live for name in network.made(index)}
+    results = {name for index in live for name in network.made(index)}
     keep_only(graph.node, [node for index, node in enumerate(network.nodes) if index in live])
     keep_only(
         graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in idle]
     )
     keep_only(graph.input, [value for value in graph.input if value.name not in idle])
-    keep_only(graph.value_info, [value for value in graph.value_info if value.name in made])
+    keep_only(graph.value_info, [value for value in graph.value_info if value.name in results])
     declarations = before[1] - len(graph.value_info)
     return Counter(nodes=before[0] - len(live), weights=len(idle), declarations=declarations)
 
@@ -182,8 +184,9 @@ def strip(proto: onnx.ModelProto) -> onnx.ModelProto:
         model.ClearField(name)
     model.producer_name = PRODUCER
     model.graph.name = "reduced"
-    functions = {(each.domain, each.name): each for each in model.functions}
+    functions = {(entry.domain, entry.name): entry for entry in model.functions}
     called = set[tuple[str, str]]()
+    # Functions may call functions, so those that are reached are searched too.
     waiting = list(inner_nodes(model.graph.node))
     while waiting:
         key = (waiting[-1].domain, waiting.pop().op_type)
@@ -234,7 +237,7 @@ def anonymise(proto: onnx.ModelProto) -> Anonymous:
     names: dict[str, str] = {"": ""}
     generator = np.random.default_rng(1)
     nodes = count()
-    kept = list[str]()
+    unchanged = list[str]()
 
     def renamed(name: str) -> str:
         return names.setdefault(name, f"t{len(names) - 1}")
@@ -242,8 +245,10 @@ def anonymise(proto: onnx.ModelProto) -> Anonymous:
     for message in list(_messages(model)):
         if isinstance(message, onnx.NodeProto):
             message.name = f"n{next(nodes)}"
-            for each in message.attribute if message.op_type == "Constant" else ():
-                each.floats[:] = _like(np.array(each.floats, np.float32), generator).tolist()
+            for parameter in message.attribute if message.op_type == "Constant" else ():
+                parameter.floats[:] = _like(
+                    np.array(parameter.floats, np.float32), generator
+                ).tolist()
         if isinstance(message, onnx.NodeProto | onnx.FunctionProto):
             for ends in (message.input, message.output):
                 ends[:] = map(renamed, list(ends))
@@ -252,9 +257,9 @@ def anonymise(proto: onnx.ModelProto) -> Anonymous:
         elif isinstance(message, TensorProto | onnx.ValueInfoProto):
             message.name = renamed(message.name)
         if isinstance(message, TensorProto) and not _randomise(message, generator):
-            kept.append(message.name)
+            unchanged.append(message.name)
     del names[""]
-    return Anonymous(model, names, tuple(kept))
+    return Anonymous(model, names, tuple(unchanged))
 
 
 def _randomise(tensor: TensorProto, generator: np.random.Generator) -> bool:
@@ -283,6 +288,7 @@ def _like(values: NDArray[Any], generator: np.random.Generator) -> NDArray[Any]:
     high = finite.max()
     drawn = wide.ravel().copy()
     drawn[places] = low + (high - low) * generator.random(places.size)
-    drawn[places[0]], drawn[places[-1]] = low, high  # an overflow often depends on the largest
-    whole = np.rint(drawn) if values.dtype.kind in "iu" else drawn
-    return whole.reshape(values.shape).astype(values.dtype)
+    # An overflow often depends on the largest value, so both ends of the range stay.
+    drawn[places[0]], drawn[places[-1]] = low, high
+    rounded = np.rint(drawn) if values.dtype.kind in "iu" else drawn
+    return rounded.reshape(values.shape).astype(values.dtype)

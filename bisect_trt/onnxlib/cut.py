@@ -86,6 +86,11 @@ def select(
     Its inputs are the non-constant tensors that the nodes read and do not make. Its outputs, unless
     given, are the tensors that a node outside reads or the graph returns; a node that nothing reads
     keeps its outputs, so that no runtime drops it.
+
+    Args:
+        network: The original model.
+        nodes: The nodes, by their number in the file.
+        outputs: The names of its outputs; ``None`` for those that something else needs.
     """
     inside = frozenset(nodes)
     ordered = network.in_file_order(inside)
@@ -102,12 +107,19 @@ def select(
 
 
 def given_back(network: Network, index: int, inside: frozenset[int] | set[int]) -> Sequence[str]:
-    """Return the outputs of a piece, the nodes ``inside``, that one of its nodes makes."""
+    """Return the outputs of a piece, the nodes ``inside``, that one of its nodes makes.
+
+    Args:
+        network: The original model.
+        index: The number of the node.
+        inside: The numbers of the nodes of the piece.
+    """
     outside = []
     read = False
     constant = network.constant[index]
     for name in network.made(index):
         readers = network.consumers.get(name, ())
+        # A tensor that nodes inside read keeps its maker from being dropped as unused.
         read = read or not inside.isdisjoint(readers)
         # A weight with other readers is no result: they include its maker, or store it.
         if name in network.returned or not (constant or inside.issuperset(readers)):
@@ -117,6 +129,11 @@ def given_back(network: Network, index: int, inside: frozenset[int] | set[int]) 
 
 def between(network: Network, inputs: Collection[str], outputs: Sequence[str]) -> Selection:
     """Return the piece that computes some tensors from others, from graph inputs and from weights.
+
+    Args:
+        network: The original model.
+        inputs: The tensors from which others are computed; they need not all be needed.
+        outputs: The tensors to compute.
 
     Returns:
         The needed nodes; and the needed inputs, the given ones in their order, then the graph's.
@@ -133,7 +150,18 @@ def between(network: Network, inputs: Collection[str], outputs: Sequence[str]) -
 
 
 def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue) -> Cut:
-    """Return the model of a piece, with copies of the original's nodes and weights; ``stored`` has values of other weights."""
+    """Return the model of a piece, with copies of the original's nodes and weights.
+
+    Args:
+        network: The original model.
+        piece: The nodes, and the tensors that become inputs and outputs.
+        infos: Types and static shapes of tensors as a run saw them; declared or inferred types are
+            used for others.
+        stored: Returns the value of a weight that is no initializer of the original.
+
+    Returns:
+        The serialized model. Names, attributes and weights are those of the original.
+    """
     source = network.proto
     head = onnx.ModelProto(
         ir_version=source.ir_version, producer_name=PRODUCER, domain=source.domain
@@ -168,15 +196,17 @@ def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue
     for name in dict.fromkeys(outer):
         tensor = network.initializers[name] if name in network.initializers else stored(name)
         body += _written(_INITIALIZER, tensor)
+        # Before IR version 4 every initializer has to be a graph input too.
         if source.ir_version < IR_WITHOUT_INITIALIZER_INPUTS:
-            known = network.declared.get(name)
+            declaration = network.declared.get(name)
             graph.input.append(
-                known or make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
+                declaration or make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
             )
     graph.value_info.extend(
         v for v in source.graph.value_info if v.name not in boundary and is_made(v.name)
     )
     body += _serialized(graph)
+    # The length of the graph is known only now; it precedes the graph in the file.
     body[:0] = _serialized(head) + _field(_GRAPH, len(body))
     body += _serialized(tail)
     return Cut(body, tuple(piece.inputs), tuple(piece.outputs), not network.has_external_data)
@@ -219,12 +249,26 @@ def cut(
     stored: StoredValue,
     outputs: Sequence[str] | None = None,
 ) -> Cut:
-    """Return the model of exactly the chosen nodes; see :func:`select` and :func:`splice`."""
+    """Return the model of exactly the chosen nodes; see :func:`select` and :func:`splice`.
+
+    Args:
+        network: The original model.
+        chosen: The nodes, by their number in the file.
+        infos: Types and static shapes of tensors, by name, where they are known.
+        stored: Returns the value of a weight that is no initializer of the original.
+        outputs: The names of its outputs; ``None`` for those that something else needs.
+    """
     return splice(network, select(network, chosen, outputs), infos, stored)
 
 
 def mark_outputs(network: Network, names: Sequence[str], infos: Infos) -> onnx.ModelProto:
-    """Return a copy of the model with exactly these outputs, in this order."""
+    """Return a copy of the model with exactly these outputs, in this order.
+
+    Args:
+        network: The original model.
+        names: The names of the outputs.
+        infos: Types and static shapes of tensors, by name, where they are known.
+    """
     model = clone(network.proto)
     model.producer_name = PRODUCER
     marked = set(names)
@@ -258,10 +302,10 @@ def extract(
     inputs = tuple(dict.fromkeys(inputs))
     computed = (name for name in network.outputs if name in network.producer and name not in inputs)
     outputs = tuple(dict.fromkeys(outputs)) or tuple(computed)
-    known = set(network.inputs).union(network.producer, network.initializers)
+    tensor_names = set(network.inputs).union(network.producer, network.initializers)
     for option, names in (("--inputs", inputs), ("--outputs", outputs)):
         for name in names:
-            if name not in known:
+            if name not in tensor_names:
                 raise _no_tensor(network, option, name)
     for name in outputs:
         if name in inputs or name not in network.producer:
@@ -290,9 +334,9 @@ def _no_tensor(network: Network, option: str, name: str) -> UnknownNameError:
     """Return the error for another name, such as a node's, in place of a tensor's."""
     for index, node in enumerate(network.nodes):
         if node.name == name:
-            made = quoted(network.made(index))
+            outputs = quoted(network.made(index))
             return UnknownNameError(
-                f"{option}: '{name}' is a node ({node.op_type}), not a tensor; name its output: {made}."
+                f"{option}: '{name}' is a node ({node.op_type}), not a tensor; name its output: {outputs}."
             )
     listed = "`bisect-trt inspect model FILE --show layers` lists all"
     return UnknownNameError(f"{option}: the model has no tensor '{name}'. {listed}.")
@@ -337,6 +381,12 @@ def isolate(network: Network, names: Iterable[str], infos: Infos, frozen: Values
     A computed tensor that some node reads becomes an input with a new name, because its own name is
     an output's; the tensors in ``frozen`` are stored instead. Graph inputs keep their names. Nodes
     that only make weights are included.
+
+    Args:
+        network: The original model.
+        names: The tensors to compute; the nodes that make them are isolated.
+        infos: Types and static shapes of all tensors of which the reference has a value.
+        frozen: Values of the tensors to store in the model, by name; see :func:`is_frozen`.
     """
     chosen: list[int] = []
     left_out: dict[str, str] = {}
@@ -344,20 +394,22 @@ def isolate(network: Network, names: Iterable[str], infos: Infos, frozen: Values
         computed = [name for name in network.reads[index] if not network.is_weight(name)]
         unknown = next((name for name in computed if name not in infos), None)
         if unknown is not None:
-            why = f"the reference has no value of '{unknown}', which its node reads"
+            reason = f"the reference has no value of '{unknown}', which its node reads"
         elif all(name in frozen for name in computed):
-            why = "its node reads nothing but shapes, indices and weights"
+            reason = "its node reads nothing but shapes, indices and weights"
         else:
             chosen.append(index)
             continue
-        left_out |= dict.fromkeys(network.made(index), why)
+        left_out |= dict.fromkeys(network.made(index), reason)
     outputs = [name for index in chosen for name in network.made(index) if name in infos]
     read = dict.fromkeys(
         name for index in chosen for name in network.reads[index] if not network.is_weight(name)
     )
-    given = set(network.inputs)
+    graph_inputs = set(network.inputs)
     renamed = {
-        name: free_name(f"{name}_reference", network.names) for name in read if name not in given
+        name: free_name(f"{name}_reference", network.names)
+        for name in read
+        if name not in graph_inputs
     }
     ends = {renamed.get(name, name): name for name in read}
     inputs = [end for end, name in ends.items() if name not in frozen]
@@ -365,17 +417,17 @@ def isolate(network: Network, names: Iterable[str], infos: Infos, frozen: Values
         network.leading_to(chosen, network.is_weight).difference(chosen),
         key=network.rank.__getitem__,
     )
-    apart = {index: rename_reads(network.nodes[index], renamed) for index in chosen}
-    known = {**infos, **{end: replace(infos[ends[end]], name=end) for end in inputs}}
+    detached = {index: rename_reads(network.nodes[index], renamed) for index in chosen}
+    isolated_infos = {**infos, **{end: replace(infos[ends[end]], name=end) for end in inputs}}
     model = splice(
         network,
-        Selection([*makers, *chosen], inputs, outputs, apart),
-        known,
+        Selection([*makers, *chosen], inputs, outputs, detached),
+        isolated_infos,
         lambda end: numpy_helper.from_array(frozen[ends[end]], end),
     )
     return Isolated(
         model.proto,
-        {end: ends[end] for end in inputs if end not in given},
+        {end: ends[end] for end in inputs if end not in graph_inputs},
         tuple(outputs),
         left_out,
     )
@@ -390,7 +442,7 @@ _MOST_SLICES = 16
 
 
 def plan_slices(
-    network: Network, nodes: Sequence[int], limit: int, most: int = MOST_NODES
+    network: Network, nodes: Sequence[int], limit: int, max_nodes: int = MOST_NODES
 ) -> list[list[int]]:
     """Divide the nodes that make no weights into slices that run in turn, with less memory than the whole and opened faster.
 
@@ -402,9 +454,10 @@ def plan_slices(
         nodes: Some of its nodes, in topological order.
         limit: The most bytes of weights and tensors of a slice, where their sizes are known; a
             single node may have more.
-        most: The most nodes of a slice; a sixteenth of all nodes if that is more.
+        max_nodes: The most nodes of a slice; a sixteenth of all nodes if that is more.
     """
-    most = max(most, len(nodes) // _MOST_SLICES)
+    # A large network gets larger slices rather than more: each slice has a fixed cost.
+    max_nodes = max(max_nodes, len(nodes) // _MOST_SLICES)
     infos = network.infos
     slices = list[list[int]]([[]])
     size = 0
@@ -413,13 +466,14 @@ def plan_slices(
         if network.constant[index]:
             continue
         fresh = {name for name in network.reads[index] if name in network.initializers} - weights
-        made = sum(infos[name].nbytes or 0 for name in network.made(index) if name in infos)
-        cost = made + sum(tensor_bytes(network.initializers[name]) for name in fresh)
-        if slices[-1] and (size + cost > limit or len(slices[-1]) >= most):
+        output_bytes = sum(infos[name].nbytes or 0 for name in network.made(index) if name in infos)
+        cost = output_bytes + sum(tensor_bytes(network.initializers[name]) for name in fresh)
+        if slices[-1] and (size + cost > limit or len(slices[-1]) >= max_nodes):
             slices.append([])
             size = 0
             weights = set()
         slices[-1].append(index)
         size += cost
-        weights |= fresh  # in place: a copy for each node takes seconds for 20,000
+        # In place: a copy for each node takes seconds for 20,000.
+        weights |= fresh
     return slices

@@ -80,6 +80,7 @@ class WeightPlace(NamedTuple):
 def place_of(tensor: TensorProto) -> WeightPlace:
     """Return the place of an external weight; a missing length follows from its shape."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
+    # `length` is optional in ONNX's external data.
     length = int(entries.get("length", 0)) or tensor_bytes(tensor)
     return WeightPlace(entries["location"], int(entries.get("offset", 0)), length)
 
@@ -204,7 +205,8 @@ def _read(path: Path) -> ModelProto:
         raise ModelFileError(
             f"{path} cannot be read: {error.strerror}; give the path of an ONNX model."
         ) from error
-    except Exception as error:  # each of ONNX's formats (binary, JSON, text) raises its own
+    except Exception as error:
+        # Each of ONNX's formats (binary, JSON, text) raises its own error.
         reason = " ".join(str(error).split())[:_REASON_LENGTH].rstrip(".")
         raise ModelFileError(
             f"{path} cannot be read as an ONNX model ({reason}): it is another kind of file or truncated; "
@@ -226,7 +228,8 @@ def _check_external_files(model: ModelProto, path: Path, weights: Path | None) -
         try:
             real = file.resolve()
             size = file.stat().st_size if file.is_file() else None
-        except (OSError, RuntimeError) as error:  # too long a name, or a loop of links
+        except (OSError, RuntimeError) as error:
+            # Too long a name, or a loop of links.
             raise ModelFileError(f"{keeps}, which cannot be read: {error}.") from error
         plain = not Path(location).is_absolute() and ".." not in Path(location).parts
         if not plain or not any(map(real.is_relative_to, folders)):
@@ -267,6 +270,7 @@ def make_dense(graph: onnx.GraphProto) -> None:
             values = numpy_helper.to_array(weight.values)
             places = numpy_helper.to_array(weight.indices)
             if places.ndim == 2:
+                # COO format: one row of coordinates per value.
                 places = np.ravel_multi_index(tuple(places.T), tuple(weight.dims))
             dense = np.zeros(math.prod(weight.dims), values.dtype)
             dense[places] = values
@@ -287,13 +291,13 @@ def check_model(model: ModelProto) -> None:
     graph = model.graph
     for name in _names(model):
         _check_name(name)
-    for what, field in (
+    for kind, field in (
         ("graph input", graph.input),
         ("weight", graph.initializer),
         ("graph output", graph.output),
     ):
-        if not all(each.name for each in field):
-            raise _invalid(f"a {what} has no name")
+        if not all(entry.name for entry in field):
+            raise _invalid(f"a {kind} has no name")
     for value in (*graph.input, *graph.output, *graph.value_info):
         _check_rank(f"the tensor '{value.name}'", value.type.tensor_type.shape.dim)
     for tensor in model_tensors(model):
@@ -304,25 +308,24 @@ def check_model(model: ModelProto) -> None:
 
 
 def _names(model: ModelProto) -> Iterator[object]:
-    yield from (model.domain, model.graph.name, *(each.domain for each in model.opset_import))
+    yield from (model.domain, model.graph.name, *(opset.domain for opset in model.opset_import))
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         yield from (value.name, *(dim.dim_param for dim in value.type.tensor_type.shape.dim))
     for function in model.functions:
         yield from (function.name, function.domain, *function.input, *function.output)
     for node in all_nodes(model):
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
-        yield from (each.name for each in node.attribute)
+        yield from (parameter.name for parameter in node.attribute)
 
 
 def _check_name(name: object) -> None:
-    if isinstance(
-        name, bytes
-    ):  # protobuf returns text so that is not UTF-8, whatever its type says
+    # Protobuf returns text that is not UTF-8 as bytes, whatever its type says.
+    if isinstance(name, bytes):
         raise _invalid(f"the name {name!r} is not UTF-8 text")
 
 
-def _invalid(what: str) -> UnavailableError:
-    return ModelFileError(f"{what}, so the model is not valid ONNX; export it again.")
+def _invalid(defect: str) -> UnavailableError:
+    return ModelFileError(f"{defect}, so the model is not valid ONNX; export it again.")
 
 
 def _check_functions(model: ModelProto) -> None:
@@ -335,13 +338,14 @@ def _check_functions(model: ModelProto) -> None:
         calls[key] = _calls(function.node)
     sizes: dict[tuple[str, str, str], int] = {}
     try:
-        for key in TopologicalSorter(calls).static_order():  # callees come before their callers
+        # Callees come before their callers.
+        for key in TopologicalSorter(calls).static_order():
             sizes[key] = sum(sizes[call] for call in calls[key]) if key in calls else 1
     except CycleError as error:
         raise _invalid(f"the function '{error.args[1][0][1]}' calls itself") from None
-    whole = sum(sizes.get(call, 1) for call in _calls(model.graph.node))
-    if whole > EXPANDED_NODES:
-        amount = f"{whole:,}" if whole < 10**12 else f"about 1e{len(str(whole)) - 1}"
+    expanded = sum(sizes.get(call, 1) for call in _calls(model.graph.node))
+    if expanded > EXPANDED_NODES:
+        amount = f"{expanded:,}" if expanded < 10**12 else f"about 1e{len(str(expanded)) - 1}"
         raise ModelFileError(
             f"inlining its functions makes {amount} nodes, more than the limit of {EXPANDED_NODES:,}; export it without "
             "nested functions."
@@ -354,35 +358,36 @@ def _calls(nodes: Iterable[NodeProto]) -> list[tuple[str, str, str]]:
 
 
 def _overload(message: NodeProto | FunctionProto) -> str:
-    return str(getattr(message, "overload", ""))  # since IR version 10
+    # Functions have overloads since IR version 10.
+    return str(getattr(message, "overload", ""))
 
 
-def _check_rank(what: str, dims: Sequence[object]) -> None:
+def _check_rank(description: str, dims: Sequence[object]) -> None:
     if len(dims) > _MOST_DIMENSIONS:
         raise ModelFileError(
-            f"{what} has {len(dims)} dimensions, more than NumPy's limit of {_MOST_DIMENSIONS}; export it again."
+            f"{description} has {len(dims)} dimensions, more than NumPy's limit of {_MOST_DIMENSIONS}; export it again."
         )
 
 
 def _check_tensor(tensor: TensorProto) -> None:
-    where = f"the weight '{tensor.name}'"
+    subject = f"the weight '{tensor.name}'"
     if not tensor.data_type:
-        raise _invalid(f"{where} has no element type")
+        raise _invalid(f"{subject} has no element type")
     if tensor.data_type not in _ELEMENT_TYPES:
         raise ModelFileError(
-            f"{where} has the element type {tensor.data_type}, which is unknown to ONNX {onnx.__version__}; upgrade onnx."
+            f"{subject} has the element type {tensor.data_type}, which is unknown to ONNX {onnx.__version__}; upgrade onnx."
         )
     if tensor.HasField("segment"):
         raise ModelFileError(
-            f"{where} is stored in segments, which no runtime reads; export the model again."
+            f"{subject} is stored in segments, which no runtime reads; export the model again."
         )
-    _check_rank(where, tensor.dims)
+    _check_rank(subject, tensor.dims)
     if any(dim < 0 for dim in tensor.dims):
-        raise _invalid(f"{where} has the shape {list(tensor.dims)}")
+        raise _invalid(f"{subject} has the shape {list(tensor.dims)}")
     stored = _stored(tensor)
     if stored is not None and stored[0] != stored[1]:
         raise ModelFileError(
-            f"{where} has {stored[0]} {stored[2]}, and its shape {list(tensor.dims)} needs {stored[1]}: the model is truncated "
+            f"{subject} has {stored[0]} {stored[2]}, and its shape {list(tensor.dims)} needs {stored[1]}: the model is truncated "
             "or not valid ONNX; export it again."
         )
 
@@ -390,7 +395,8 @@ def _check_tensor(tensor: TensorProto) -> None:
 def _stored(tensor: TensorProto) -> tuple[int, int, str] | None:
     """Return the number of bytes or values, the right number, and the unit; ``None`` where it is not known."""
     name = str(TensorProto.DataType.Name(tensor.data_type))
-    if name.startswith("FLOAT6"):  # the layout is not settled
+    # ONNX has not settled the layout of 6-bit elements.
+    if name.startswith("FLOAT6"):
         return None
     size = tensor_bytes(tensor)
     if tensor.data_location == TensorProto.EXTERNAL:
@@ -411,18 +417,19 @@ def needed_ir_version(model: ModelProto) -> int:
     initializers have another meaning.
     """
     graph = model.graph
-    own = int(model.ir_version)
+    current = int(model.ir_version)
     newer = model.functions or model.training_info or graph.quantization_annotation
-    if newer or not IR_WITHOUT_INITIALIZER_INPUTS < own <= onnx.IR_VERSION:
-        return own
+    if newer or not IR_WITHOUT_INITIALIZER_INPUTS < current <= onnx.IR_VERSION:
+        return current
     if any(tensor.data_type > TensorProto.BFLOAT16 for tensor in model_tensors(model)):
-        return own
+        return current
     standard = [
-        each
-        for each in model.opset_import
-        if not each.domain or each.domain.split(".")[:2] == ["ai", "onnx"]
+        opset
+        for opset in model.opset_import
+        if not opset.domain or opset.domain.split(".")[:2] == ["ai", "onnx"]
     ]
     try:
-        return min(own, max(IR_WITHOUT_INITIALIZER_INPUTS, find_min_ir_version_for(standard)))
-    except ValueError:  # an operator set that this ONNX does not know
-        return own
+        return min(current, max(IR_WITHOUT_INITIALIZER_INPUTS, find_min_ir_version_for(standard)))
+    except ValueError:
+        # The model has an operator set that this ONNX does not know.
+        return current

@@ -66,7 +66,8 @@ def lowers_inside(model: ModelProto, node: NodeProto, dtypes: Mapping[str, int],
         low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
     """
     if not any(bodies(node)) and all(
-        (node.domain, node.op_type) != (each.domain, each.name) for each in model.functions
+        (node.domain, node.op_type) != (function.domain, function.name)
+        for function in model.functions
     ):
         return False
     return count_lowered(Network(Planner(model, (), low).alone(node, dtypes)), low=low).lowered > 0

@@ -138,7 +138,8 @@ class Planner:
             if node.op_type == "Cast" and not any(
                 place in slots[i].inputs for i, place in readers[node.output[0]]
             ):
-                slots[index] = Slots()  # no lowered node reads what it makes
+                # No lowered node reads its output.
+                slots[index] = Slots()
         return slots
 
     def keeps(self, node: NodeProto, path: str) -> bool:
@@ -157,12 +158,11 @@ class Planner:
         """
         if self.keeps(node, path) or not any(bodies(node)):
             return []
-        alone = self.alone(node, dtypes)
-        with suppress(
-            Exception
-        ):  # several exceptions, for unknown operators; what is declared counts then
-            alone = onnx.shape_inference.infer_shapes(alone)
-        inferred = bodies(alone.graph.node[0])
+        single = self.alone(node, dtypes)
+        # ONNX raises several exceptions for unknown operators; declared types are used then.
+        with suppress(Exception):
+            single = onnx.shape_inference.infer_shapes(single)
+        inferred = bodies(single.graph.node[0])
         return [
             (body, {**dtypes, **_declared_types(typed)})
             for body, typed in zip(bodies(node), inferred, strict=True)
@@ -170,19 +170,19 @@ class Planner:
 
     def alone(self, node: NodeProto, dtypes: Mapping[str, int]) -> ModelProto:
         """Return a model of one node, with the tensors that it reads as inputs of types in ``dtypes``."""
-        alone = ModelProto(ir_version=max(self.model.ir_version, IR_WITHOUT_INITIALIZER_INPUTS))
-        alone.opset_import.extend(self.model.opset_import)
-        alone.functions.extend(self.model.functions)
-        alone.graph.node.append(node)
+        single = ModelProto(ir_version=max(self.model.ir_version, IR_WITHOUT_INITIALIZER_INPUTS))
+        single.opset_import.extend(self.model.opset_import)
+        single.functions.extend(self.model.functions)
+        single.graph.node.append(node)
         for name in sorted(set(reads(node))):
-            known = name in dtypes
+            typed = name in dtypes
             value = (
                 helper.make_tensor_value_info(name, dtypes[name], None)
-                if known
+                if typed
                 else ValueInfoProto(name=name)
             )
-            alone.graph.input.append(value)
-        return alone
+            single.graph.input.append(value)
+        return single
 
     def _slots(self, node: NodeProto, dtypes: Mapping[str, int]) -> Slots:
         if (node.domain, node.op_type) in self._functions:
@@ -208,7 +208,14 @@ def plan_slots(
     dtypes: Mapping[str, int],
     low: int = TensorProto.FLOAT16,
 ) -> list[Slots]:
-    """Return the low-precision positions of each node of the main graph; see :class:`Planner`."""
+    """Return the low-precision positions of each node of the main graph; see :class:`Planner`.
+
+    Args:
+        model: The model, nodes in topological order.
+        keep: The nodes to keep in fp32, by address.
+        dtypes: ``TensorProto.DataType`` by tensor.
+        low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
+    """
     return Planner(model, keep, low).plan(model.graph, dtypes, ShapeValues())
 
 
@@ -255,7 +262,9 @@ def _by_schema(
     unable = (
         bool(floats.inputs)
         and not low_inputs
-        and not any((node.op_type, each) in _FP32_INPUTS for each in inputs.values())
+        and not any(
+            (node.op_type, type_variable) in _FP32_INPUTS for type_variable in inputs.values()
+        )
     )
     return Slots(low_inputs, low_outputs, Stays.OPERATOR if unable else None)
 
@@ -302,30 +311,32 @@ def _shape_arithmetic(  # noqa: C901 - two short passes that share what they lea
         if node.op_type in ("Shape", "Size") or (
             sources & derived and sources <= derived | constants
         ):
+            # Computed from shapes alone, so its value is a size or an index.
             derived.update(node.output)
             candidates.append(index)
         elif sources <= constants:
             constants.update(node.output)
-    found: set[int] = set()
+    size_nodes: set[int] = set()
 
     def ends_in_sizes(name: str) -> bool:
         for index, position in readers[name]:
             node = graph.node[index]
-            if node.op_type == "Cast" and index not in found:
+            if node.op_type == "Cast" and index not in size_nodes:
                 if dtypes.get(node.output[0]) in (
                     TensorProto.FLOAT,
                     TensorProto.FLOAT16,
                     TensorProto.DOUBLE,
                 ):
                     return False
-            elif position < 0 or (position in slots[index].inputs and index not in found):
+            elif position < 0 or (position in slots[index].inputs and index not in size_nodes):
                 return False
         return True
 
+    # Readers come later in the order, so they are decided first.
     for index in reversed(candidates):
         floats = [
             name for name in graph.node[index].output if dtypes.get(name) == TensorProto.FLOAT
         ]
         if (floats and all(map(ends_in_sizes, floats))) or (not floats and slots[index].inputs):
-            found.add(index)
-    return found
+            size_nodes.add(index)
+    return size_nodes

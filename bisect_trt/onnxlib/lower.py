@@ -60,10 +60,17 @@ def round_to_bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 def low_tensor(values: np.ndarray, name: str, low: int) -> TensorProto:
-    """Return float32 values as a tensor, rounded to fp16 or bf16 as ONNX's Cast does."""
+    """Return float32 values as a tensor, rounded to fp16 or bf16 as ONNX's Cast does.
+
+    Args:
+        values: float32 values of any shape.
+        name: The name of the tensor.
+        low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
+    """
     if low == TensorProto.FLOAT16:
         with np.errstate(over="ignore"):
             return numpy_helper.from_array(values.astype(np.float16), name)
+    # TensorProto.raw_data is little-endian, whatever the machine.
     raw = round_to_bfloat16(values).astype("<u2").tobytes()
     return TensorProto(name=name, data_type=low, dims=values.shape, raw_data=raw)
 
@@ -94,7 +101,13 @@ class Rewriter:
         self.graph.node.append(node)
 
     def cast(self, source: str, target: str, to: int) -> None:
-        """Write a Cast; it has no name, since a node of the model may have a tensor's name."""
+        """Write a Cast; it has no name, since a node of the model may have a tensor's name.
+
+        Args:
+            source: The tensor to cast.
+            target: The tensor to write.
+            to: Its element type, as ONNX's number.
+        """
         self.append(helper.make_node("Cast", [source], [target], to=to))
 
 
@@ -129,7 +142,8 @@ def lower_fp16(
     model = inline_functions(model, keep)
     types = {**(dtypes or {}), **Network(model).element_types}
     lowered = clone(model)
-    if opset is None:  # custom operators only; a Cast needs ONNX's own domain
+    # Custom operators only; a Cast needs ONNX's own domain.
+    if opset is None:
         version = max(_OLDEST_CUSTOM_OPSET, FIRST_OPSET[low])
         lowered.opset_import.append(helper.make_opsetid("", version))
     _Lowering((model.graph, lowered.graph), Planner(model, keep, low), weights).run(
@@ -163,7 +177,8 @@ class _Lowering(Rewriter):
         )
         self._planner = planner
         self._outer = outer
-        listed = {value.name for value in graph.input}  # an input overrides the weight
+        # An input overrides the weight.
+        listed = {value.name for value in graph.input}
         self._weights_folder = weights
         self._weights = {
             tensor.name: tensor
@@ -183,7 +198,13 @@ class _Lowering(Rewriter):
         self._replaced: set[str] = set()
 
     def run(self, dtypes: Mapping[str, int], sizes: ShapeValues, path: str = "") -> None:
-        """Write all nodes; the arguments are as for :meth:`Planner.plan`."""
+        """Write all nodes.
+
+        Args:
+            dtypes: ``TensorProto.DataType`` by tensor.
+            sizes: The values computed from shapes in the graphs around it; this graph's are added.
+            path: The beginning of the addresses of its nodes.
+        """
         slots_of_nodes = self._planner.plan(self.source, dtypes, sizes, path)
         for node, slots in zip(self.source.node, slots_of_nodes, strict=True):
             self._write(node, slots, dtypes, sizes, path)
@@ -216,9 +237,10 @@ class _Lowering(Rewriter):
             work = _Lowering((body, written), self._planner, self._weights_folder, self)
             work.run(inside, sizes.inside(body), f"{path}{first_output(node)}/")
         for position in slots.outputs:
+            # The old name is reserved for the fp32 value, which is written if something reads it.
             new.output[position] = self.produce(node.output[position])
         if node.op_type == "Cast" and slots.outputs:
-            next(each for each in new.attribute if each.name == "to").i = self.low
+            next(parameter for parameter in new.attribute if parameter.name == "to").i = self.low
         self.append(new)
 
     def produce(self, name: str) -> str:

@@ -62,14 +62,14 @@ def depth_first_order(count: int, parents: Callable[[int], Iterable[int]]) -> li
     new, open_, closed = range(3)
     state = bytearray(count)
     used = {parent for node in range(count) for parent in parents(node)}
-    for start in sorted(
-        range(count), key=used.__contains__
-    ):  # sinks first; only a cycle leaves others unvisited
+    # Sinks first; only a cycle leaves others unvisited.
+    for start in sorted(range(count), key=used.__contains__):
         stack = [(start, iter(parents(start)))] if state[start] == new else []
+        # An explicit stack: a chain of thousands of nodes would exceed Python's recursion limit.
         state[start] = state[start] or open_
         while stack:
-            node, rest = stack[-1]
-            parent = next((p for p in rest if state[p] != closed), None)
+            node, unvisited = stack[-1]
+            parent = next((p for p in unvisited if state[p] != closed), None)
             if parent is None:
                 stack.pop()
                 state[node] = closed
@@ -117,15 +117,15 @@ class Network:
         self.returned = frozenset(self.outputs)
         # Protobuf is slow, and makes a new string of each name. Most tensors have one maker and one
         # reader.
-        same: dict[tuple[str, ...], tuple[str, ...]] = {}
+        shared: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._made: list[tuple[str, ...]] = []
         self.reads: list[tuple[str, ...]] = []
         for node in self.nodes:
-            made = tuple(name for name in map(intern, node.output) if name)
+            outputs = tuple(name for name in map(intern, node.output) if name)
             read = tuple(dict.fromkeys(map(intern, reads(node))))
-            self._made.append(same.setdefault(made, made))
-            self.reads.append(same.setdefault(read, read))
-        del same
+            self._made.append(shared.setdefault(outputs, outputs))
+            self.reads.append(shared.setdefault(read, read))
+        del shared
         self._fed = frozenset(self.inputs)
         self.producer: dict[str, int] = {}
         self.consumers: dict[str, Sequence[int]] = {}
@@ -148,9 +148,10 @@ class Network:
             raise ModelFileError(f"the graph has two inputs named '{name}', {_INVALID}")
         several: dict[str, list[int]] = {}
         for index in range(len(self.nodes)):
-            alone = (index,)  # shared by all tensors that only this node reads
+            # Shared by all tensors that only this node reads.
+            sole_reader = (index,)
             for name in self.reads[index]:
-                if (first := self.consumers.setdefault(name, alone)) is not alone:
+                if (first := self.consumers.setdefault(name, sole_reader)) is not sole_reader:
                     several.setdefault(name, [*first]).append(index)
             for name in self.made(index):
                 if name in self.producer:
@@ -177,7 +178,8 @@ class Network:
                 )
 
     def _find_constants(self) -> list[bool]:
-        random = frozenset(drawing_nodes(self.proto))  # these are no constants
+        # Random values differ from run to run, so their nodes are no constants.
+        random = frozenset(drawing_nodes(self.proto))
         constant = [False] * len(self.nodes)
         for index in self.order:
             constant[index] = (
@@ -200,21 +202,22 @@ class Network:
 
     def leading_to(self, nodes: Iterable[int], through: Callable[[str], bool] = bool) -> set[int]:
         """Return these nodes and all nodes that they depend on, ``through`` tensors for which that holds."""
-        found = set(nodes)
-        waiting = list(found)
+        reached = set(nodes)
+        waiting = list(reached)
         while waiting:
             names = self.reads[waiting.pop()]
-            more = {
+            producers = {
                 self.producer[name] for name in names if name in self.producer and through(name)
-            } - found
-            found |= more
-            waiting += more
-        return found
+            } - reached
+            reached |= producers
+            waiting += producers
+        return reached
 
     def in_file_order(self, nodes: Iterable[int]) -> list[int]:
         """Return these nodes in the file's order, or in topological order where the file has a reader before its maker."""
         ordered = sorted(nodes)
         if not self.is_sorted:
+            # Sorting by rank is correct too, but the file's own order changes less of the model.
             place = {index: at for at, index in enumerate(ordered)}
             if any(
                 place.get(parent, -1) > at
@@ -325,8 +328,8 @@ class Network:
         """Return a node as plain values: name, operator, outputs, and its module if known."""
         node = self.nodes[index]
         module = module_of(self.nodes[index])
-        known = {"name": node.name, "op": node.op_type, "outputs": list(self.made(index))}
-        return known if module is None else {**known, "module": module}
+        fields = {"name": node.name, "op": node.op_type, "outputs": list(self.made(index))}
+        return fields if module is None else {**fields, "module": module}
 
     def written(self, index: int) -> str | None:
         """Return the module and source line of a node; see :func:`~bisect_trt.onnxlib.nodes.describe_module`."""

@@ -44,12 +44,13 @@ def clone(message: _M) -> _M:
 
 def keep_only(field: Any, entries: Iterable[Any]) -> None:  # noqa: ANN401 - protobuf's containers have no common type
     """Make these the only entries of a repeated field; they may be its own."""
-    kept = list(entries)
-    if len(kept) != len(field) or any(
-        one is not other for one, other in zip(kept, field, strict=True)
+    selected = list(entries)
+    if len(selected) != len(field) or any(
+        selected_entry is not current
+        for selected_entry, current in zip(selected, field, strict=True)
     ):
         del field[:]
-        field.extend(kept)
+        field.extend(selected)
 
 
 def add_initializers(model: onnx.ModelProto, tensors: Iterable[TensorProto]) -> None:
@@ -64,10 +65,10 @@ def add_initializers(model: onnx.ModelProto, tensors: Iterable[TensorProto]) -> 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """Yield the graphs inside a node: branches of an If, bodies of Loop and Scan."""
-    for each in node.attribute:
-        if each.HasField("g"):
-            yield each.g
-        yield from each.graphs
+    for parameter in node.attribute:
+        if parameter.HasField("g"):
+            yield parameter.g
+        yield from parameter.graphs
 
 
 def inner_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
@@ -82,7 +83,8 @@ def inner_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 def opset_of(model: onnx.ModelProto) -> int | None:
     """Return the opset of ONNX's own domain; ``None`` if the model has only others."""
     return next(
-        (int(each.version) for each in model.opset_import if each.domain in DEFAULT_DOMAINS), None
+        (int(opset.version) for opset in model.opset_import if opset.domain in DEFAULT_DOMAINS),
+        None,
     )
 
 
@@ -111,8 +113,8 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
 
 def defined_names(body: onnx.GraphProto) -> set[str]:
     """Return the tensors that a body defines."""
-    own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
-    return own | {name for inner in body.node for name in inner.output}
+    names = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+    return names | {name for inner in body.node for name in inner.output}
 
 
 def captured_names(node: onnx.NodeProto) -> set[str]:
@@ -133,8 +135,8 @@ def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodePro
     new = clone(node)
     new.input[:] = [names.get(name, name) for name in node.input]
     for body in bodies(new):
-        own = defined_names(body)
-        outer = {name: other for name, other in names.items() if name not in own}
+        local = defined_names(body)
+        outer = {name: new_name for name, new_name in names.items() if name not in local}
         keep_only(body.node, [rename_reads(inner, outer) for inner in body.node])
         for value in body.output:
             value.name = outer.get(value.name, value.name)
@@ -148,10 +150,10 @@ def last_alias(aliases: Mapping[str, str], name: str) -> str:
     return name
 
 
-def free_name(stem: str, taken: Collection[str]) -> str:
+def free_name(stem: str, used: Collection[str]) -> str:
     """Return an unused name: the stem, with a number appended if needed."""
     numbered = (f"{stem}_{number}" for number in itertools.count(2))
-    return next(name for name in itertools.chain([stem], numbered) if name not in taken)
+    return next(name for name in itertools.chain([stem], numbered) if name not in used)
 
 
 def label(node: onnx.NodeProto) -> str:
@@ -176,13 +178,19 @@ def addressed(graph: onnx.GraphProto, path: str = "") -> Iterator[tuple[str, onn
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:  # noqa: ANN401 - of many types
-    """Return the value of an attribute, bytes for a string; the default for a value of another type or a function's parameter."""
-    known = (
-        each
-        for each in node.attribute
-        if each.name == name and each.type and not each.ref_attr_name
+    """Return the value of an attribute, bytes for a string; the default for a value of another type or a function's parameter.
+
+    Args:
+        node: The node.
+        name: The name of the attribute.
+        default: The value if it is missing; its type is the one to accept.
+    """
+    matches = (
+        parameter
+        for parameter in node.attribute
+        if parameter.name == name and parameter.type and not parameter.ref_attr_name
     )
-    value = next(map(onnx.helper.get_attribute_value, known), default)
+    value = next(map(onnx.helper.get_attribute_value, matches), default)
     return value if default is None or isinstance(value, type(default)) else default
 
 
@@ -190,13 +198,19 @@ def held(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """Return the tensor of a Constant; ``None`` for other nodes, and for text and sparse tensors."""
     if node.op_type != "Constant" or node.domain not in DEFAULT_DOMAINS:
         return None
-    for each in node.attribute:
-        if each.name == "value" and each.HasField("t"):
-            tensor: onnx.TensorProto = each.t
+    for parameter in node.attribute:
+        if parameter.name == "value" and parameter.HasField("t"):
+            tensor: onnx.TensorProto = parameter.t
             return tensor
-        if each.name in _HELD and each.type == _HELD[each.name] and not each.ref_attr_name:
-            kind = np.float32 if "float" in each.name else np.int64
-            return numpy_helper.from_array(np.array(onnx.helper.get_attribute_value(each), kind))
+        if (
+            parameter.name in _HELD
+            and parameter.type == _HELD[parameter.name]
+            and not parameter.ref_attr_name
+        ):
+            kind = np.float32 if "float" in parameter.name else np.int64
+            return numpy_helper.from_array(
+                np.array(onnx.helper.get_attribute_value(parameter), kind)
+            )
     return None
 
 
@@ -219,7 +233,8 @@ def drawing_nodes(model: onnx.ModelProto) -> list[int]:
 
     A Dropout does unless its training mode is known to be off.
     """
-    switched_off = cache(partial(_false_constants, model))  # few models have a Dropout
+    # Deferred, because it reads all constants and few models have a Dropout.
+    switched_off = cache(partial(_false_constants, model))
 
     def draws(node: onnx.NodeProto) -> bool:
         flags = node.input[_TRAINING_MODE:] if node.op_type == "Dropout" else ()
@@ -241,20 +256,24 @@ def containing(
         )
 
     while (
-        more := {(each.domain, each.name) for each in model.functions if has_one(each.node)}
+        callers := {
+            (function.domain, function.name)
+            for function in model.functions
+            if has_one(function.node)
+        }
         - functions
     ):
-        functions |= more
+        functions |= callers
     return has_one
 
 
 def _false_constants(model: onnx.ModelProto) -> set[str]:
-    made = (
+    constants = (
         (node.output[0], tensor) for node in all_nodes(model) if (tensor := held(node)) is not None
     )
     stored = [
         *((tensor.name, tensor) for tensor in model.graph.initializer if not tensor.external_data),
-        *made,
+        *constants,
     ]
     flags = {name: tensor for name, tensor in stored if tensor.data_type == TensorProto.BOOL}
     return {name for name, tensor in flags.items() if not numpy_helper.to_array(tensor).any()}
@@ -302,9 +321,11 @@ def describe_module(entries: Mapping[str, Any]) -> str:
 
 def in_module(node: Mapping[str, Any]) -> str:
     """Return the module of a result's node as text, `` in module model.norm (RMSNorm), net.py:7``; empty without its class."""
-    known = node.get("module") or {}
+    module = node.get("module") or {}
     return (
-        f" in module {describe_module(known)}" if known.get("class") or known.get("source") else ""
+        f" in module {describe_module(module)}"
+        if module.get("class") or module.get("source")
+        else ""
     )
 
 
@@ -318,7 +339,8 @@ def _scopes(entries: Mapping[str, str]) -> tuple[str, str | None] | None:
         kinds = [kind.strip() for _, _, kind in pairs]
     if not scopes:
         return None
-    if len(scopes) == 1:  # an operator of the root, or a node of an optimizer
+    # An operator of the root, or a node of an optimizer.
+    if len(scopes) == 1:
         return "", None
     kind = kinds[-2] if kinds is not None and len(kinds) == len(scopes) else None
     # Strict export writes ``L['self'].blocks[0].norm`` for ``blocks.0.norm``.
@@ -334,7 +356,7 @@ def _texts(entries: str | None) -> list[str] | None:
         value = ast.literal_eval(entries) if entries else None
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
-    return [str(each) for each in value] if isinstance(value, list | tuple) else None
+    return [str(item) for item in value] if isinstance(value, list | tuple) else None
 
 
 def _path_of(node: onnx.NodeProto) -> str | None:
@@ -342,9 +364,8 @@ def _path_of(node: onnx.NodeProto) -> str | None:
     name = next((name for name in (node.name, *node.output[:1]) if name.startswith("/")), "")
     parts: list[str] = []
     for scope in name.strip("/").split("/")[:-1]:
-        if parts and scope.startswith(
-            f"{parts[-1]}."
-        ):  # a child of a Sequential has the Sequential's name before its own
+        # A child of a Sequential has the Sequential's name before its own.
+        if parts and scope.startswith(f"{parts[-1]}."):
             parts.pop()
         parts.append(scope)
     return ".".join(parts) or None
@@ -352,5 +373,7 @@ def _path_of(node: onnx.NodeProto) -> str | None:
 
 def _innermost(trace: str) -> str | None:
     """Return the model's line of a stack trace with its innermost frame last."""
-    found = [f"{match['file']}:{match['line']}" for match in _FRAME.finditer(trace)][::-1]
-    return next((each for each in found if not _INSIDE.search(each)), found[0] if found else None)
+    frames = [f"{match['file']}:{match['line']}" for match in _FRAME.finditer(trace)][::-1]
+    return next(
+        (frame for frame in frames if not _INSIDE.search(frame)), frames[0] if frames else None
+    )

@@ -123,8 +123,8 @@ class Group:
     @property
     def rung(self) -> str:
         """The option of its quantized types."""
-        found = next((pair.type_name for pair in self.pairs if pair.kind != "bias"), "")
-        return next((bits for bits, names in TYPES.items() if found in names), "int8")
+        type_name = next((pair.type_name for pair in self.pairs if pair.kind != "bias"), "")
+        return next((bits for bits, names in TYPES.items() if type_name in names), "int8")
 
 
 @dataclass(frozen=True)
@@ -161,20 +161,21 @@ def has_quantized(model: onnx.ModelProto) -> bool:
 def _components(items: Sequence[int], links: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
     """Yield the connected components of a graph, each in the order of its items."""
     part = {item: [item] for item in items}
-    for one, other in links:
-        small, large = sorted((part[one], part[other]), key=len)
+    for first, partner in links:
+        # Union by size: each item moves at most log2(n) times.
+        small, large = sorted((part[first], part[partner]), key=len)
         if small is not large:
             large += small
             part |= dict.fromkeys(small, large)
     place = {item: at for at, item in enumerate(items)}
-    for found in {id(each): each for each in part.values()}.values():
-        yield sorted(found, key=place.__getitem__)
+    for component in {id(members): members for members in part.values()}.values():
+        yield sorted(component, key=place.__getitem__)
 
 
-def _find_pairs(network: Network, left: dict[int, str]) -> list[Pair]:
+def _find_pairs(network: Network, unpaired: dict[int, str]) -> list[Pair]:
     """Return the pairs of a main graph: nodes connected by quantized tensors, through nodes that move values.
 
-    Other nodes that quantize or dequantize go to ``left``, with the reason.
+    Other nodes that quantize or dequantize go to ``unpaired``, with the reason.
     """
     ends = [index for index in network.order if _is_end(network.nodes[index])]
     problems: dict[int, str | None] = {}
@@ -182,24 +183,24 @@ def _find_pairs(network: Network, left: dict[int, str]) -> list[Pair]:
     for index in ends:
         node = network.nodes[index]
         makes = is_quantize(node)
-        found, problems[index] = (
+        partners, problems[index] = (
             _readers(network, node.output[0]) if makes else _makers(network, node.input[0])
         )
-        links += [(index, other) for other in found]
+        links += [(index, partner) for partner in partners]
     pairs = []
     for nodes in _components(ends, links):
-        problem = next((why for index in nodes if (why := problems[index]) is not None), None)
+        problem = next((reason for index in nodes if (reason := problems[index]) is not None), None)
         if problem is None and any(is_dequantize(network.nodes[index]) for index in nodes):
             pairs.append(_pair(network, nodes))
         else:
-            left |= dict.fromkeys(nodes, problem or "nothing dequantizes its output")
+            unpaired |= dict.fromkeys(nodes, problem or "nothing dequantizes its output")
     return pairs
 
 
 def _readers(network: Network, name: str) -> tuple[list[int], str | None]:
     """Return the nodes that dequantize a quantized tensor, and the reason if these are no pair."""
-    found: list[int] = []
-    why = (
+    dequantizing: list[int] = []
+    problem = (
         f"the quantized tensor '{name}' is an output of the model"
         if name in network.returned
         else None
@@ -207,14 +208,16 @@ def _readers(network: Network, name: str) -> tuple[list[int], str | None]:
     for index in network.consumers.get(name, ()):
         node = network.nodes[index]
         if is_dequantize(node) and node.input[0] == name:
-            found.append(index)
+            dequantizing.append(index)
         elif node.op_type in _INTEGER_MOVES and name in _moved_inputs(node):
-            for readers, other in (_readers(network, made) for made in network.made(index)):
-                found = found + readers
-                why = why or other
+            for readers, reader_problem in (
+                _readers(network, output) for output in network.made(index)
+            ):
+                dequantizing = dequantizing + readers
+                problem = problem or reader_problem
         else:
-            why = why or f"{network.describe(index)} computes with the quantized values"
-    return found, why
+            problem = problem or f"{network.describe(index)} computes with the quantized values"
+    return dequantizing, problem
 
 
 def _moved_inputs(node: onnx.NodeProto) -> Sequence[str]:
@@ -237,11 +240,11 @@ def _makers(network: Network, name: str) -> tuple[list[int], str | None]:
         return [], None
     if node.op_type not in _INTEGER_MOVES:
         return [], f"{network.describe(maker)} computes quantized values"
-    more = [_makers(network, each) for each in _moved_inputs(node)]
-    stored = any(not makers and why is None for makers, why in more)
-    what = f"{network.describe(maker)} moves it from a quantized weight" if stored else None
-    return [each for makers, _ in more for each in makers], next(
-        (why for _, why in more if why), what
+    sources = [_makers(network, tensor) for tensor in _moved_inputs(node)]
+    stored = any(not makers and problem is None for makers, problem in sources)
+    mixed = f"{network.describe(maker)} moves it from a quantized weight" if stored else None
+    return [index for makers, _ in sources for index in makers], next(
+        (problem for _, problem in sources if problem), mixed
     )
 
 
@@ -258,6 +261,7 @@ def _pair(network: Network, nodes: Sequence[int]) -> Pair:
         if quantize
         else (_type_of(network, tensor), zero_type)
     )
+    # Without a zero point ONNX quantizes to uint8.
     element = next(filter(None, types), TensorProto.UINT8)
     constant = not quantize or network.is_weight(tensor)
     kind: Kind = "bias" if element == TensorProto.INT32 else "weight" if constant else "activation"
@@ -278,27 +282,28 @@ HUB = 4
 
 def find_quantized(network: Network) -> Quantized:
     """Return the pairs of a model's main graph, in groups."""
-    left: dict[int, str] = {}
-    pairs = _find_pairs(network, left)
+    unpaired: dict[int, str] = {}
+    pairs = _find_pairs(network, unpaired)
     inside = containing(network.proto, _is_end)
     for index, node in enumerate(network.nodes):
         if any(inside(body.node) for body in bodies(node)):
-            left[index] = (
+            unpaired[index] = (
                 f"{network.describe(index)} has Q/DQ nodes in its body, which is not searched"
             )
         elif not _is_end(node) and inside([node]):
-            left[index] = (
+            unpaired[index] = (
                 f"{network.describe(index)} has Q/DQ nodes in its function, which is not searched; inline the functions "
                 "(onnx.inliner.inline_local_functions) and use that model"
             )
-    return Quantized(tuple(_groups(network, pairs)), left)
+    return Quantized(tuple(_groups(network, pairs)), unpaired)
 
 
 def _groups(network: Network, pairs: Sequence[Pair]) -> Iterator[Group]:
     """Yield the groups, each named after its operator."""
     computing = [_computing(network, pair) for pair in pairs]
     for places in _components(range(len(pairs)), _group_links(network, pairs, computing)):
-        operators = {each for place in places for each in computing[place]}
+        operators = {operator for place in places for operator in computing[place]}
+        # The multiplication names the group: users look for the Conv, not for the Add behind it.
         ranked = sorted(
             operators, key=lambda i: (network.nodes[i].op_type not in _COMPUTES, network.rank[i])
         )
@@ -320,15 +325,16 @@ def _group_links(
         yield from ((places[0], place) for place in places[1:])
     stored: dict[tuple[str, str], int] = {}
     for place, pair in enumerate(pairs):
-        if not pair.quantize:  # a weight that is dequantized for each of its readers
+        # A weight that is dequantized for each of its readers.
+        if not pair.quantize:
             yield stored.setdefault((pair.tensor, pair.scale), place), place
         # The same values by the same scale: quantized again, or moved in between.
         moving = [i for i in computing[place] if network.nodes[i].op_type in SAME_SCALE]
         for name in (pair.tensor, *(name for i in moving for name in network.made(i))):
             for index in network.consumers.get(name, ()):
-                other = quantizing.get(index)
-                if other is not None and pairs[other].scale == pair.scale:
-                    yield place, other
+                requantizing = quantizing.get(index)
+                if requantizing is not None and pairs[requantizing].scale == pair.scale:
+                    yield place, requantizing
         if (
             not computing[place]
             and (maker := _computed_by(network, pair.tensor, readers)) is not None
@@ -338,24 +344,24 @@ def _group_links(
 
 def _computing(network: Network, pair: Pair) -> tuple[int, ...]:
     """Return the nodes that compute with a pair's outputs, past nodes that move values."""
-    found = set[int]()
+    operators = set[int]()
     waiting = [name for index in pair.dequantize for name in network.made(index)]
     while waiting:
         for index in network.consumers.get(waiting.pop(), ()):
             node = network.nodes[index]
-            made = network.made(index)
+            outputs = network.made(index)
             if _is_end(node):
                 continue
             again = any(
                 is_quantize(network.nodes[r])
-                for name in made
+                for name in outputs
                 for r in network.consumers.get(name, ())
             )
-            if node.op_type in MOVES and not again and network.returned.isdisjoint(made):
-                waiting += made
+            if node.op_type in MOVES and not again and network.returned.isdisjoint(outputs):
+                waiting += outputs
             else:
-                found.add(index)
-    return tuple(sorted(found))
+                operators.add(index)
+    return tuple(sorted(operators))
 
 
 def _computed_by(network: Network, tensor: str, readers: Mapping[int, Sequence[int]]) -> int | None:
@@ -373,8 +379,11 @@ Stored = Mapping[str, TensorProto]
 def unquantize(network: Network, pairs: Iterable[Pair], weights: Stored) -> onnx.ModelProto:
     """Return the model without some of its pairs and what only they read; other names do not change.
 
-    ``weights`` has the float values of weights that are stored quantized, by the name of the
-    dequantized tensor.
+    Args:
+        network: The quantized model.
+        pairs: The pairs to remove.
+        weights: Float values of the weights that are stored quantized, by the name of the
+            dequantized tensor.
     """
     model = clone(network.proto)
     graph = model.graph
@@ -397,18 +406,20 @@ def unquantize(network: Network, pairs: Iterable[Pair], weights: Stored) -> onnx
                 or pair.clip is not None
                 or _is_cast(network, pair, node)
             ):
-                passed[index] = pair  # an output keeps its name, a tensor its type
+                # An output keeps its name, a tensor its type.
+                passed[index] = pair
             else:
                 instead[node.output[0]] = node.input[0]
+    # Pairs in a row form chains of aliases; readers get the tensor at the start of the chain.
     final = {name: last_alias(instead, name) for name in instead}
-    kept: list[onnx.NodeProto] = []
+    nodes: list[onnx.NodeProto] = []
     for index, node in enumerate(network.nodes):
         if index in passed:
             source = node.input[0]
-            kept += _passed_on(network, passed[index], final.get(source, source), node.output[0])
+            nodes += _passed_on(network, passed[index], final.get(source, source), node.output[0])
         elif index not in gone:
-            kept.append(rename_reads(node, final))
-    keep_only(graph.node, kept)
+            nodes.append(rename_reads(node, final))
+    keep_only(graph.node, nodes)
     retyped.update(network.nodes[index].output[0] for index in gone.difference(passed))
     keep_only(graph.value_info, [value for value in graph.value_info if value.name not in retyped])
     remove_unread(model)
@@ -425,10 +436,10 @@ def _moved_on(network: Network, name: str) -> list[str]:
     return [
         name,
         *(
-            each
+            moved
             for index in readers
-            for made in network.made(index)
-            for each in _moved_on(network, made)
+            for output in network.made(index)
+            for moved in _moved_on(network, output)
         ),
     ]
 
@@ -441,7 +452,7 @@ def _is_cast(network: Network, pair: Pair, node: onnx.NodeProto) -> bool:
 
 def _passed_on(network: Network, pair: Pair, name: str, to: str) -> Iterator[onnx.NodeProto]:
     """Yield the nodes in place of a pair: its activation function, Cast or Identity."""
-    before, after = (network.element_types.get(each, 0) for each in (name, to))
+    before, after = (network.element_types.get(tensor, 0) for tensor in (name, to))
     cast = bool(before and after and before != after)
     low, high = pair.clip or (None, None)
     steps = [("Relu", None)] if low == 0 and high is None else [("Max", low), ("Min", high)]
@@ -453,15 +464,15 @@ def _passed_on(network: Network, pair: Pair, name: str, to: str) -> Iterator[onn
     # Max and Min are the same in all operator sets; Clip is not.
     for place, (op, bound) in enumerate(steps if pair.clip else ()):
         last = place == len(steps) - 1 and not cast
-        made = to if last else f"{to}/{op}_output"
+        output = to if last else f"{to}/{op}_output"
         inputs = [name]
         if bound is not None:
             limit = f"{to}/{op}_bound"
             value = helper.make_tensor(f"{limit}_value", before or TensorProto.FLOAT, [], [bound])
             yield helper.make_node("Constant", [], [limit], name=limit, value=value)
             inputs.append(limit)
-        yield helper.make_node(op, inputs, [made], name=f"{to}/{op}")
-        name = made
+        yield helper.make_node(op, inputs, [output], name=f"{to}/{op}")
+        name = output
     if cast:
         yield helper.make_node("Cast", [name], [to], name=f"{to}/unquantized", to=after)
     elif name != to:

@@ -71,16 +71,20 @@ def find_roundings(
     """Return the steps of a model's quantized tensors, and the coarsest precision below fp32 of each tensor.
 
     16-bit types come from a Cast or an input; a model without either is not parsed. A file that
-    cannot be read has no known roundings. ``values`` returns the value of a tensor that is no
-    constant, where it is known.
+    cannot be read has no known roundings.
+
+    Args:
+        model: The path of the ONNX model.
+        fed: The values of its inputs, by name; only their types count.
+        values: Returns the value of a tensor that is no constant, such as a computed scale;
+            ``None`` where it is unknown.
     """
     half = any(precision_of(value.dtype) is not Precision.FP32 for value in fed.values())
     try:
         state = model.stat()
         graph, lows = _read(model, (state.st_mtime_ns, state.st_size, state.st_ino), half=half)
-    except (
-        Exception
-    ):  # an engine need not have its model beside it; each of ONNX's formats raises its own
+    except Exception:
+        # An engine need not have its model beside it; each of ONNX's formats raises its own error.
         return {}, {}
     return {} if graph is None else steps_of(graph, values), lows
 
@@ -93,6 +97,7 @@ def _read(
     half: bool,
 ) -> tuple[onnx.GraphProto | None, dict[str, Precision]]:
     """Return the graph of a quantized model, and :func:`lows_of` one with types of 16 bits."""
+    # A search for the operators' names in the bytes costs less than parsing the file.
     content = model.read_bytes()
     half = half or any(word in content for word in _CASTS)
     quantized = any(word in content for word in _QUANTIZED)
@@ -112,10 +117,11 @@ def steps_of(graph: onnx.GraphProto, values: Values) -> dict[str, Step]:
     stored |= {node.output[0]: tensor for node in graph.node if (tensor := held(node)) is not None}
 
     def value(name: str) -> NDArray[Any] | None:
-        known = stored.get(name)
-        if known is None or known.external_data:  # a scale is small, and so not external
+        tensor = stored.get(name)
+        # A scale is small, and so not external.
+        if tensor is None or tensor.external_data:
             return values(name)
-        return np.asarray(numpy_helper.to_array(known))
+        return np.asarray(numpy_helper.to_array(tensor))
 
     steps: dict[str, Step] = {}
     for node in graph.node:
@@ -135,15 +141,16 @@ def _steps_made(node: NodeProto, steps: Mapping[str, Step], value: Values) -> di
     first = steps.get(node.input[0])
     size = read[0].size
     after = any(step.after for step in read)
-    made = Step(None, after=True)
+    result = Step(None, after=True)
     if node.op_type == "DequantizeLinear" and first is not None and first.size is not None:
         if (scale := value(node.input[1])) is not None:
+            # A step of the integers is a step of the size of the scale in floats.
             sizes = np.abs(scale.astype(np.float64)).reshape(-1) * first.size
-            made = Step(sizes, after=after, axis=attribute(node, "axis", 1))
+            result = Step(sizes, after=after, axis=attribute(node, "axis", 1))
     elif size is not None and size.size == 1 and _MOVE.fullmatch(node.op_type):
         alike = all(step.size is not None and np.array_equal(step.size, size) for step in read)
-        made = Step(size, after=after) if alike else made
-    return dict.fromkeys(outputs, made)
+        result = Step(size, after=after) if alike else result
+    return dict.fromkeys(outputs, result)
 
 
 def lows_of(graph: onnx.GraphProto) -> dict[str, Precision]:
@@ -159,12 +166,12 @@ def lows_of(graph: onnx.GraphProto) -> dict[str, Precision]:
         outputs = [name for name in node.output if name]
         stored = held(node)
         if stored is not None:
-            made = _LOW.get(stored.data_type)
+            precision = _LOW.get(stored.data_type)
         elif node.op_type == "Cast":
-            made = _LOW.get(attribute(node, "to", 0))
+            precision = _LOW.get(attribute(node, "to", 0))
         else:
-            made = coarser(*(typed.get(name) for name in reads(node)))
-        typed |= {name: made for name in outputs if made is not None}
+            precision = coarser(*(typed.get(name) for name in reads(node)))
+        typed |= {name: precision for name in outputs if precision is not None}
         before = (
             None
             if _DISCRETE.fullmatch(node.op_type)
@@ -172,8 +179,8 @@ def lows_of(graph: onnx.GraphProto) -> dict[str, Precision]:
         )
         keeps = stored is not None or _MOVE.fullmatch(node.op_type) is not None
         if node.op_type == "Cast":
-            keeps = made is None or node.input[0] in typed
-        low = before if keeps else coarser(before, made)
+            keeps = precision is None or node.input[0] in typed
+        low = before if keeps else coarser(before, precision)
         lows |= {name: low for name in outputs if low is not None}
     return lows
 
@@ -192,7 +199,14 @@ def lower_roundtrip(
     dtypes: Mapping[str, int] | None = None,
     low: int = TensorProto.FLOAT16,
 ) -> ModelProto:
-    """Return the model lowered and emulated; see :func:`lower_fp16` and :func:`emulate`."""
+    """Return the model lowered and emulated; see :func:`lower_fp16` and :func:`emulate`.
+
+    Args:
+        model: The fp32 model, nodes in topological order.
+        keep: The nodes to keep in fp32, by address.
+        dtypes: ``TensorProto.DataType`` of tensors with a type that ONNX cannot infer.
+        low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
+    """
     lowered = lower_fp16(model, keep, dtypes, low)
     if any(tensor.data_type == low for tensor in model_tensors(model)) or low in map(
         _element, model.graph.input
@@ -314,19 +328,26 @@ class _Emulation(Rewriter):
         return renamed
 
     def node(self, node: NodeProto, lowered: Collection[str], renamed: dict[str, str]) -> None:
-        """Write a node in fp32, and round its outputs that are ``lowered`` tensors."""
+        """Write a node in fp32, and round its outputs that are ``lowered`` tensors.
+
+        Args:
+            node: The node of the original.
+            lowered: The tensors of the low precision.
+            renamed: The new names of tensors, by the old ones.
+        """
         new = clone(node)
         new.input[:] = [renamed.get(name, name) for name in node.input]
         for body, written in zip(bodies(node), bodies(new), strict=True):
             _Emulation(body, written, self.names, self.low).run(renamed)
-        for each in new.attribute:
-            if each.HasField("t") and each.t.data_type == self.low:
-                each.t.CopyFrom(widen_tensor(each.t, each.t.name))
+        for parameter in new.attribute:
+            if parameter.HasField("t") and parameter.t.data_type == self.low:
+                parameter.t.CopyFrom(widen_tensor(parameter.t, parameter.t.name))
         if node.op_type == "Cast" and attribute(node, "to", 0) == self.low:
             self.round_trip(new.input[0], renamed.get(node.output[0], node.output[0]), new)
             return
         raw: dict[str, str] = {}
         new.output[:] = [renamed.get(name, name) for name in node.output]
+        # A node that only moves values of the low precision has nothing to round.
         if not (node.op_type in EXACT_OPS and node.domain in DEFAULT_DOMAINS):
             rounded = [renamed.get(name, name) for name in node.output if name in lowered]
             raw = {name: self.fresh(f"{name}_raw") for name in rounded}
@@ -336,7 +357,13 @@ class _Emulation(Rewriter):
             self.round_trip(source, name)
 
     def round_trip(self, source: str, target: str, cast: NodeProto | None = None) -> None:
-        """Write a Cast to the low precision (``cast`` if given) and one back."""
+        """Write a Cast to the low precision (``cast`` if given) and one back.
+
+        Args:
+            source: The fp32 tensor to round.
+            target: The fp32 tensor to write.
+            cast: The Cast of the model that rounds; a new one by default.
+        """
         low = self.fresh_low(target)
         if cast is None:
             self.cast(source, low, self.low)
@@ -373,16 +400,16 @@ def widened(model: ModelProto, weights: Path) -> ModelProto:
 
 
 def _widen_attributes(node: NodeProto) -> None:
-    for each in node.attribute:
+    for parameter in node.attribute:
         if (
-            each.name in ("to", "dtype", "stash_type", "output_dtype")
-            and each.i == TensorProto.FLOAT
+            parameter.name in ("to", "dtype", "stash_type", "output_dtype")
+            and parameter.i == TensorProto.FLOAT
         ):
-            each.i = TensorProto.DOUBLE
-        if node.op_type == "Constant" and each.name in ("value_float", "value_floats"):
-            value = each.f if each.name == "value_float" else list(each.floats)
+            parameter.i = TensorProto.DOUBLE
+        if node.op_type == "Constant" and parameter.name in ("value_float", "value_floats"):
+            value = parameter.f if parameter.name == "value_float" else list(parameter.floats)
             tensor = numpy_helper.from_array(np.array(value, np.float32).astype(np.float64))
-            each.CopyFrom(helper.make_attribute("value", tensor))
+            parameter.CopyFrom(helper.make_attribute("value", tensor))
     if node.op_type == "ConstantOfShape" and not node.attribute:
         zero = numpy_helper.from_array(np.zeros(1, np.float64))
         node.attribute.append(helper.make_attribute("value", zero))

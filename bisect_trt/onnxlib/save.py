@@ -78,7 +78,14 @@ def make_raw(tensor: TensorProto) -> None:
 
 
 def refer_to(tensor: TensorProto, location: str, offset: int, length: int) -> None:
-    """Replace a tensor's bytes by a reference to ``length`` bytes at ``offset`` of the file ``location``."""
+    """Replace a tensor's bytes by a reference to ``length`` bytes at ``offset`` of the file ``location``.
+
+    Args:
+        tensor: The tensor; changed in place.
+        location: The file, relative to the folder of the model.
+        offset: The place of the first byte.
+        length: The number of bytes.
+    """
     tensor.ClearField("raw_data")
     del tensor.external_data[:]
     tensor.data_location = TensorProto.EXTERNAL
@@ -129,12 +136,13 @@ def _copy_range(source: Path, place: WeightPlace, writer: IO[bytes]) -> None:
     """Append a range of a file to another one."""
     with source.open("rb") as reader:
         reader.seek(place.offset)
-        left = place.length
-        while left > 0:
-            chunk = reader.read(min(left, _CHUNK))
+        remaining = place.length
+        while remaining > 0:
+            # In chunks: a weight may be larger than the memory.
+            chunk = reader.read(min(remaining, _CHUNK))
             if not chunk:
                 raise OSError(errno.EIO, f"{source} ends early")
-            left -= writer.write(chunk)
+            remaining -= writer.write(chunk)
 
 
 def require_directory() -> None:
@@ -173,7 +181,8 @@ def check_output(path: Path, *, overwrite: bool, read_back: bool = False) -> Non
     if path.is_dir():
         raise OutputFileError(f"{path} is a folder; name a file to write.")
     for file in (path, data_file(path)):
-        if file.is_file() and not overwrite:  # a device or FIFO is written to
+        # A device or FIFO is written to.
+        if file.is_file() and not overwrite:
             raise OutputFileError(
                 f"{file} exists; name another file, or write over it with --overwrite."
             )
@@ -218,6 +227,7 @@ def save_model(proto: onnx.ModelProto, weights: Path, path: Path, *, beside: boo
                 _write_weights(model_tensors(model), weights, data_file(path))
         elif has_external_data(model):
             load_all_inside(model, weights)
+        # The target is a file object, so ONNX cannot derive the format from its name.
         form = onnx.serialization.registry.get_format_from_file_extension(path.suffix)
         with written_whole(path) as file:
             onnx.save(model, file, format=form)
@@ -230,11 +240,11 @@ def save_model(proto: onnx.ModelProto, weights: Path, path: Path, *, beside: boo
 
 def said_beside(path: Path) -> str | None:
     """Return a sentence that names the weight files beside a written model that it refers to, if any."""
-    own = data_file(path).name
+    embedded_file = data_file(path).name
     files = [
         name
         for name in external_files(onnx.load(str(path), load_external_data=False))
-        if name != own
+        if name != embedded_file
     ]
     return (
         f"its weights stay in {quoted(files, 3)} beside it, which it needs as they are"

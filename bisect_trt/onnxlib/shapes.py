@@ -58,7 +58,8 @@ def element_dtype(element_type: int) -> np.dtype[np.generic]:
         UnavailableError: Neither NumPy nor the installed ``ml_dtypes`` has such a type.
     """
     if element_type == TensorProto.STRING:
-        return np.dtype(np.str_)  # ONNX says object, which no file holds without pickle
+        # ONNX says object, which no file holds without pickle.
+        return np.dtype(np.str_)
     try:
         name = str(TensorProto.DataType.Name(element_type))
         extension = _EXTENSIONS.get(name)
@@ -85,9 +86,9 @@ def element_type(dtype: np.dtype[np.generic]) -> int:
 class Declarations(ByName[onnx.ValueInfoProto]):
     """Types of tensors by name, as bytes that tensors of the same type share: a message takes hundreds of bytes."""
 
-    def __init__(self, known: Declarations | None = None) -> None:
+    def __init__(self, base: Declarations | None = None) -> None:
         """Start with other declarations."""
-        self._index: dict[str, bytes] = {} if known is None else dict(known._index)
+        self._index: dict[str, bytes] = {} if base is None else dict(base._index)
         self._shared: dict[bytes, bytes] = {}
 
     def put(self, value: onnx.ValueInfoProto) -> None:
@@ -95,9 +96,8 @@ class Declarations(ByName[onnx.ValueInfoProto]):
         bare = clone(value)
         bare.ClearField("name")
         kind = bare.SerializeToString()
-        self._index[intern(value.name)] = self._shared.setdefault(
-            kind, kind
-        )  # the network shares the name
+        # The interned name is shared with the network.
+        self._index[intern(value.name)] = self._shared.setdefault(kind, kind)
 
     def __getitem__(self, name: str) -> onnx.ValueInfoProto:
         value = onnx.ValueInfoProto()
@@ -134,7 +134,13 @@ def _dimension(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
 def value_info(
     name: str, infos: Mapping[str, TensorInfo], declared: Mapping[str, onnx.ValueInfoProto]
 ) -> onnx.ValueInfoProto:
-    """Return the declaration of a tensor: as it ran, else the model's, else the bare name, which ONNX Runtime accepts."""
+    """Return the declaration of a tensor: as it ran, else the model's, else the bare name, which ONNX Runtime accepts.
+
+    Args:
+        name: The name of the tensor.
+        infos: Types and shapes of tensors as they ran, by name.
+        declared: The declarations of the model, by name.
+    """
     if name in infos:
         return helper.make_tensor_value_info(
             name, element_type(infos[name].dtype), infos[name].shape
@@ -171,32 +177,38 @@ def infer(
 ) -> Declarations | None:
     """Return the types that are declared and inferred, of sequences too, by name; ``None`` where inference fails.
 
-    ``follow_values`` propagates sizes that nodes compute from shapes. A large network is inferred
-    in stretches.
+    A large network is inferred in stretches.
+
+    Args:
+        network: The model.
+        at_once: The number of nodes of a stretch; 0 for the default.
+        follow_values: Whether sizes that nodes compute from shapes are propagated.
     """
     order = network.order
-    known = Declarations(network.declared)
+    types = Declarations(network.declared)
     step = at_once or (AT_ONCE if len(order) >= 8 * AT_ONCE else len(order))
     try:
         for start in range(0, len(order), step):
-            model = _stretch(network, order[start : start + step], known)
+            model = _stretch(network, order[start : start + step], types)
             graph = onnx.shape_inference.infer_shapes(model, data_prop=follow_values).graph
             for value in chain(graph.value_info, graph.output):
                 if value.HasField("type"):
-                    known.put(value)
-    except Exception:  # several exceptions, for a model with an unknown operator
+                    types.put(value)
+    except Exception:
+        # ONNX raises several exceptions, for an unknown operator for example.
         return None
-    return known
+    return types
 
 
-def _stretch(network: Network, stretch: Sequence[int], known: Declarations) -> onnx.ModelProto:
+def _stretch(network: Network, stretch: Sequence[int], types: Declarations) -> onnx.ModelProto:
     """Return a model of consecutive nodes of the topological order, with the known types of the tensors they read."""
     source = network.proto
     inside = set(stretch)
     before = {parent for index in stretch for parent in network.parents(index)} - inside
+    # Inference reads the values of Constant nodes too, which no type carries over.
     constants = [index for index in sorted(before) if network.nodes[index].op_type == "Constant"]
     nodes = [*constants, *stretch]
-    made = {name for index in nodes for name in network.made(index)}
+    outputs = {name for index in nodes for name in network.made(index)}
     model = onnx.ModelProto(ir_version=max(source.ir_version, IR_WITHOUT_INITIALIZER_INPUTS))
     model.opset_import.extend(source.opset_import)
     model.functions.extend(source.functions)
@@ -204,14 +216,17 @@ def _stretch(network: Network, stretch: Sequence[int], known: Declarations) -> o
     graph.node.extend(network.nodes[index] for index in nodes)
     for name in dict.fromkeys(name for index in stretch for name in network.reads[index]):
         weight = network.initializers.get(name)
+        # Inference reads the values of small weights, such as the shape of a Reshape.
         if weight is not None and weight.ByteSize() <= _SHAPE_BYTES:
             graph.initializer.append(weight)
-        elif name not in made and name in known:
-            graph.input.append(known[name])
+        elif name not in outputs and name in types:
+            graph.input.append(types[name])
     graph.value_info.extend(
-        known[name] for name in made if name in known and name not in network.returned
+        types[name] for name in outputs if name in types and name not in network.returned
     )
-    graph.output.extend(known[name] for name in network.outputs if name in made and name in known)
+    graph.output.extend(
+        types[name] for name in network.outputs if name in outputs and name in types
+    )
     return model
 
 
@@ -232,7 +247,8 @@ def input_infos(network: Network) -> list[TensorInfo]:
         info = to_info(value)
         if info is None:
             if value.type.tensor_type.elem_type:
-                element_dtype(value.type.tensor_type.elem_type)  # raises, with the reason
+                # Raises the error with the reason.
+                element_dtype(value.type.tensor_type.elem_type)
             raise UnsuitableModelError(
                 f"the input '{name}' is no plain tensor; bisect-trt feeds only plain tensors."
             )
@@ -302,11 +318,11 @@ def input_sizes(
     for name, info in infos.items():
         declared = (None,) if info.shape is None and name not in shapes else info.shape
         wanted = shapes.get(name) or [None] * len(declared or ())
-        known = [
+        merged = [
             dim if size is None else size
             for dim, size in zip(declared or [None] * len(wanted), wanted, strict=True)
         ]
-        sized: Shape = tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in known)
+        sized: Shape = tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in merged)
         chosen[name] = tuple(dim if isinstance(dim, int) or not assume else 1 for dim in sized)
         if chosen[name] != sized:
             assumed[name] = chosen[name]
@@ -352,7 +368,13 @@ def _declare_input(value: onnx.ValueInfoProto, shape: Sequence[int | str | None]
 def free_inputs(
     model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | str | None]], *, forget: bool = True
 ) -> onnx.ModelProto:
-    """Return the model with other input shapes; ``forget`` drops the declared shapes of inner tensors too."""
+    """Return the model with other input shapes.
+
+    Args:
+        model: The model; it is not changed.
+        shapes: The shape of each input to change: sizes, names, or ``None`` for a free dimension.
+        forget: Whether the declared shapes of inner tensors are dropped.
+    """
     freed = clone(model)
     for value in freed.graph.input:
         if value.name in shapes:

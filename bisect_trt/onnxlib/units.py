@@ -94,10 +94,12 @@ class NetworkUnits:
         """Return the number of searched units."""
         return len(self.searched)
 
-    def independent(self, taken: Subset, among: Sequence[int] | None = None) -> list[int]:
+    def independent(self, excluded: Subset, among: Sequence[int] | None = None) -> list[int]:
         """Return the searched units, or those ``among`` them, that can be cut without any of the taken ones."""
         return [
-            unit for unit in among or self.searched if taken.isdisjoint(self.with_weights({unit}))
+            unit
+            for unit in among or self.searched
+            if excluded.isdisjoint(self.with_weights({unit}))
         ]
 
     @cached_property
@@ -126,6 +128,7 @@ class NetworkUnits:
         widths = self._widths
         place = bisect_left(self.searched, unit)
         pattern = place, place + 1
+        # Lower the threshold step by step: each stretch contains the one before.
         for width in range(max(widths[place : place + 2]), 0, -1):
             start = place
             stop = place + 1
@@ -154,6 +157,8 @@ class NetworkUnits:
             maker = network.producer.get(name)
             if name not in inputs if maker is None else maker not in place:
                 continue
+            # A difference array: +1 where a tensor begins to live, -1 after its end; its running
+            # sum is the number of live tensors.
             born = 0 if maker is None else place[maker] + 1
             last = (
                 end
@@ -193,15 +198,15 @@ def _light(info: TensorInfo | None) -> bool:
 
 
 def _close(units: Iterable[int], edges: list[tuple[int, ...]]) -> frozenset[int]:
-    given = frozenset(units)
-    pending = [unit for unit in given if edges[unit]]
+    start = frozenset(units)
+    pending = [unit for unit in start if edges[unit]]
     if not pending:
-        return given
-    closed = set(given)
+        return start
+    closed = set(start)
     while pending:
         for needed in edges[pending.pop()]:
             if needed not in closed:
                 closed.add(needed)
                 pending.append(needed)
     # Callers keep the sets, and 100,000 units take 4 MB: an equal set is not made twice.
-    return given if len(closed) == len(given) else frozenset(closed)
+    return start if len(closed) == len(start) else frozenset(closed)
