@@ -160,7 +160,7 @@ def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue
         stored: Returns the value of a weight that is no initializer of the original.
 
     Returns:
-        The serialized model. Names, attributes and weights are those of the original.
+        The serialized model. Names, attributes and weights are unchanged.
     """
     source = network.proto
     head = onnx.ModelProto(
