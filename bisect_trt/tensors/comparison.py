@@ -34,7 +34,9 @@ def to_plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     if isinstance(value, (list, tuple)):
         return [to_plain(item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: to_plain(getattr(value, each.name)) for each in fields(value)}
+        return {
+            attribute.name: to_plain(getattr(value, attribute.name)) for attribute in fields(value)
+        }
     return value
 
 
@@ -44,6 +46,7 @@ def from_plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
         return {key: item if key in _TEXTS else from_plain(item) for key, item in value.items()}
     if isinstance(value, list):
         return [from_plain(item) for item in value]
+    # JSON has no NaN and Inf; `to_plain` wrote them as text.
     return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
 
 
@@ -109,12 +112,12 @@ class Details:
     def describe(self) -> str:
         """Return the options that would have passed, as text."""
         needed = {"--atol": self.atol_needed, "--rtol": self.rtol_needed}
-        ways = [
+        options = [
             f"{option} {_rounded_up(value)}"
             for option, value in needed.items()
             if math.isfinite(value)
         ]
-        return f"passes with {' or '.join(ways)}" if ways else "no tolerance passes"
+        return f"passes with {' or '.join(options)}" if options else "no tolerance passes"
 
 
 @dataclass(frozen=True)
@@ -220,9 +223,8 @@ class TensorComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for ``json.dumps(allow_nan=False)``; see :func:`to_plain`."""
-        plain: dict[str, Any] = to_plain(
-            self
-        )  # asdict() copies all first; a model may have 200,000 tensors
+        # dataclasses.asdict() would copy all first; a model may have 200,000 tensors.
+        plain: dict[str, Any] = to_plain(self)
         plain["required_atol"] = to_plain(self.required_atol)
         return plain
 
@@ -236,7 +238,7 @@ class TensorComparison:
         """
         # The result adds the operator, the module and the error of the layer alone.
         return msgspec.convert(
-            from_plain({each.name: plain[each.name] for each in fields(cls)}), cls
+            from_plain({attribute.name: plain[attribute.name] for attribute in fields(cls)}), cls
         )
 
     def describe(self) -> str:
@@ -251,8 +253,8 @@ class TensorComparison:
             return "no elements"
         text = f"max error {self.worst.error:.5g}"
         if self.stat in (ErrorStat.MEAN, ErrorStat.MEDIAN, ErrorStat.QUANTILE):
-            which = f" {self.quantile:g}" if self.stat is ErrorStat.QUANTILE else ""
-            text = f"{self.stat.value}{which} error {getattr(self, f'{self.stat.value}_abs'):.5g}, {text}"
+            quantile = f" {self.quantile:g}" if self.stat is ErrorStat.QUANTILE else ""
+            text = f"{self.stat.value}{quantile} error {getattr(self, f'{self.stat.value}_abs'):.5g}, {text}"
         if self.worst.error != 0:
             text += f" at {self.worst.index}: expected {_short(self.worst.reference)}, got {_short(self.worst.target)}"
         text += f" (atol {self.atol:.3g}, rtol {self.rtol:.3g}; {self.mismatching} of {self.total} elements mismatch)"
@@ -285,6 +287,7 @@ def tolerance_ratio(comparison: Mapping[str, Any]) -> float:
     passed = comparison["passed"]
     if comparison["kind"] not in ("match", "mismatch") or ratio is None or math.isnan(float(ratio)):
         ratio = 0.0 if passed else math.inf
+    # Rounding must not contradict the verdict: past 1 means failed.
     return min(float(ratio), 1.0) if passed else max(float(ratio), math.nextafter(1, 2))
 
 

@@ -129,6 +129,7 @@ def write_npz(file: IO[bytes], arrays: Values) -> None:
             if is_extension(values.dtype):
                 entry.comment = values.dtype.name.encode()
                 values = values.view(f"u{values.dtype.itemsize}")
+            # The size is unknown to the archive while it is written, so it allows for over 4 GiB.
             with archive.open(entry, "w", force_zip64=True) as stream:
                 npy_format.write_array(stream, values, allow_pickle=False)
 
@@ -175,9 +176,8 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except BisectError:
         raise
-    except (
-        Exception
-    ) as err:  # each compression has errors of its own, and a damaged archive can cause any
+    except Exception as err:
+        # Each compression has errors of its own, and a damaged archive can cause any.
         reason = getattr(err, "strerror", None) or str(err) or type(err).__name__
         raise InputValuesError(
             f"Cannot read {path}: {reason}; give an .npz file as numpy.savez writes it, of numbers or strings (NumPy type str)"
@@ -204,13 +204,13 @@ class NpzFile(ByName[Array]):
             return _read_entry(archive, entry)[1]
 
 
-def open_inside(folder: Path, name: str | Path, most: int) -> IO[bytes]:
+def open_inside(folder: Path, name: str | Path, max_bytes: int) -> IO[bytes]:
     """Open a file of a folder that may be a stranger's.
 
     Args:
         folder: The folder.
         name: The file's path below it.
-        most: The most bytes that the file may have.
+        max_bytes: The most bytes that the file may have.
 
     Raises:
         OSError: It does not exist, is no regular file, is too large, or a symbolic link leads to
@@ -225,16 +225,25 @@ def open_inside(folder: Path, name: str | Path, most: int) -> IO[bytes]:
     file = open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: PTH123, SIM115 - see above
     state = os.fstat(file.fileno())
     reason = "it is no regular file" if not stat.S_ISREG(state.st_mode) else "it is too large"
-    if not stat.S_ISREG(state.st_mode) or state.st_size > most:
+    if not stat.S_ISREG(state.st_mode) or state.st_size > max_bytes:
         file.close()
         raise OSError(errno.EINVAL, reason, str(path))
     return file
 
 
-def read_inside(folder: Path, name: str | Path, most: int) -> bytes:
-    """Return the content of a file of a folder that may be a stranger's; see :func:`open_inside`."""
-    with open_inside(folder, name, most) as file:
-        return file.read(most)
+def read_inside(folder: Path, name: str | Path, max_bytes: int) -> bytes:
+    """Return the content of a file of a folder that may be a stranger's; see :func:`open_inside`.
+
+    Args:
+        folder: The folder.
+        name: The file's path below it.
+        max_bytes: The largest size of the file, in bytes.
+
+    Raises:
+        OSError: As :func:`open_inside`.
+    """
+    with open_inside(folder, name, max_bytes) as file:
+        return file.read(max_bytes)
 
 
 _written: ContextVar[Callable[[Path, Path], object] | None] = ContextVar("_written", default=None)
@@ -263,12 +272,14 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
     """
     stream = _standard_stream(path)
     if stream is not None or (path.exists() and not path.is_file()):
-        whole = io.BytesIO()  # it has positions, which a stream has not
-        yield whole
+        # A buffer has positions, which ZIP archives need and a stream lacks.
+        buffer = io.BytesIO()
+        yield buffer
         with open(path if stream is None else os.dup(stream), "wb") as file:  # noqa: PTH123 - it may be a descriptor
-            file.write(whole.getbuffer())
+            file.write(buffer.getbuffer())
         return
     path = Path(os.path.realpath(path))
+    # In the same folder: a rename is atomic only within a file system.
     temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -287,9 +298,9 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
 def _standard_stream(path: Path) -> int | None:
     """Return the descriptor of standard output or error, if the path is that stream: opened anew, it would be truncated."""
     with suppress(OSError):
-        known = path.stat()
+        status = path.stat()
         for number, stream in ((1, sys.stdout), (2, sys.stderr)):
-            if os.path.samestat(os.fstat(number), known):
+            if os.path.samestat(os.fstat(number), status):
                 stream.flush()
                 return number
     return None
@@ -369,6 +380,7 @@ def load_runs(path: Path) -> list[SavedRun]:
             raise InputValuesError(
                 f"{path} is a folder without .json or .npz files; name a file of saved values"
             )
+        # The n-th run of each file belongs to the same runner.
         sides = zip(*parts, strict=False)
         return [
             SavedRun(str(path), [sample for run in side for sample in run.samples])
@@ -397,15 +409,20 @@ def numbered(path: Path) -> list[Path]:
     return [path]
 
 
-def same_samples(run: SavedRun, number: int, other: str) -> None:
+def same_samples(run: SavedRun, number: int, source: str) -> None:
     """Refuse a saved run that has not as many samples as another.
+
+    Args:
+        run: The saved run.
+        number: The number of samples that it must have.
+        source: The origin of that number, for the message.
 
     Raises:
         UsageError: It has not.
     """
     if len(run.samples) != number:
         raise InputValuesError(
-            f"{run.name} holds {len(run.samples)} sample(s) where {other} {number}; save both from the same inputs."
+            f"{run.name} holds {len(run.samples)} sample(s) where {source} {number}; save both from the same inputs."
         )
 
 
@@ -419,10 +436,15 @@ def sample_files(path: Path, samples: int) -> list[Path]:
 
 
 def save_samples(path: Path, samples: Sequence[Values], runner: str | None = None) -> None:
-    """Write samples as ``polygraphy run`` reads them, the outputs of a ``runner`` if it is named.
+    """Write samples as ``polygraphy run`` reads them.
 
     ``x.json`` holds them all; else ``x.npz`` holds one, and several go to ``x-1.npz``, ``x-2.npz``
     and so on.
+
+    Args:
+        path: The file to write, ``.json`` or ``.npz``.
+        samples: Arrays by tensor name, for each sample.
+        runner: The name of the runner, for outputs; ``None`` for inputs.
 
     Raises:
         UsageError: A file cannot be written.
@@ -462,20 +484,21 @@ def read_json(path: Path) -> list[SavedRun]:
             else (("", content if isinstance(content, list) else [content]),)
         )
         names = [f"{path} ({name})" if len(runs) > 1 else str(path) for name, _ in runs]
-        found = [[_sample(path, sample) for sample in samples] for _, samples in runs]
+        samples_of_runs = [[_sample(path, sample) for sample in samples] for _, samples in runs]
     except OSError as error:
         raise InputValuesError(
             f"Cannot read {path}: {error.strerror}; give a file as polygraphy run saves"
         ) from error
     except BisectError:
         raise
-    except Exception as error:  # too deep nesting, and wrong types
+    except Exception as error:
+        # Too deep nesting and values of a wrong type raise various exceptions.
         raise InputValuesError(
             f"Cannot read {path}: it is not JSON as polygraphy run saves it, or it is damaged ({error!r:.80}); save it again"
         ) from error
-    if not all(found) or not found:
+    if not all(samples_of_runs) or not samples_of_runs:
         raise InputValuesError(f"{path} holds no values; save it again")
-    return [SavedRun(name, samples) for name, samples in zip(names, found, strict=True)]
+    return [SavedRun(name, samples) for name, samples in zip(names, samples_of_runs, strict=True)]
 
 
 def _encode(values: Array) -> dict[str, str]:
@@ -517,7 +540,8 @@ def _sample(path: Path, sample: object) -> Values:
             f"{path} holds something else than arrays by tensor name; save it with polygraphy run"
         )
     for name in sample:
-        name.encode()  # JSON can hold lone surrogates, which are no text
+        # JSON can hold lone surrogates, which are no text.
+        name.encode()
     return sample
 
 

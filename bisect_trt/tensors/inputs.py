@@ -44,8 +44,13 @@ _ASSUMED_FREE = 8 << 30
 def split_script(script: str, default_function: str, kind: str) -> tuple[Path, str]:
     """Return file and function of ``FILE`` or ``FILE:FUNCTION``; a file with a colon in its name is found too.
 
+    Args:
+        script: ``FILE`` or ``FILE:FUNCTION``.
+        default_function: The name of the function if the option names none.
+        kind: The kind of script, for messages: ``data-loader``, for example.
+
     Raises:
-        UsageError: There is no such file; the message names the script's ``kind``.
+        UsageError: There is no such file.
     """
     file = script
     function = default_function
@@ -66,9 +71,15 @@ def is_script(entry: str) -> bool:
 def script_attribute(path: Path, name: str, kind: str) -> Any:  # noqa: ANN401 - whatever the script has
     """Import a script and return its function or variable of this name; call it within :func:`user_code`.
 
+    Args:
+        path: The Python file.
+        name: The name of the function or variable.
+        kind: The kind of script; it is part of the name of the module.
+
     Raises:
         UsageError: The script has nothing of this name.
     """
+    # The module is named after its kind: a script `model.py` must not shadow a package.
     module_name = f"bisect_trt_{kind.replace('-', '_')}_script"
     loader = SourceFileLoader(module_name, str(path))
     spec = spec_from_loader(module_name, loader)
@@ -106,9 +117,9 @@ def user_code(path: Path, kind: str) -> Iterator[None]:
             if frame.filename == str(path)
         ]
         line = err.lineno if isinstance(err, SyntaxError) else frames[-1].lineno if frames else None
-        where = f"{path}, line {line}" if line else str(path)
+        position = f"{path}, line {line}" if line else str(path)
         raise ScriptError(
-            f"The {kind} script {where} raised {type(err).__name__}: {err}; correct the script"
+            f"The {kind} script {position} raised {type(err).__name__}: {err}; correct the script"
         ) from err
     finally:
         if folder in sys.path:
@@ -124,29 +135,41 @@ class NamedOutputs(Arrays):
         self.runtime = None
 
 
-def make_inputs(infos: Sequence[TensorInfo], data: Data, most: int | None = None) -> list[Sample]:
+def make_inputs(
+    infos: Sequence[TensorInfo], data: Data, max_samples: int | None = None
+) -> list[Sample]:
     """Return the samples of a model's inputs, at least one, each with every input in the order of ``infos``.
 
     Args:
         infos: The model's inputs. For random values each must have a static shape.
         data: The source: a script, files as :func:`bisect_trt.tensors.files.load_runs` reads them
             (several make one sample if no two hold the same input), else random values.
-        most: The most samples to return; ``None`` for all.
+        max_samples: The most samples to return; ``None`` for all.
 
     Raises:
         UsageError: A sample does not fit the model, a file or script is invalid, or random values
             are impossible because their range holds none or a shape is not known.
     """
-    return [sample for sample, _ in islice(labelled_inputs(infos, data, whole=most is None), most)]
+    return [
+        sample
+        for sample, _ in islice(
+            labelled_inputs(infos, data, exhaust=max_samples is None), max_samples
+        )
+    ]
 
 
 def labelled_inputs(
-    infos: Sequence[TensorInfo], data: Data, *, whole: bool = False
+    infos: Sequence[TensorInfo], data: Data, *, exhaust: bool = False
 ) -> Iterator[tuple[Sample, Any]]:
     """Yield the samples of :func:`make_inputs`, each with its labels: an array, a dict of name to array, or ``None``.
 
     Labels are what a script yields beside the inputs; or an entry called ``labels`` that is no
-    input. A script is run to its end first if the ``whole`` of it is wanted.
+    input.
+
+    Args:
+        infos: The model's inputs. For random values each must have a static shape.
+        data: The source of the values.
+        exhaust: Whether a script is run to its end before the first sample is checked.
     """
     script = data.data_loader_script
     if script is not None:
@@ -154,13 +177,13 @@ def labelled_inputs(
             raise ConflictError(
                 "--data-loader-script and --load-inputs both give the inputs; use one of them"
             )
-        given = each_sample(script, data.iterations)
-        for number, (sample, labels) in enumerate(list(given) if whole else given):
-            inputs, beside = _without_labels(infos, sample)
+        pairs = each_sample(script, data.iterations)
+        for number, (sample, labels) in enumerate(list(pairs) if exhaust else pairs):
+            inputs, entry_labels = _without_labels(infos, sample)
             checked = validate_sample(
                 infos, of_width(infos, inputs), f"Sample {number} of {script}"
             )
-            yield checked, beside if labels is None else labels
+            yield checked, entry_labels if labels is None else labels
     elif data.load_inputs:
         if data.iterations is not None:
             raise ConflictError("--iterations conflicts with --load-inputs; use one of them")
@@ -183,8 +206,12 @@ def _without_labels(
 def validate_sample(infos: Sequence[TensorInfo], sample: Values, source: str) -> Sample:
     """Return values in the order of a model's inputs, after checking that they fit; a free dimension takes any size.
 
-    Raw bytes, which plain NumPy makes of saved bfloat16 or float8 values, are converted. The
-    ``source`` begins the message.
+    Raw bytes, which plain NumPy makes of saved bfloat16 or float8 values, are converted.
+
+    Args:
+        infos: The model's inputs.
+        sample: Arrays by input name.
+        source: The origin of the sample, which begins the message.
 
     Raises:
         UsageError: Inputs are missing or unknown, or differ in shape or type; the message names
@@ -212,7 +239,8 @@ def resized(value: Array, shape: Sequence[int]) -> Array:
     """Return the elements in another shape of the same rank: repeated along a longer axis, cut along a shorter one."""
     for axis, size in enumerate(shape):
         if size != value.shape[axis]:
-            if not value.shape[axis]:  # nothing to repeat
+            # An empty axis has nothing to repeat, so zeros take its place.
+            if not value.shape[axis]:
                 value = np.zeros_like(
                     value, shape=(*value.shape[:axis], 1, *value.shape[axis + 1 :])
                 )
@@ -222,7 +250,8 @@ def resized(value: Array, shape: Sequence[int]) -> Array:
 
 def _misfit(info: TensorInfo, values: Array) -> list[str]:
     problems = []
-    is_text = info.dtype.kind == values.dtype.kind == "U"  # of any width
+    # NumPy's types of strings differ in width; ONNX has one type.
+    is_text = info.dtype.kind == values.dtype.kind == "U"
     if info.dtype != values.dtype and not is_text:
         problems.append(f"'{info.name}' is {values.dtype.name} and must be {info.dtype.name}")
     if info.shape is not None and (
@@ -246,6 +275,7 @@ def _in_type(values: Array, dtype: np.dtype[Any]) -> Array:
     """Return values in the type of an input where they are stored otherwise: as raw bytes, bits, or objects that are text."""
     if dtype.kind == "U" and values.dtype.kind == "O":
         return values.astype(np.str_)
+    # Plain NumPy saves ml_dtypes values as raw bytes (V2), this package as unsigned integers.
     bits = is_raw(values.dtype) or (is_extension(dtype) and values.dtype == storage_dtype(dtype))
     if bits and is_extension(dtype) and values.itemsize == dtype.itemsize:
         return values.view(dtype)
@@ -270,10 +300,11 @@ def _as_wide(values: Array, dtype: np.dtype[Any]) -> Array:
     with np.errstate(over="ignore"):
         fitted = values.astype(dtype)
     if dtype.kind == "f":
-        same = np.array_equal(np.isfinite(fitted), np.isfinite(values))
-    else:  # some widths turn integers of one sign into the other
-        same = np.array_equal(fitted, values) and np.array_equal(fitted < 0, values < 0)
-    return fitted if same else values
+        lossless = np.array_equal(np.isfinite(fitted), np.isfinite(values))
+    else:
+        # Some widths turn integers of one sign into the other.
+        lossless = np.array_equal(fitted, values) and np.array_equal(fitted < 0, values < 0)
+    return fitted if lossless else values
 
 
 def _loaded(paths: Sequence[Path]) -> Iterator[tuple[Mapping[str, Any], str]]:
@@ -343,7 +374,7 @@ def _check_memory(infos: Sequence[TensorInfo], samples: int) -> None:
     """Refuse random values that take over a quarter of the free memory: a comparison holds several copies of them."""
     sizes = [math.prod(info.sizes or ()) for info in infos]
     needed = samples * (sum(sizes) * np.dtype(np.float64).itemsize + _SAMPLE_BYTES)
-    free = _ASSUMED_FREE if (known := free_bytes()) is None else known
+    free = _ASSUMED_FREE if (measured := free_bytes()) is None else measured
     if 4 * needed > free:
         shapes = ", ".join(f"'{info.name}' {_shape_text(info.shape or ())}" for info in infos)
         raise InputValuesError(
@@ -360,9 +391,10 @@ def _random_values(rng: np.random.Generator, info: TensorInfo, low: float, high:
         first = max(math.ceil(low), int(smallest))
         last = min(math.floor(high), int(largest))
         _check_range(info, first, last)
+        # Generator.integers draws int64 by default, which lacks the upper half of uint64.
         drawn = np.uint64 if last > np.iinfo(np.int64).max else np.int64
-        whole = np.asarray(rng.integers(first, last, size=shape, dtype=drawn, endpoint=True))
-        return whole.astype(info.dtype)
+        integers = np.asarray(rng.integers(first, last, size=shape, dtype=drawn, endpoint=True))
+        return integers.astype(info.dtype)
     smallest, largest = _limits(info.dtype)
     low = max(low, smallest)
     high = min(high, largest)
@@ -389,11 +421,11 @@ def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
     return convert(limits.min), convert(limits.max)
 
 
-def each_sample(script: str, most: int | None = None) -> Iterator[tuple[Sample, Any]]:
+def each_sample(script: str, max_samples: int | None = None) -> Iterator[tuple[Sample, Any]]:
     """Run a script and yield its samples, at least one, each with its labels.
 
     The function takes no arguments and returns or yields samples, each a mapping of input name to
-    array, or a pair of that and the labels. A variable that holds them works as well. ``most`` is
+    array, or a pair of that and the labels. A variable that holds them works as well. ``max_samples`` is
     the most samples to take, of a function that may yield without end.
 
     Raises:
@@ -403,13 +435,13 @@ def each_sample(script: str, most: int | None = None) -> Iterator[tuple[Sample, 
     number = 0
     with user_code(path, _LOADER_KIND):
         loader = script_attribute(path, function, _LOADER_KIND)
-        given = loader() if callable(loader) else loader
-        if isinstance(given, Mapping) or not hasattr(given, "__iter__"):
+        loaded = loader() if callable(loader) else loader
+        if isinstance(loaded, Mapping) or not hasattr(loaded, "__iter__"):
             raise ScriptError(
-                f"'{function}' of {path} gives a {type(given).__name__}; it must yield or return a list of samples, "
+                f"'{function}' of {path} gives a {type(loaded).__name__}; it must yield or return a list of samples, "
                 "each a dict of input name to array"
             )
-        for entry in islice(given, most):
+        for entry in islice(loaded, max_samples):
             pair = (
                 isinstance(entry, (tuple, list))
                 and len(entry) == 2
@@ -427,7 +459,7 @@ def each_sample(script: str, most: int | None = None) -> Iterator[tuple[Sample, 
         raise ScriptError(f"'{function}' of {path} gives no sample; it must yield at least one")
 
 
-def _arrays(given: Any) -> Any:  # noqa: ANN401 - whatever the script gives
-    if isinstance(given, Mapping):
-        return {str(name): np.asarray(values) for name, values in given.items()}
-    return np.asarray(given)
+def _arrays(content: Any) -> Any:  # noqa: ANN401 - whatever the script gives
+    if isinstance(content, Mapping):
+        return {str(name): np.asarray(values) for name, values in content.items()}
+    return np.asarray(content)

@@ -29,7 +29,8 @@ def oom_kills() -> int:
 @cache
 def _oom_counter(proc: Path, cgroups: Path) -> Path:
     """Return the file of the innermost control group that counts; cached, because each probe reads it twice."""
-    del cgroups  # the global that _own_groups reads
+    # Part of the key of the cache only: _own_groups reads the global.
+    del cgroups
     places = (folder / "memory.events" for folder in _own_groups())
     return next((path for path in places if "oom_kill" in _fields(path)), proc / "vmstat")
 
@@ -53,6 +54,7 @@ def _limits() -> Iterator[tuple[int, int]]:
         limit = _number(folder / "memory.max")
         usage = _number(folder / "memory.current")
         if limit is not None and usage is not None:
+            # The page cache counts as usage, and the kernel reclaims its inactive part.
             cached = _fields(folder / "memory.stat").get("inactive_file", 0)
             yield limit, max(limit - usage + cached, 0)
 
@@ -70,18 +72,18 @@ def holds_more(leader: int, limit: int) -> bool:
     for path in _PROC.glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
             # The name before may hold blanks and brackets. See proc_pid_stat(5).
-            rest = path.read_text(errors="replace").rpartition(")")[2].split()
+            stat_fields = path.read_text(errors="replace").rpartition(")")[2].split()
             pid = int(path.parent.name)
-            parents[pid], sizes[pid] = int(rest[1]), int(rest[21]) * page
-            if int(rest[3]) == leader:
+            parents[pid], sizes[pid] = int(stat_fields[1]), int(stat_fields[21]) * page
+            if int(stat_fields[3]) == leader:
                 family.add(pid)
-    while more := {pid for pid, parent in parents.items() if parent in family} - family:
-        family |= more
-    held = {pid: sizes[pid] for pid in family & sizes.keys()}
-    if sum(held.values()) <= limit or len(held) == 1:
-        return sum(held.values()) > limit
+    while children := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= children
+    resident = {pid: sizes[pid] for pid in family & sizes.keys()}
+    if sum(resident.values()) <= limit or len(resident) == 1:
+        return sum(resident.values()) > limit
     # The shares are not read at one moment: while a process forks, its memory may be counted twice.
-    return all(sum(_share(pid, size) for pid, size in held.items()) > limit for _ in range(2))
+    return all(sum(_share(pid, size) for pid, size in resident.items()) > limit for _ in range(2))
 
 
 def _share(pid: int, resident: int) -> int:
@@ -130,17 +132,18 @@ def _own_groups() -> Iterator[Path]:
 
 def _fields(path: Path) -> dict[str, int]:
     """Return the numbers in a file of lines with a name and a number each."""
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     with suppress(OSError):
         for line in path.read_text().splitlines():
             words = line.split()
             if len(words) >= 2 and words[1].isdigit():
-                found[words[0]] = int(words[1])
-    return found
+                numbers[words[0]] = int(words[1])
+    return numbers
 
 
 def _number(path: Path) -> int | None:
-    with suppress(OSError, ValueError):  # "max" is no limit
+    # The file says "max" where there is no limit.
+    with suppress(OSError, ValueError):
         return int(path.read_text())
     return None
 

@@ -57,27 +57,30 @@ _KIND = "metric"
 _TOP = re.compile(r"top-?([1-9]\d*)")
 
 
-def cosine_similarity(reference: Vector, seen: Vector) -> float:
+def cosine_similarity(reference: Vector, outputs: Vector) -> float:
     """Return a number from -1 to 1: 1 for two zero vectors, 0 for one zero vector, NaN for a NaN in either.
 
     As Polygraphy 0.53.6 defines it (``CosineSimilarityCompareFunc``).
     """
-    one = float(np.dot(reference, reference))
-    other = float(np.dot(seen, seen))
-    if not one or not other:
-        return float(one == other)
-    cosine = float(np.dot(reference / math.sqrt(one), seen / math.sqrt(other)))
+    reference_square = float(np.dot(reference, reference))
+    outputs_square = float(np.dot(outputs, outputs))
+    if not reference_square or not outputs_square:
+        return float(reference_square == outputs_square)
+    # Each vector is scaled first: the product of both norms may overflow or underflow.
+    cosine = float(
+        np.dot(reference / math.sqrt(reference_square), outputs / math.sqrt(outputs_square))
+    )
     return cosine if math.isnan(cosine) else max(-1.0, min(1.0, cosine))
 
 
-def peak_signal_to_noise(reference: Vector, seen: Vector) -> float:
+def peak_signal_to_noise(reference: Vector, outputs: Vector) -> float:
     """Return ``10 log10(peak^2 / MSE)`` in dB; the peak is the reference's largest value, or 1 where that is not positive.
 
     As Polygraphy 0.53.6 defines it (``PsnrCompareFunc``).
     """
     peak = float(reference.max())
     peak = 1.0 if peak <= 0 else peak
-    noise = float(np.square(seen - reference).mean())
+    noise = float(np.square(outputs - reference).mean())
     if not math.isfinite(noise):
         return math.nan if math.isnan(noise) else -math.inf
     return 20 * math.log10(peak) - 10 * math.log10(noise) if noise else math.inf
@@ -117,21 +120,21 @@ class Metric:
         return f"{value:.6g}{self.unit}"
 
 
-def find_metric(asked: str, *, lower_is_better: bool = False) -> Metric:
+def find_metric(spec: str, *, lower_is_better: bool = False) -> Metric:
     """Return the metric that an option names.
 
     Args:
-        asked: ``SCRIPT.py[:FUNC]``, or ``NAME[:OUTPUT]`` of a built-in metric.
+        spec: ``SCRIPT.py[:FUNC]``, or ``NAME[:OUTPUT]`` of a built-in metric.
         lower_is_better: Whether a smaller number is better; for a user's function only.
 
     Raises:
         UsageError: There is no such metric, file or function; or ``lower_is_better`` is given for a
             built-in metric.
     """
-    if is_script(asked):
-        path, function = split_script(asked, FUNCTION, _KIND)
+    if is_script(spec):
+        path, function = split_script(spec, FUNCTION, _KIND)
         return Metric(f"{path.name}:{function}", lower_is_better, of_set=_of_script(path, function))
-    name, _, output = asked.partition(":")
+    name, _, output = spec.partition(":")
     name = name.lower()
     if match := _TOP.fullmatch(name):
         metric = Metric(name, of_sample=partial(_top, name, output or None, int(match[1])))
@@ -141,7 +144,7 @@ def find_metric(asked: str, *, lower_is_better: bool = False) -> Metric:
         )
     else:
         raise UnknownNameError(
-            f"--metric {asked}: there is no metric of this name; choose {NAMES}, or SCRIPT.py[:FUNC]."
+            f"--metric {spec}: there is no metric of this name; choose {NAMES}, or SCRIPT.py[:FUNC]."
         )
     if lower_is_better:
         raise ConflictError(
@@ -150,26 +153,26 @@ def find_metric(asked: str, *, lower_is_better: bool = False) -> Metric:
     return metric
 
 
-def script_file(asked: str) -> list[Path]:
+def script_file(spec: str) -> list[Path]:
     """Return the script that a metric depends on, if it is one.
 
     Raises:
         UsageError: There is no such file.
     """
-    return [split_script(asked, FUNCTION, _KIND)[0]] if is_script(asked) else []
+    return [split_script(spec, FUNCTION, _KIND)[0]] if is_script(spec) else []
 
 
 def _top(
-    what: str, output: str | None, k: int, seen: Outputs, reference: Outputs, labels: Labels
+    metric: str, output: str | None, k: int, outputs: Outputs, reference: Outputs, labels: Labels
 ) -> tuple[float, float]:
     """Return the share of rows (along the last axis) with their label among their K largest values, of equal ones the first.
 
     Without labels, the label is the place of the reference's largest value. An output of integers
     holds classes already. A row with a NaN is wrong.
     """
-    name = _chosen_output(output, reference, what, floating=False)
+    name = _chosen_output(output, reference, metric, floating=False)
     ours = reference[name]
-    theirs = seen.get(name)
+    theirs = outputs.get(name)
     rows = (
         to_float(ours).reshape(-1, ours.shape[-1] if ours.ndim else 1)
         if is_floating(ours)
@@ -177,14 +180,16 @@ def _top(
     )
     if rows is not None and k >= rows.shape[1]:
         raise ValueRefusedError(
-            f"--metric {what}: '{name}' has {rows.shape[1]} classes a row, so every label is among its {k} largest; name "
+            f"--metric {metric}: '{name}' has {rows.shape[1]} classes a row, so every label is among its {k} largest; name "
             "another output, or a smaller K."
         )
     count = ours.size if rows is None else len(rows)
-    given = labels.get(name, next(iter(labels.values()))) if isinstance(labels, Mapping) else labels
-    if given is None:
-        given = ours if rows is None else rows.argmax(axis=1)
-    classes = np.asarray(given)
+    targets = (
+        labels.get(name, next(iter(labels.values()))) if isinstance(labels, Mapping) else labels
+    )
+    if targets is None:
+        targets = ours if rows is None else rows.argmax(axis=1)
+    classes = np.asarray(targets)
     if classes.dtype.kind not in "biuf" or classes.size != count:
         raise InputValuesError(
             f"a sample has {classes.size} labels of type {classes.dtype.name}, and {count} rows to be labelled; give a class "
@@ -194,7 +199,7 @@ def _top(
     counted = truth != _IGNORED
     if rows is not None and ((truth[counted] < 0) | (truth[counted] >= rows.shape[1])).any():
         raise ValueRefusedError(
-            f"--metric {what}: a label is no class of '{name}', which has {rows.shape[1]}; correct the loader."
+            f"--metric {metric}: a label is no class of '{name}', which has {rows.shape[1]}; correct the loader."
         )
     weight = float(np.count_nonzero(counted))
     if theirs is None or theirs.shape != ours.shape:
@@ -211,35 +216,36 @@ def _top(
 def _among_largest(rows: Vector, truth: NDArray[np.int64], k: int) -> NDArray[np.bool_]:
     """Return for each row whether its label is among its K largest values."""
     place = np.where(truth != _IGNORED, truth, 0)[:, None]
-    own = np.take_along_axis(rows, place, axis=1)
+    label_values = np.take_along_axis(rows, place, axis=1)
+    # Of equal values the one of the lower index ranks first, as in numpy.argmax.
     earlier = np.arange(rows.shape[1])[None, :] < place
-    ahead = np.count_nonzero((rows > own) | ((rows == own) & earlier), axis=1)
+    ahead = np.count_nonzero((rows > label_values) | ((rows == label_values) & earlier), axis=1)
     return np.asarray((ahead < k) & ~np.isnan(rows).any(axis=1))
 
 
 def _worst_signal(
-    what: str, output: str | None, seen: Outputs, reference: Outputs, _: Labels
+    metric: str, output: str | None, outputs: Outputs, reference: Outputs, _: Labels
 ) -> tuple[float, float]:
     """Return the similarity of one output, or the worst of all floating-point outputs; NaN counts as the worst value."""
-    measure, most, _unit = _SIGNALS[what]
-    names = [_chosen_output(output, reference, what)]
+    measure, best, _unit = _SIGNALS[metric]
+    names = [_chosen_output(output, reference, metric)]
     if output is None:
         names = [name for name, values in reference.items() if is_floating(values)]
-    found = most
+    worst = best
     for name in names:
         ours = reference[name]
-        theirs = seen.get(name)
+        theirs = outputs.get(name)
         if theirs is None or theirs.shape != ours.shape:
-            return -most, 1.0
+            return -best, 1.0
         if ours.size:
             with np.errstate(all="ignore"):
                 value = measure(to_float(ours).reshape(-1), to_float(theirs).reshape(-1))
-            found = min(found, -most if math.isnan(value) else max(value, -most))
-    return found, 1.0
+            worst = min(worst, -best if math.isnan(value) else max(value, -best))
+    return worst, 1.0
 
 
 def _chosen_output(
-    name: str | None, reference: Outputs, what: str, *, floating: bool = True
+    name: str | None, reference: Outputs, metric: str, *, floating: bool = True
 ) -> str:
     """Return the output that was named, else the first of a suitable type.
 
@@ -249,14 +255,14 @@ def _chosen_output(
     if name is not None:
         if name not in reference:
             raise UnknownNameError(
-                f"--metric {what}:{name}: there is no such output; the outputs are {quoted(reference)}."
+                f"--metric {metric}:{name}: there is no such output; the outputs are {quoted(reference)}."
             )
         return name
-    for each, values in reference.items():
+    for output, values in reference.items():
         if not floating or (is_floating(values) and values.ndim):
-            return each
+            return output
     raise UnsuitableModelError(
-        f"--metric {what} needs an output of floating-point numbers, and there is none among {quoted(reference)}; name "
+        f"--metric {metric} needs an output of floating-point numbers, and there is none among {quoted(reference)}; name "
         "another metric, or give a Python function (--metric SCRIPT.py)."
     )
 
@@ -272,36 +278,39 @@ def _of_script(path: Path, name: str) -> OfSet:
         function = script_attribute(path, name, _KIND)
     try:
         signature = inspect.signature(function)
-        taken = [each for each in PARAMETERS if each in signature.parameters]
-        signature.bind(**dict.fromkeys(taken))
+        parameters = [parameter for parameter in PARAMETERS if parameter in signature.parameters]
+        # The function may have further parameters only if they have defaults.
+        signature.bind(**dict.fromkeys(parameters))
     except (TypeError, ValueError):
-        taken = []
-    if not taken:
+        parameters = []
+    if not parameters:
         raise ScriptError(
             f"'{name}' of {path} must take lists with an entry a sample, by these names or some of them: "
             f"def {name}({', '.join(PARAMETERS)})."
         )
 
     def score(
-        seen: Sequence[Outputs], reference: Sequence[Outputs], labels: Sequence[Labels]
+        outputs: Sequence[Outputs], reference: Sequence[Outputs], labels: Sequence[Labels]
     ) -> float:
         sides = (
-            [NamedOutputs(each, "target") for each in seen],
-            [NamedOutputs(each, "reference") for each in reference],
+            [NamedOutputs(sample, "target") for sample in outputs],
+            [NamedOutputs(sample, "reference") for sample in reference],
         )
-        given = dict(zip(PARAMETERS, (*sides, list(labels)), strict=True))
+        arguments = dict(zip(PARAMETERS, (*sides, list(labels)), strict=True))
         try:
             with user_code(path, _KIND):
-                made = np.asarray(function(**{each: given[each] for each in taken}))
+                result = np.asarray(
+                    function(**{parameter: arguments[parameter] for parameter in parameters})
+                )
         except UsageError:
-            if _all_finite(seen) or not _all_finite(reference):
+            if _all_finite(outputs) or not _all_finite(reference):
                 raise
             return math.nan
-        if made.dtype.kind not in "biuf" or made.shape not in ((), (len(seen),)):
+        if result.dtype.kind not in "biuf" or result.shape not in ((), (len(outputs),)):
             raise ScriptError(
-                f"{path} returns {made!s:.60}; a metric must return a number, or one for each of the {len(seen)} samples."
+                f"{path} returns {result!s:.60}; a metric must return a number, or one for each of the {len(outputs)} samples."
             )
-        return float(made.mean())
+        return float(result.mean())
 
     return score
 
@@ -346,7 +355,7 @@ class Evaluation:
                 named = labels if isinstance(labels, Mapping) else {_ONE: labels}
                 save_npz(
                     folder / f"labels-{count}.npz",
-                    {str(name): np.asarray(each) for name, each in named.items()},
+                    {str(name): np.asarray(label_values) for name, label_values in named.items()},
                 )
             count += 1
         return cls(folder, count, labelled)
@@ -378,10 +387,11 @@ class Evaluation:
                 [NpzFile(self.golden(place)) for place in places],
             )
             return metric.of_set(*sides, [self.labels(place) for place in places])
-        for place in places:  # one at a time: outputs may be large
-            own, share = metric.of_sample(
+        # One at a time: outputs may be large.
+        for place in places:
+            term, share = metric.of_sample(
                 run(place), load_npz(self.golden(place)), self.labels(place)
             )
-            total = total + own
+            total = total + term
             weight = weight + share
         return total / weight if weight else math.nan

@@ -62,6 +62,11 @@ def write_store(folder: Path, values: Mapping[str, object], *, append: bool = Fa
     The index is written last, when all went well: a folder without one is not a store. An older
     store in the folder is deleted at the start; a process that has it open keeps reading its data.
 
+    Args:
+        folder: The folder of the store.
+        values: Values by tensor name.
+        append: Whether the store in the folder is extended.
+
     Raises:
         UsageError: The folder cannot be written or the disk is full.
     """
@@ -76,6 +81,7 @@ def write_store(folder: Path, values: Mapping[str, object], *, append: bool = Fa
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _INDEX).unlink(missing_ok=True)
         if not append:
+            # Unlinked, not truncated: a process with a mapping of the old file would get SIGBUS.
             data.unlink(missing_ok=True)
         with data.open("ab") as file:
             for name, array in values.items():
@@ -92,7 +98,7 @@ def write_store(folder: Path, values: Mapping[str, object], *, append: bool = Fa
             size = file.tell()
     except OSError as err:
         raise cannot_write(data, err) from err
-    known = {
+    content = {
         "types": list(types),
         "names": names,
         "kinds": kinds,
@@ -100,13 +106,15 @@ def write_store(folder: Path, values: Mapping[str, object], *, append: bool = Fa
         "skipped": skipped,
     }
     with replacing(folder / _INDEX) as file:
-        file.write(json.dumps({"schema": _SCHEMA, "bytes": size, **known}).encode())
+        file.write(json.dumps({"schema": _SCHEMA, "bytes": size, **content}).encode())
 
 
-def _append(file: IO[bytes], given: Array) -> int:
+def _append(file: IO[bytes], tensor: Array) -> int:
     """Write the values of an array, and return the place of the first byte."""
-    stored = storage_dtype(given.dtype)
-    values = given.view(stored) if is_extension(given.dtype) else given.astype(stored, copy=False)
+    stored = storage_dtype(tensor.dtype)
+    values = (
+        tensor.view(stored) if is_extension(tensor.dtype) else tensor.astype(stored, copy=False)
+    )
     file.write(bytes(-file.tell() % _ALIGNMENT))
     place = file.tell()
     if values.size:
@@ -165,9 +173,8 @@ class ActivationStore(ByName[Array]):
         self._index: dict[str, int] = {intern(name): row for row, name in enumerate(index["names"])}
         self._places = array("Q", index["places"])
         self.skipped: dict[str, str] = index["skipped"]
-        self.infos = Infos(
-            self._index, lambda row: types[kinds[row]]
-        )  # with self in it, it would keep the file open
+        # A closure over self would be a reference cycle that keeps the file open.
+        self.infos = Infos(self._index, lambda row: types[kinds[row]])
         # An empty file cannot be mapped.
         data = np.memmap(folder / _DATA, np.uint8, "r") if index["bytes"] else np.empty(0, np.uint8)
         self._data = data.view(np.ndarray)
@@ -180,6 +187,7 @@ class ActivationStore(ByName[Array]):
         size = info.nbytes or 0
         content = self._data[place : place + size]
         if 0 < size <= _COPIED:
+            # pread copies: pages of a mapping would stay in the memory of this process.
             content = np.frombuffer(os.pread(self._file, size, place), np.uint8)
             if content.size < size:
                 raise RunFolderError(

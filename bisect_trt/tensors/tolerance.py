@@ -50,7 +50,16 @@ class Step:
     def ties(
         self, absolute: Array, mismatch: NDArray[np.bool_], shape: tuple[int, ...]
     ) -> NDArray[np.bool_]:
-        """Return the mismatching elements, all flat, that are one step off, unless so many are that it is systematic."""
+        """Return the mismatching elements, all flat, that are one step off, unless so many are that it is systematic.
+
+        Args:
+            absolute: The absolute error of each element, flat.
+            mismatch: Whether each element is beyond its tolerance, flat.
+            shape: The shape of the tensor.
+
+        Returns:
+            A mask of the same length.
+        """
         none = np.zeros_like(mismatch)
         if self.size is None:
             return none
@@ -65,6 +74,7 @@ class Step:
     def most(self, total: int) -> int:
         """Return how many elements may be ties: a share of all and two standard deviations, but never all."""
         share = _TIES_AFTER_TIES if self.after else _TIES
+        # Ties are independent, about binomial: two standard deviations cover 97.7% of cases.
         chance = 2 * math.sqrt(share * (1 - share) * total)
         return max(min(int(share * total + chance), total - 1), 1)
 
@@ -85,7 +95,9 @@ class Precision(str, Enum):
 def coarser(*precisions: Precision | None) -> Precision | None:
     """Return the coarsest of the known precisions; ``None`` if none is known."""
     return max(
-        (each for each in precisions if each is not None), key=list(Precision).index, default=None
+        (precision for precision in precisions if precision is not None),
+        key=list(Precision).index,
+        default=None,
     )
 
 
@@ -125,7 +137,8 @@ class Tolerance:
             return ResolvedTolerance(self.atol, self.rtol)
         precision = coarser(precision, precision_of(reference.dtype)) or precision
         if precision is Precision.FP32 and (self.atol is not None or self.rtol is not None):
-            automatic = ResolvedTolerance(_FP32, _FP32)  # the user's own numbers are exact
+            # The user's own numbers are exact.
+            automatic = ResolvedTolerance(_FP32, _FP32)
         else:
             automatic = automatic_tolerance(reference, precision)
         return ResolvedTolerance(
@@ -161,6 +174,7 @@ def automatic_tolerance(reference: Array, precision: Precision) -> ResolvedToler
     if precision is Precision.FP32:
         return ResolvedTolerance(max(_FP32_OF_RMS * finite_rms(reference), _FP32), _FP32)
     fraction = 8e-2 if precision is Precision.BF16 else 1e-2
+    # Below the smallest fp16 number a value becomes 0, whatever its tolerance.
     floor = float(np.finfo(np.float16).smallest_subnormal)
     return ResolvedTolerance(max(fraction * finite_rms(reference), floor), fraction)
 
@@ -169,7 +183,13 @@ Value = TypeVar("Value")
 
 
 def of_output(values: Mapping[str, Value], name: str, default: Value) -> Value:
-    """Return the value for an output, else the one for all unnamed outputs, else the default."""
+    """Return the value for an output, else the one for all unnamed outputs, else the default.
+
+    Args:
+        values: Values by output name; the name ``''`` is for all other outputs.
+        name: The name of the output.
+        default: The value without any.
+    """
     return values.get(name, values.get("", default))
 
 
@@ -206,8 +226,8 @@ class ToleranceOptions(CompareOptions):
             UsageError: An option names another output.
         """
         by_name = (values for values in vars(self).values() if isinstance(values, dict))
-        given = dict.fromkeys(name for values in by_name for name in values)
-        unknown = [name for name in given if name and name not in names]
+        named = dict.fromkeys(name for values in by_name for name in values)
+        unknown = [name for name in named if name and name not in names]
         if unknown:
             raise UnknownNameError(
                 f"A tolerance or error statistic is given for {quoted(unknown)}, which is not compared; "
