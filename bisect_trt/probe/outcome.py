@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.targets.choices import Layer
 from bisect_trt.targets.messages import error_class
 from bisect_trt.tensors.comparison import TensorComparison, from_plain, required_severity, to_plain
 from bisect_trt.worker.protocol import CANCELLED, OVER_MEMORY
@@ -35,6 +34,16 @@ class Ending(str, Enum):
     BROKEN = "broken"
     """It was killed, ran out of time, or the runtime refused the model: a failure if the original's
     is of this kind."""
+
+
+class Layer(msgspec.Struct):
+    """The values of a layer that :func:`~bisect_trt.targets.choices.choices_of_layers` reads, to validate a saved layer."""
+
+    name: str
+    tactic: str | int | None = None
+    tensors: list[str] | None = None
+    precisions: list[str] | None = None
+    formats: list[str] | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from bisect_trt.errors import MissingOptionError, UnreadableFileError
 from bisect_trt.report.console import Console
@@ -21,11 +24,11 @@ from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.strategy import minimise
 from bisect_trt.targets.choices import (
     LAYERS,
+    MARK,
     RECORD,
     TACTIC,
     Choice,
     choices_of_layers,
-    read_choices,
 )
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -342,6 +345,14 @@ def describe_engine(path: Path) -> Entry:
             f"TensorRT cannot read the engine {path}: {reply.message}; build it again with `bisect-trt convert`."
         )
     return reply
+
+
+def read_choices(plain: Any) -> list[Choice] | None:  # noqa: ANN401 - any JSON
+    """Return the JSON of ``write_choices``; ``None`` if the file is something else."""
+    try:
+        return msgspec.convert(plain["choices"], list[Choice]) if plain[MARK] == 1 else None
+    except (KeyError, TypeError, msgspec.ValidationError):
+        return None
 
 
 def read_build(folder: Path, name: str | Path) -> frozenset[Choice] | None:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 RECORD = "choices.json"
 """File of a build's choices, in its folder."""
 TIMINGS = "timing.cache"
@@ -26,7 +24,7 @@ PRECISION = "precision"
 FORMAT = "format"
 FUSION = "fusion"
 """The kinds of choices."""
-_MARK = "bisect_trt_build"
+MARK = "bisect_trt_build"
 
 
 @dataclass(frozen=True, order=True)
@@ -50,16 +48,6 @@ class Choice:
     def said(self) -> str:
         """The choice with its kind: ``tactic 2147483657:-384``."""
         return f"{self.kind} {self.value}"
-
-
-class Layer(msgspec.Struct):
-    """The values of a layer that :func:`choices_of_layers` reads, to validate a saved layer."""
-
-    name: str
-    tactic: str | int | None = None
-    tensors: list[str] | None = None
-    precisions: list[str] | None = None
-    formats: list[str] | None = None
 
 
 def choices_of_layers(layers: Iterable[Mapping[str, Any]]) -> list[Choice]:
@@ -94,12 +82,4 @@ def write_choices(path: Path, choices: Sequence[Choice]) -> None:
         OSError: The file cannot be written.
     """
     plain = [vars(choice) for choice in choices]
-    path.write_text(json.dumps({_MARK: 1, "choices": plain}, indent=1) + "\n", encoding="utf-8")
-
-
-def read_choices(plain: Any) -> list[Choice] | None:  # noqa: ANN401 - any JSON
-    """Return the JSON of :func:`write_choices`; ``None`` if the file is something else."""
-    try:
-        return msgspec.convert(plain["choices"], list[Choice]) if plain[_MARK] == 1 else None
-    except (KeyError, TypeError, msgspec.ValidationError):
-        return None
+    path.write_text(json.dumps({MARK: 1, "choices": plain}, indent=1) + "\n", encoding="utf-8")

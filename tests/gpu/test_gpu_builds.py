@@ -16,8 +16,9 @@ from selector import NO_LIBRARY, PLAIN, needs_selector
 from support import chained_convolutions
 
 from bisect_trt.errors import UsageError
+from bisect_trt.steps.build_choices import read_choices
 from bisect_trt.targets.base import make_runtime
-from bisect_trt.targets.choices import RECORD, TACTIC, Choice, read_choices
+from bisect_trt.targets.choices import RECORD, TACTIC, Choice
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.config import is_strongly_typed

@@ -18,9 +18,9 @@ from support import chained_convolutions
 
 import bisect_trt
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.steps.build_choices import Build, Held, compare_builds, find_reasons
+from bisect_trt.steps.build_choices import Build, Held, compare_builds, find_reasons, read_choices
 from bisect_trt.targets.base import make_runtime
-from bisect_trt.targets.choices import RECORD, TACTIC, TIMINGS, Choice, read_choices
+from bisect_trt.targets.choices import RECORD, TACTIC, TIMINGS, Choice
 from bisect_trt.targets.messages import BuildError
 
 TRIES = 20

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import CommandLine
-from onnx import TensorProto, helper, load
+from onnx import helper
 from standin_runtime import StandInPool, standin_pool
 from support import (
     SHAPE,
@@ -32,7 +32,7 @@ from support import (
 )
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.probe.oracles import BuiltinCheck, outcome_of_comparisons
+from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.reference import Models
 from bisect_trt.probe.workspace import Workspace
@@ -227,16 +227,6 @@ def served(request: Compare) -> Compared:
     reply = Worker().serve(Order(request, Path("log"), Path())).reply
     assert isinstance(reply, Compared)
     return reply
-
-
-def test_what_cannot_be_compared_is_said(compare: Compare) -> None:
-    proto = load(compare.model)
-    proto.graph.node.append(helper.make_node("SequenceConstruct", ["y", "z"], ["s"]))
-    proto.graph.output.append(helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None))
-    compare.model.write_bytes(proto.SerializeToString())
-    outcome = outcome_of_comparisons(served(compare), compare.tolerance)
-    assert outcome.ending is Ending.PASSED
-    assert outcome.reason.startswith("2 outputs match (not compared: 's': a seq(tensor(float))")
 
 
 def test_an_error_of_a_plug_in_comes_over_as_one_of_ours(

@@ -25,4 +25,5 @@ def test_a_notebook_runs(here: Path) -> None:
     ).execute()
     result = book.cells[0].outputs[-1]
     assert result.output_type == "execute_result"
-    assert result.data["text/plain"].startswith("<Result of diagnose: found, 1-minimal")
+    assert result.data["text/plain"].startswith("<DiagnoseAnswer: found, 1-minimal")
+    assert "Mul" in result.data["text/html"]

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import onnx
 
-from bisect_trt.targets.choices import FORMAT, RECORD, TACTIC, Choice, read_choices, write_choices
+from bisect_trt.steps.build_choices import read_choices
+from bisect_trt.targets.choices import FORMAT, RECORD, TACTIC, Choice, write_choices
 from bisect_trt.targets.messages import BuildError
 
 WRONG = "wrong_kernel"

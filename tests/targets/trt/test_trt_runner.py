@@ -19,8 +19,9 @@ from trt_standin import OLD, STRONG, VERSIONS, WEAK, World, plain, trt_target
 
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.report.reproducer import render_script
+from bisect_trt.steps.build_choices import read_choices
 from bisect_trt.targets.base import make_runtime
-from bisect_trt.targets.choices import LAYERS, RECORD, TIMINGS, read_choices
+from bisect_trt.targets.choices import LAYERS, RECORD, TIMINGS
 from bisect_trt.targets.messages import RunError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.runner import TrtRunner
