@@ -35,7 +35,8 @@ def find(name: str) -> Target:
         target = load(place, name)()
     except UnavailableError:
         raise
-    except (Exception, SystemExit) as error:  # another package: whatever it raises
+    except (Exception, SystemExit) as error:
+        # The code of another package may raise anything.
         raise PackageError(
             f"the target '{name}' cannot be used: {place} fails: {error!r}."
         ) from error

@@ -210,7 +210,13 @@ class Target(ABC):
         )
 
     def lower(self, settings: TargetSettings, model: Path, facts: Plain) -> ModelProto | None:
-        """Return the form of an ONNX file that it runs, given the facts of its runner; ``None`` if that is the file itself."""
+        """Return the form of an ONNX file that it runs, given the facts of its runner; ``None`` if that is the file itself.
+
+        Args:
+            settings: The settings of the target.
+            model: The ONNX file.
+            facts: The facts that its runner reports, such as the version.
+        """
         return None
 
     def changes_model(self, settings: TargetSettings, facts: Plain) -> bool:
@@ -239,12 +245,12 @@ class Target(ABC):
         words = [f"--{self.name}", *(f"--{name}" for name in settings.low_precisions)]
         words += ["--hold-precision"] if settings.held else []
         words += ["--keep-fp32", *settings.keep] if settings.keep else []
-        known = {entry.name: entry for entry in entries(self.own)}
+        declared = {entry.name: entry for entry in entries(self.own)}
         return words + [
             word
             for name, value in self.changed(settings)
-            if name in known
-            for word in known[name].words(value)
+            if name in declared
+            for word in declared[name].words(value)
         ]
 
     def changed(self, settings: TargetSettings) -> list[tuple[str, Value]]:
@@ -270,14 +276,16 @@ class Target(ABC):
             )
             return Script(needs, ("bisect_trt.targets.installed",), {"target": settings.to_json()})
         if not (settings.keep or settings.held):
+            # Only kept or held layers are looked up by node, so the script is shorter without
+            # nodes.
             hints = {**hints, "nodes": []}
-        kept = {
+        options = {
             name: value
             for name, value in self.changed(settings)
             if name not in self.not_reproducible
         }
-        own = replace(settings, own=self.own(**kept))
-        return Script(f"{self.needs} and numpy", self.sent, self.plain(own), hints)
+        reproduced = replace(settings, own=self.own(**options))
+        return Script(f"{self.needs} and numpy", self.sent, self.plain(reproduced), hints)
 
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
         """Return its switches, the cheapest first, by facts about the model; see :mod:`bisect_trt.targets.settings`."""
@@ -292,10 +300,16 @@ class Target(ABC):
     def calibrating(
         self, settings: TargetSettings, samples: Sequence[Path], cache: Path | None
     ) -> TargetSettings:
-        """Find the ranges for INT8 with ``.npz`` files of inputs, or read them from ``cache`` if it exists."""
+        """Find the ranges for INT8 with ``.npz`` files of inputs, or read them from ``cache`` if it exists.
+
+        Args:
+            settings: The settings of the target.
+            samples: ``.npz`` files of inputs, one a sample.
+            cache: The file of the ranges; ``None`` for none.
+        """
         files = tuple(str(path.absolute()) for path in samples)
-        known = None if cache is None else str(cache.absolute())
-        return settings.with_own(calibration_data=files, calibration_cache=known)
+        cache_file = None if cache is None else str(cache.absolute())
+        return settings.with_own(calibration_data=files, calibration_cache=cache_file)
 
     def recording(self, settings: TargetSettings, folder: Path) -> TargetSettings:
         """Have each build write its choices (``choices.RECORD``), and what else is worth keeping, to an existing folder.
@@ -312,6 +326,11 @@ class Target(ABC):
 
         A build that does not take one of them for a layer that exists is refused, with the
         signature ``build: pin``.
+
+        Args:
+            settings: The settings of the target.
+            pins: The choices to hold builds to.
+            bans: The choices to keep them from.
         """
         return settings
 

@@ -56,23 +56,23 @@ def choices_of_layers(layers: Iterable[Mapping[str, Any]]) -> list[Choice]:
     Beside what stands there, a layer may have a ``tactic``, ``formats``, and ``pins``: whether a
     build can be made to take its tactic.
     """
-    found = []
+    choices = []
     for layer in layers:
         name = str(layer["name"])
         if layer.get("tactic") is not None:
-            found.append(Choice(name, TACTIC, str(layer["tactic"]), bool(layer.get("pins"))))
+            choices.append(Choice(name, TACTIC, str(layer["tactic"]), bool(layer.get("pins"))))
         fused = layer.get("tensors") or ()
         listed = {
             PRECISION: layer.get("precisions"),
             FORMAT: layer.get("formats"),
             FUSION: fused if len(fused) > 1 else (),
         }
-        found += [
+        choices += [
             Choice(name, kind, ", ".join(map(str, values)))
             for kind, values in listed.items()
             if values
         ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(choices))
 
 
 def write_choices(path: Path, choices: Sequence[Choice]) -> None:

@@ -44,6 +44,12 @@ class EvaluatorRunner:
     def load(self, path: Path, feed: Feed, hints: Plain) -> EvaluatorSession:
         """Prepare a model.
 
+        Args:
+            path: The ONNX file.
+            feed: Not used.
+            hints: ``content`` is the serialized model where it is not in the file, ``weights`` the
+                folder of its weights.
+
         Raises:
             BuildError: The evaluator has no implementation of an operator.
         """
@@ -59,7 +65,8 @@ class EvaluatorRunner:
             weights = hints.get("weights", str(path.absolute().parent))
             onnx.external_data_helper.load_external_data_for_model(model, weights)
             return EvaluatorSession(model)
-        except Exception as error:  # it raises what NumPy and its own code do
+        except Exception as error:
+            # The evaluator raises the exceptions of NumPy and of its own code.
             raise BuildError(f"{type(error).__name__}: {error}") from error
 
 
@@ -79,7 +86,9 @@ def _mended(opset: int) -> list[type[Any]]:
             if opset >= 13:
                 return (compute(x, axis),)
             # The evaluator fills in the default of the newest version.
-            first = axis if any(each.name == "axis" for each in op.onnx_node.attribute) else 1
+            first = (
+                axis if any(parameter.name == "axis" for parameter in op.onnx_node.attribute) else 1
+            )
             rows = x.reshape(*x.shape[: first % max(x.ndim, 1)], -1)
             return (compute(rows, -1).reshape(x.shape),)
 
@@ -97,9 +106,8 @@ def _mended(opset: int) -> list[type[Any]]:
         places = np.arange(x.shape[axis]).reshape(-1, *[1] * (x.ndim - 1 - axis % x.ndim))
         return (places == np.expand_dims(x.argmax(axis), axis)).astype(x.dtype)
 
-    mended = [
-        along_axis("LogSoftmax", log_softmax)
-    ]  # its own is the logarithm of numbers that are 0 already
+    # The evaluator's own one is the logarithm of numbers that are 0 already.
+    mended = [along_axis("LogSoftmax", log_softmax)]
     if opset < 13:
         mended += [along_axis("Softmax", softmax), along_axis("Hardmax", hardmax)]
     # Newer versions compute the same. DequantizeLinear: the older refuses types and shapes of
@@ -121,7 +129,12 @@ class EvaluatorSession:
         from bisect_trt.onnxlib.shapes import input_infos  # noqa: PLC0415 - as above
 
         opset = next(
-            (each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1
+            (
+                opset_import.version
+                for opset_import in model.opset_import
+                if opset_import.domain in ("", "ai.onnx")
+            ),
+            1,
         )
         self._evaluator: Any = ReferenceEvaluator(model, new_ops=_mended(opset))
         self.inputs = input_infos(Network(model))
@@ -138,13 +151,14 @@ class EvaluatorSession:
         from bisect_trt.tensors.info import members  # noqa: PLC0415 - as above
 
         try:
+            # Inf and NaN are the subject of an arbitration, not a reason for warnings.
             with (
                 warnings.catch_warnings(),
                 np.errstate(all="ignore"),
-            ):  # Inf and NaN are what it is run for
+            ):
                 warnings.simplefilter("ignore")
                 values = self._evaluator.run(None, dict(inputs))
         except Exception as error:  # as above
             raise RunError(f"{type(error).__name__}: {error}") from error
-        made = zip(self._evaluator.output_names, values, strict=True)
-        return {key: array for name, value in made for key, array in members(name, value)}
+        outputs = zip(self._evaluator.output_names, values, strict=True)
+        return {key: array for name, value in outputs for key, array in members(name, value)}

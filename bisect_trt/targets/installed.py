@@ -10,5 +10,5 @@ def make(settings: Mapping[str, Any]) -> Any:
     """Return the runner; ``settings`` has the whole of ``TargetSettings`` as ``target``."""
     from bisect_trt.targets.settings import TargetSettings
 
-    whole = TargetSettings.from_json(settings["target"])
-    return whole.target.make_runner(whole)
+    target_settings = TargetSettings.from_json(settings["target"])
+    return target_settings.target.make_runner(target_settings)

@@ -83,6 +83,11 @@ without them."""
 def load_package(module: str, title: str, install: str) -> ModuleType:
     """Import the package of a runtime.
 
+    Args:
+        module: The name of the module to import.
+        title: The name of the runtime, for messages.
+        install: The advice on installing it, for messages.
+
     Raises:
         UnavailableError: It is not installed, or cannot be loaded.
     """
@@ -125,7 +130,8 @@ def mask_names(text: str, names: Iterable[str]) -> str:
                 "#",
                 text,
             )
-    for _ in range(_MOST_PASSES):  # a list in a list
+    # Lists may contain lists, so one pass may not mask everything.
+    for _ in range(_MOST_PASSES):
         masked = _QUOTED_NAME.sub(r"\1#", _ORT_NODE.sub(r"(#, \1, \2)", text))
         masked = _LIST.sub("#", _GENERATED.sub("#", _PLAIN_NAME.sub(r"\1#", masked)))
         if masked == text:
@@ -245,16 +251,22 @@ def layer_times(
 def set_option(owner: object, name: str, value: str, option: str, of: str = "") -> None:
     """Set an attribute of a runtime's options from text, by the type of its current value, and read it back.
 
+    Args:
+        owner: The object to change.
+        name: The name of the attribute.
+        value: The value, as text.
+        option: The option, as it is written, for messages.
+        of: The owner in words, for messages.
+
     Raises:
-        UsageError: The owner, in words ``of`` it, has no such attribute, or that takes other
-            values.
+        UsageError: The owner has no such attribute, or that takes other values.
     """
     current = getattr(owner, name, None)
     if name.startswith("_") or current is None or callable(current):
-        known = ", ".join(
-            each for each, kind in vars(type(owner)).items() if isinstance(kind, property)
+        attributes = ", ".join(
+            attribute for attribute, kind in vars(type(owner)).items() if isinstance(kind, property)
         )
-        raise UnknownNameError(f"{option}: {of} has no such attribute; it has: {known}.")
+        raise UnknownNameError(f"{option}: {of} has no such attribute; it has: {attributes}.")
     members = getattr(type(current), "__members__", {})
     try:
         wanted = _like(current, members, value)
@@ -266,30 +278,34 @@ def set_option(owner: object, name: str, value: str, option: str, of: str = "") 
     require_kept(option, wanted, getattr(owner, name))
 
 
-def require_kept(option: str, wanted: object, kept: object) -> None:
+def require_kept(option: str, wanted: object, actual: object) -> None:
     """Refuse a value that a runtime has not kept: TensorRT reports many only in its log.
 
     Args:
         option: The option, as it is written.
         wanted: The value that was set.
-        kept: The value that the runtime returns.
+        actual: The value that the runtime returns.
 
     Raises:
         UsageError: They differ.
     """
-    if kept != wanted and not (
-        isinstance(kept, float) and math.isclose(kept, float(str(wanted)), rel_tol=1e-6)
+    if actual != wanted and not (
+        isinstance(actual, float) and math.isclose(actual, float(str(wanted)), rel_tol=1e-6)
     ):
         raise ValueRefusedError(
-            f"{option}: the runtime keeps {kept}, not {wanted}; give a value that it takes."
+            f"{option}: the runtime keeps {actual}, not {wanted}; give a value that it takes."
         )
 
 
 def _like(current: Any, members: dict[str, Any], value: str) -> object:  # noqa: ANN401 - of a runtime
     """Return a word as a value of the type that another value has; a member of an enumeration also by its last part."""
     if members:
-        short = {name.rpartition("_")[2].lower(): each for name, each in members.items()}
-        return {**short, **{name.lower(): each for name, each in members.items()}}[value.lower()]
+        short = {
+            name.rpartition("_")[2].lower(): enum_member for name, enum_member in members.items()
+        }
+        return {**short, **{name.lower(): enum_member for name, enum_member in members.items()}}[
+            value.lower()
+        ]
     if isinstance(current, bool):
         return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}[
             value.lower()

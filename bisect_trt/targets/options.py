@@ -60,29 +60,33 @@ class TargetOptions:
             UsageError: An option of a target without the target, or of another one, or one that
                 others rule out.
         """
-        given = self.given()
+        flags = self.given()
         plugins = self.named()
         if not plugins:
-            if given:
+            if flags:
                 raise MissingOptionError(
-                    f"{given[0]} is an option of a target, and none is named; add {any_flag()}."
+                    f"{flags[0]} is an option of a target, and none is named; add {any_flag()}."
                 )
             return None
         # ONNX Runtime beside another changes nothing: the reference is that too.
-        plugin, *more = [each for each in plugins if each.name != "onnxrt"] or plugins
-        if more:
-            raise ConflictError(f"--{plugin.name} and --{more[0].name} are two targets; name one.")
-        for flag in given:
+        plugin, *conflicting = [
+            candidate for candidate in plugins if candidate.name != "onnxrt"
+        ] or plugins
+        if conflicting:
+            raise ConflictError(
+                f"--{plugin.name} and --{conflicting[0].name} are two targets; name one."
+            )
+        for flag in flags:
             owner = _owner(flag, plugin)
             if owner is not None:
-                what = f"use --{owner.name}" if plugin.name == "onnxrt" else "drop one"
+                advice = f"use --{owner.name}" if plugin.name == "onnxrt" else "drop one"
                 raise ConflictError(
-                    f"{flag} is an option of {owner.title}, and the target is {plugin.title}; {what}."
+                    f"{flag} is an option of {owner.title}, and the target is {plugin.title}; {advice}."
                 )
         precisions: dict[str, bool] = {name: getattr(self, name) for name in PRECISIONS}
-        own = self.own(plugin).checked(self, engines=engines)
+        options = self.own(plugin).checked(self, engines=engines)
         return TargetSettings(
-            plugin.name, **precisions, keep=self.keep_fp32, held=self.hold_precision, own=own
+            plugin.name, **precisions, keep=self.keep_fp32, held=self.hold_precision, own=options
         )
 
     def own(self, plugin: Plugin) -> OwnSettings:
@@ -119,24 +123,25 @@ class TargetOptions:
 @cache
 def selectable() -> tuple[Plugin, ...]:
     """Return the targets that can be tested, without those with an option that an earlier target has."""
-    found: list[Plugin] = []
-    taken = set(_shared())
+    plugins: list[Plugin] = []
+    used = set(_shared())
     for name in names():
         try:
             plugin = find(name)
         except UnavailableError:  # `bisect-trt doctor` says so
             continue
-        own = {plugin.keyword, *_own_options(plugin)}
+        options = {plugin.keyword, *_own_options(plugin)}
+        # A target derived from another one shares its options, which is no conflict.
         inherited = {
             option
-            for each in found
-            if issubclass(plugin.own, each.own)
-            for option in _own_options(each)
+            for earlier in plugins
+            if issubclass(plugin.own, earlier.own)
+            for option in _own_options(earlier)
         }
-        if plugin.selectable and not (own - inherited) & taken:
-            found.append(plugin)
-            taken |= own
-    return tuple(found)
+        if plugin.selectable and not (options - inherited) & used:
+            plugins.append(plugin)
+            used |= options
+    return tuple(plugins)
 
 
 def any_flag() -> str:
@@ -165,11 +170,13 @@ def target_group() -> type[TargetOptions]:
     for plugin in selectable():
         hints = typing.get_type_hints(plugin.own, include_extras=True)
         new = [
-            each
-            for each in entries(plugin.own)
-            if each.keyword not in {name for name, _, _ in declared}
+            entry
+            for entry in entries(plugin.own)
+            if entry.keyword not in {name for name, _, _ in declared}
         ]
-        declared += [(each.keyword, hints[each.name], field(default=each.default)) for each in new]
+        declared += [
+            (entry.keyword, hints[entry.name], field(default=entry.default)) for entry in new
+        ]
     return make_dataclass(
         "Target", declared, bases=(TargetOptions,), namespace={"__doc__": "Target."}
     )
@@ -189,14 +196,18 @@ def _owner(flag: str, plugin: Plugin) -> Plugin | None:
     """The target that an option is one of, if it is none of this target's."""
     name = flag[2:].replace("-", "_")
 
-    def takes(each: Plugin) -> bool:
+    def takes(candidate: Plugin) -> bool:
         if name in PRECISIONS:
-            return name in each.precisions
+            return name in candidate.precisions
         if name == "hold_precision":
-            return each.compiles
-        return name in _shared() or name in _own_options(each)
+            return candidate.compiles
+        return name in _shared() or name in _own_options(candidate)
 
-    return None if takes(plugin) else next((each for each in selectable() if takes(each)), None)
+    return (
+        None
+        if takes(plugin)
+        else next((option_owner for option_owner in selectable() if takes(option_owner)), None)
+    )
 
 
 if TYPE_CHECKING:

@@ -54,20 +54,25 @@ def main(case: Plain, make: Make) -> int:
     if done.returncode - _INSIDE_STATUS in (THERE, GONE, UNKNOWN):
         return done.returncode - _INSIDE_STATUS
     try:
-        how = f"signal {signal.Signals(-done.returncode).name}"
+        ending = f"signal {signal.Signals(-done.returncode).name}"
     except ValueError:
-        how = f"signal exit status {done.returncode}"
-    if how == case["failure"]:
-        say(f"CRASHED: {how}")
+        ending = f"signal exit status {done.returncode}"
+    if ending == case["failure"]:
+        say(f"CRASHED: {ending}")
         return THERE
-    how = how.replace("signal exit", "exit")
-    say(f"inconclusive: the process that runs the model ended otherwise ({how})")
+    ending = ending.replace("signal exit", "exit")
+    say(f"inconclusive: the process that runs the model ended otherwise ({ending})")
     return UNKNOWN
 
 
 def say(text: str) -> None:
     """Print a line; names and messages cannot move the cursor or pretend to be other lines."""
-    print("".join(each if each.isprintable() else ascii(each)[1:-1] for each in text), flush=True)
+    print(
+        "".join(
+            character if character.isprintable() else ascii(character)[1:-1] for character in text
+        ),
+        flush=True,
+    )
 
 
 def run_inside(case: Plain, make: Make) -> int:
@@ -78,7 +83,8 @@ def run_inside(case: Plain, make: Make) -> int:
         missing = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
         say(f"inconclusive: {str(missing).rstrip('.')}. This needs {case['needs']}.")
         ending = UNKNOWN
-    except Exception as error:  # whatever else it is, it is not this failure
+    except Exception as error:
+        # Any other exception is not the failure of the case.
         say(f"inconclusive: {type(error).__name__}: {error}")
         ending = UNKNOWN
     return _INSIDE_STATUS + ending
@@ -93,7 +99,8 @@ def _judge(case: Plain, make: Make) -> int:
     inputs = load_arrays(folder / "inputs.npz")
     golden = load_arrays(folder / "golden.npz")
     broken = case["failure"].startswith(("build: ", "run: ", "signal ", "time-out"))
-    os.chdir(folder)  # files that came along are named from here
+    # Files beside the script are named from here.
+    os.chdir(folder)
     try:
         runner = make(case["settings"])
         package = case["needs"].replace(",", " ").split()[0]
@@ -104,8 +111,8 @@ def _judge(case: Plain, make: Make) -> int:
         raise
     except Exception as error:
         return _refused(case, error)
-    found = False
-    for name, (atol, rtol, statistic, step, most) in case["tolerances"].items():
+    mismatch = False
+    for name, (atol, rtol, statistic, step, max_ties) in case["tolerances"].items():
         if name not in golden:
             continue
         if name not in outputs:
@@ -113,33 +120,32 @@ def _judge(case: Plain, make: Make) -> int:
             text = "the target does not have this output"
         else:
             failed, text = differs(
-                outputs[name], golden[name], float(atol), float(rtol), statistic, step, most
+                outputs[name], golden[name], float(atol), float(rtol), statistic, step, max_ties
             )
             if case["validate"] and not failed:
                 failed, text = holds_no_numbers(outputs[name])
-        found = found or failed
+        mismatch = mismatch or failed
         say(f"{'MISMATCH' if failed else 'match   '} {name}: {text}")
-    if found and broken:
+    if mismatch and broken:
         say(f"inconclusive: the expected failure is gone ({case['failure']}), and there is another")
         return UNKNOWN
-    return THERE if found else GONE
+    return THERE if mismatch else GONE
 
 
 def _refused(case: Plain, error: Any) -> int:
     """Return what it means that the model does not run."""
-    if hasattr(
-        error, "sign"
-    ):  # a failure of a runtime; its class may be this script's, or of bisect-trt
+    # By attribute: the class may be this script's or bisect-trt's.
+    if hasattr(error, "sign"):
         doing = "build" if type(error).__name__ == "BuildError" else "run"
-        said = error.message
-        seen = f"{doing}: {error.sign(case['names'])}"
+        message = error.message
+        observed = f"{doing}: {error.sign(case['names'])}"
     else:
-        said = f"{type(error).__name__}: {error}"
-        seen = f"run: {type(error).__name__}"
-        if seen != case["failure"]:
+        message = f"{type(error).__name__}: {error}"
+        observed = f"run: {type(error).__name__}"
+        if observed != case["failure"]:
             raise error
-    say(f"REFUSED: {said}")
-    if seen == case["failure"]:
+    say(f"REFUSED: {message}")
+    if observed == case["failure"]:
         return THERE
     say(f"inconclusive: that is another failure than the expected one ({case['failure']})")
     return UNKNOWN
@@ -147,14 +153,14 @@ def _refused(case: Plain, error: Any) -> int:
 
 def load_arrays(path: pathlib.Path) -> dict[str, Any]:
     """Read tensors by name; the file's comments name the types that NumPy lacks."""
-    found = {}
+    arrays = {}
     with zipfile.ZipFile(path) as file:
         for entry in file.infolist():
             values = np.load(io.BytesIO(file.read(entry)), allow_pickle=False)
             if entry.comment:
                 values = values.view(dtype_from_name(entry.comment.decode()))
-            found[entry.filename[: -len(".npy")]] = values
-    return found
+            arrays[entry.filename[: -len(".npy")]] = values
+    return arrays
 
 
 def holds_no_numbers(values: Any) -> tuple[bool, str]:
@@ -174,9 +180,19 @@ def differs(
     rtol: float,
     statistic: str,
     step: float = 0,
-    most: int = 0,
+    max_ties: int = 0,
 ) -> tuple[bool, str]:
-    """Whether a tensor is off, and the largest error with its place; the ``most`` elements one ``step`` off are ties."""
+    """Whether a tensor is off, and the largest error with its place in words.
+
+    Args:
+        target: The target's tensor.
+        golden: The reference's tensor, of any shape.
+        atol: The absolute tolerance.
+        rtol: The relative tolerance.
+        statistic: ``elemwise``, ``max``, ``mean``, ``median``, or ``quantile`` with a number.
+        step: The step of a quantized tensor; 0 for others.
+        max_ties: The most elements that may be one step off.
+    """
     if target.shape != golden.shape:
         return True, f"shape {target.shape} instead of {golden.shape}"
     if not golden.size:
@@ -184,9 +200,9 @@ def differs(
     if golden.dtype.kind == "U":
         bad = np.atleast_1d(golden != target.astype(str))
         return bool(bad.any()), f"{np.count_nonzero(bad)} of {golden.size} strings differ"
-    whole = golden.dtype.kind in "iu" and target.dtype.kind in "iu"
+    integers = golden.dtype.kind in "iu" and target.dtype.kind in "iu"
     # Exact, also past 2**53.
-    difference = target.astype(object) - golden.astype(object) if whole else None
+    difference = target.astype(object) - golden.astype(object) if integers else None
     kind = np.complex128 if golden.dtype.kind == "c" else np.float64
     target = np.asarray(target, kind)
     golden = np.asarray(golden, kind)
@@ -194,15 +210,15 @@ def differs(
         difference = target - golden if difference is None else np.asarray(difference, np.float64)
         absolute = np.atleast_1d(np.abs(difference))
         relative = absolute / np.atleast_1d(np.where(golden == 0, 2.0**-52, np.abs(golden)))
-    same = np.atleast_1d(
+    equal = np.atleast_1d(
         (difference == 0)
         | (target == golden) & ~np.isfinite(golden)
         | np.isnan(target) & np.isnan(golden)
     )
-    absolute[same], relative[same] = 0, 0
+    absolute[equal], relative[equal] = 0, 0
     bad = ~((absolute <= atol) | (relative <= rtol))
     ties = bad & (absolute <= step * 1.001)
-    if np.count_nonzero(ties) <= most:
+    if np.count_nonzero(ties) <= max_ties:
         bad &= ~ties
     if statistic == "elemwise":
         failed = bool(bad.any())
@@ -214,8 +230,8 @@ def differs(
     worst = np.unravel_index(
         np.argmax(np.where(np.isnan(absolute), np.inf, absolute)), golden.shape
     )
-    where = [int(index) for index in worst]
+    position = [int(index) for index in worst]
     should = golden[worst]
     is_now = target[worst]
-    text = f"{where} expected {should:.7g}, got {is_now:.7g} (atol {atol:.3g}, rtol {rtol:.3g}; "
+    text = f"{position} expected {should:.7g}, got {is_now:.7g} (atol {atol:.3g}, rtol {rtol:.3g}; "
     return failed, text + f"{np.count_nonzero(bad)} of {golden.size} elements mismatch)"

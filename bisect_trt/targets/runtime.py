@@ -121,16 +121,21 @@ class Runtime:
         self,
         model: Path,
         feed: Mapping[str, NDArray[Any]] | None = None,
-        what: Literal["trace", "profile"] = "trace",
+        method: Literal["trace", "profile"] = "trace",
     ) -> dict[str, Any]:
         """Return its changes to a model before running it, as plain values that the target's ``switches`` read; or a profile.
 
         A model that it refuses has a trace too, of what was done before. Empty where the runtime
         does not report any.
+
+        Args:
+            model: The model's file.
+            feed: The first values that it will be fed, by input name, where known.
+            method: The method of the runner to call.
         """
-        if not hasattr(self.runner, what):
+        if not hasattr(self.runner, method):
             return {}
-        return dict(getattr(self.runner, what)(model, feed or {}, self._hints(model)))
+        return dict(getattr(self.runner, method)(model, feed or {}, self._hints(model)))
 
     def gpu_memory(self) -> int:
         """Return the bytes of GPU memory in use, by any process; 0 if the runtime does not report it."""
@@ -159,7 +164,8 @@ def content_of(proto: ModelProto, path: Path) -> dict[str, Any]:
 
     try:
         content = proto.SerializeToString()
-    except Exception as error:  # protobuf's own
+    except Exception as error:
+        # Protobuf raises an exception of its own for messages over 2 GB.
         raise BuildError(
             f"{path} is over 2 GB with its weights inside: save them as external data"
         ) from error
@@ -167,6 +173,7 @@ def content_of(proto: ModelProto, path: Path) -> dict[str, Any]:
         return {"content": content}
     folder = path.absolute().parent
     note = path.absolute().with_name(ELSEWHERE)
+    # Folders are listed with NUL between them, because paths may contain anything else.
     noted = note.read_bytes().split(b"\0") if note.exists() else []
     weights = folder_with(proto, [folder, *map(Path, map(os.fsdecode, noted))]) or folder
     return {"content": content, "weights": str(weights)}
@@ -182,7 +189,8 @@ def load_proto(path: Path) -> ModelProto:
 
     try:
         return onnx.load(str(path), load_external_data=False)
-    except Exception as error:  # each of ONNX's formats raises its own
+    except Exception as error:
+        # Each of ONNX's formats raises its own error.
         raise BuildError(f"{path} cannot be read as an ONNX model: {error}") from error
 
 

@@ -43,6 +43,7 @@ class TargetSettings:
     def __post_init__(self) -> None:
         """Say defaults in one way, so that what is equal compares so."""
         if self.own is not None and self.own == type(self.own)():
+            # The dataclass is frozen; this is the one field that is normalised.
             object.__setattr__(self, "own", None)
 
     @property
@@ -60,10 +61,10 @@ class TargetSettings:
         Raises:
             TypeError: Its settings are of another kind.
         """
-        own = kind() if self.own is None else self.own
-        if not isinstance(own, kind):
-            raise TypeError(f"{type(own).__name__} are not {kind.__name__}")
-        return own
+        options = kind() if self.own is None else self.own
+        if not isinstance(options, kind):
+            raise TypeError(f"{type(options).__name__} are not {kind.__name__}")
+        return options
 
     def with_own(self, **changes: Any) -> TargetSettings:  # noqa: ANN401 - of many types
         """Return a copy with changed settings of this target."""
@@ -91,13 +92,13 @@ class TargetSettings:
             UnavailableError: The target is not installed.
         """
         values = {name: _frozen(value) for name, value in plain.items() if name != "own"}
-        own = plain.get("own")
+        options = plain.get("own")
         kind = find(values.get("runtime", cls.runtime)).own
         return cls(
             **values,
             own=None
-            if own is None
-            else kind(**{name: _frozen(each) for name, each in own.items()}),
+            if options is None
+            else kind(**{name: _frozen(option_value) for name, option_value in options.items()}),
         )
 
     def flags(self) -> list[str]:
@@ -204,33 +205,41 @@ def changing(name: str, change: Callable[[Any], object]) -> Turn:
 
 def adding(name: str, *values: object) -> Turn:
     """Return a function that adds values to such a setting."""
-    return changing(name, lambda known: (*known, *values))
+    return changing(name, lambda current: (*current, *values))
 
 
 def left_out(
-    own: OwnSettings,
+    options: OwnSettings,
     field: str,
     kind: str = "option",
     how: str = "left out",
     weight: float = LIKELY,
 ) -> Iterator[Switch]:
-    """Yield each value, or pair by its name, of such a setting, left out."""
-    for each in getattr(own, field):
-        turn = changing(field, partial(_without, each))
+    """Yield each value, or pair by its name, of such a setting, left out.
+
+    Args:
+        options: The settings of one target.
+        field: The name of a setting with several values.
+        kind: The kind of the switches.
+        how: The change in words.
+        weight: The weight of each switch, beside others.
+    """
+    for entry in getattr(options, field):
+        turn = changing(field, partial(_without, entry))
         yield Switch(
-            f"{kind}:{each if isinstance(each, str) else each[0]}", turn, weight=weight, how=how
+            f"{kind}:{entry if isinstance(entry, str) else entry[0]}", turn, weight=weight, how=how
         )
 
 
-def _without(dropped: object, known: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(value for value in known if value != dropped)
+def _without(dropped: object, entries: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(value for value in entries if value != dropped)
 
 
 def precision_switches(settings: TargetSettings) -> list[Switch]:
     """Each low precision that it may run in, left out."""
 
-    def without(precision: Mapping[str, Any], given: TargetSettings) -> TargetSettings:
-        turned = replace(given, **precision)
+    def without(precision: Mapping[str, Any], settings_before: TargetSettings) -> TargetSettings:
+        turned = replace(settings_before, **precision)
         return turned if turned.fp16 or turned.bf16 else replace(turned, keep=(), held=False)
 
     return [

@@ -55,12 +55,12 @@ _LEVELS = {
 
 def level(value: Any) -> str:  # noqa: ANN401 - whatever was given
     """A level of graph optimisation by ONNX Runtime's name, given that or a short one."""
-    found = _LEVELS.get(str(value).lower(), str(value).upper())
-    if found not in _LEVELS.values():
+    name = _LEVELS.get(str(value).lower(), str(value).upper())
+    if name not in _LEVELS.values():
         raise ValueError(
             f"one of {', '.join(_LEVELS)}, or ONNX Runtime's own names of them ({ALL})"
         )
-    return found
+    return name
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,11 @@ class OnnxRuntimeTarget(Target):
 
         The CPU provider would run fp16 nodes in fp32, and no bf16 nodes at all, so there they are
         emulated by round trips.
+
+        Args:
+            settings: The settings of the target.
+            model: The ONNX file.
+            facts: ``providers`` has the execution providers in use.
         """
         if not (settings.fp16 or settings.bf16):
             return None
@@ -171,27 +176,34 @@ class OnnxRuntimeTarget(Target):
 
     def describe(self, settings: TargetSettings) -> str:
         """Its providers, whether it optimises, and its precisions."""
-        own = settings.of(OnnxRuntimeSettings)
-        words = [", ".join(own.providers) or "CPU"]
-        words += [_LEVEL_TITLES.get(own.graph_optimization_level, own.graph_optimization_level)]
+        options = settings.of(OnnxRuntimeSettings)
+        words = [", ".join(options.providers) or "CPU"]
+        words += [
+            _LEVEL_TITLES.get(options.graph_optimization_level, options.graph_optimization_level)
+        ]
         words += (
-            [f"without {', '.join(own.disabled_optimizers)}"] if own.disabled_optimizers else []
+            [f"without {', '.join(options.disabled_optimizers)}"]
+            if options.disabled_optimizers
+            else []
         )
         words += [
-            f"{name}={value}" for name, value in (*own.provider_options, *own.session_options)
+            f"{name}={value}"
+            for name, value in (*options.provider_options, *options.session_options)
         ]
-        words += [Path(path).name for path in own.custom_op_libraries]
+        words += [Path(path).name for path in options.custom_op_libraries]
         return f"{self.title} ({', '.join([*words, *settings.low_precisions])})"
 
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
         """Its graph optimizers one by one, then options, then levels and precisions."""
-        own = settings.of(OnnxRuntimeSettings)
-        found = list(_optimizers(own, looked)) if own.graph_optimization_level != OFF else []
-        found += [*_options(own), *_levels(own), *precision_switches(settings)]
-        if own.providers:
-            alone = setting(providers=(), provider_options=())
-            found.append(Switch("provider:cpu", alone, Tier.WHOLE, how="used alone"))
-        return sorted(found, key=lambda each: each.tier)
+        options = settings.of(OnnxRuntimeSettings)
+        switches = (
+            list(_optimizers(options, looked)) if options.graph_optimization_level != OFF else []
+        )
+        switches += [*_options(options), *_levels(options), *precision_switches(settings)]
+        if options.providers:
+            cpu_only = setting(providers=(), provider_options=())
+            switches.append(Switch("provider:cpu", cpu_only, Tier.WHOLE, how="used alone"))
+        return sorted(switches, key=lambda candidate: candidate.tier)
 
     def reference(self, settings: TargetSettings, plain: TargetSettings) -> TargetSettings:
         """With the same kernels for operators of others."""
@@ -201,17 +213,17 @@ class OnnxRuntimeTarget(Target):
 
     def finds_weights(self, settings: TargetSettings) -> bool:
         """From 1.21 on, with its own providers."""
-        own = settings.of(OnnxRuntimeSettings)
+        options = settings.of(OnnxRuntimeSettings)
         versions = [
-            found for name in ("onnxruntime", "onnxruntime-gpu") if (found := _version(name))
+            version for name in ("onnxruntime", "onnxruntime-gpu") if (version := _version(name))
         ]
-        plain = {_short(name) for name in own.providers} <= {"cpu", "cuda"}
+        plain = {_short(name) for name in options.providers} <= {"cpu", "cuda"}
         return plain and bool(versions) and min(versions) >= _TAKES_A_FOLDER
 
     def emulates_low(self, settings: TargetSettings) -> bool:
         """On its CPU provider."""
-        own = settings.of(OnnxRuntimeSettings)
-        return all(_short(name) == "cpu" for name in own.providers)
+        options = settings.of(OnnxRuntimeSettings)
+        return all(_short(name) == "cpu" for name in options.providers)
 
 
 def _types_onnx_cannot_infer(
@@ -223,9 +235,9 @@ def _types_onnx_cannot_infer(
     from bisect_trt.onnxlib.network import Network  # noqa: PLC0415 - as above
     from bisect_trt.targets.onnxrt.runner import OrtRunner  # noqa: PLC0415 - as above
 
-    known = Network(model).element_types
+    types = Network(model).element_types
     unknown = {
-        name for node in model.graph.node for name in node.output if name and name not in known
+        name for node in model.graph.node for name in node.output if name and name not in types
     }
     if not unknown:
         return {}
@@ -238,7 +250,8 @@ def _types_onnx_cannot_infer(
     )
     try:
         session = OrtRunner(kernels.target.plain(kernels)).load(path, {}, content_of(marked, path))
-    except BuildError:  # operators that it does not know either: their consumers stay in fp32
+    except BuildError:
+        # ONNX Runtime does not know these operators either: their consumers stay in fp32.
         return {}
     return session.elements
 
@@ -324,7 +337,7 @@ on the earlier sessions of that worker.
 """
 
 
-def _optimizers(own: OnnxRuntimeSettings, looked: Looked) -> Iterator[Switch]:
+def _optimizers(options: OnnxRuntimeSettings, looked: Looked) -> Iterator[Switch]:
     """Those that changed the model, as far as that is known: a pass that throws does not say that it changed anything."""
     trace = looked.trace or {}
     complete = bool(trace.get("ran")) and not trace.get("refused")
@@ -334,7 +347,7 @@ def _optimizers(own: OnnxRuntimeSettings, looked: Looked) -> Iterator[Switch]:
         name for name, operators in RULES.items() if rules and operators[0] in looked.operators
     ]
     for name in dict.fromkeys([*changed, *applied]):
-        if name not in (*own.disabled_optimizers, *FIXED) and not _GROUP.fullmatch(name):
+        if name not in (*options.disabled_optimizers, *FIXED) and not _GROUP.fullmatch(name):
             weight = LIKELY if _concerns(RULES.get(name, ()), looked.suspects) else 1.0
             yield Switch(
                 f"{OPTIMIZER}:{name}", adding("disabled_optimizers", name), Tier.PASS, weight
@@ -347,18 +360,18 @@ def _concerns(operators: Sequence[str], suspects: frozenset[str]) -> bool:
     return bool(about) and (len(about) > 1 or operators[0] in about)
 
 
-def _options(own: OnnxRuntimeSettings) -> Iterator[Switch]:
+def _options(options: OnnxRuntimeSettings) -> Iterator[Switch]:
     """Options that are given, each left out; then those that are not, each turned."""
-    given = dict(own.session_options)
-    yield from left_out(own, "disabled_optimizers", OPTIMIZER, "enabled again")
-    if own.graph_optimization_level != ALL:
+    session_options = dict(options.session_options)
+    yield from left_out(options, "disabled_optimizers", OPTIMIZER, "enabled again")
+    if options.graph_optimization_level != ALL:
         turn = setting(graph_optimization_level=ALL)
         yield Switch("option:graph_optimization_level=all", turn, weight=LIKELY)
-    yield from left_out(own, "session_options")
-    yield from left_out(own, "provider_options", "provider-option")
+    yield from left_out(options, "session_options")
+    yield from left_out(options, "provider_options", "provider-option")
     for tier, pairs, within in ((Tier.OPTION, _OPTIONS, None), (Tier.WHOLE, _KINDS, OPTIMIZER)):
         for name, value in pairs:
-            if name not in given:
+            if name not in session_options:
                 yield Switch(
                     f"option:{name}={value}",
                     adding("session_options", (name, value)),
@@ -367,12 +380,12 @@ def _options(own: OnnxRuntimeSettings) -> Iterator[Switch]:
                 )
 
 
-def _levels(own: OnnxRuntimeSettings) -> Iterator[Switch]:
+def _levels(options: OnnxRuntimeSettings) -> Iterator[Switch]:
     """Yield the levels of optimisation below the given one; off first, since that has none of the optimizers."""
     names = [name for name, _ in _LOWER_LEVELS]
     lower = (
-        names.index(own.graph_optimization_level)
-        if own.graph_optimization_level in names
+        names.index(options.graph_optimization_level)
+        if options.graph_optimization_level in names
         else len(names)
     )
     for level, word in _LOWER_LEVELS[:lower]:

@@ -42,6 +42,8 @@ from bisect_trt.tensors.info import (
 
 EXECUTION_PROVIDER = "ExecutionProvider"
 FATAL_ONLY = 4
+_NO_TENSORRT = re.compile("Please install TensorRT libraries")
+"""ONNX Runtime's message where the libraries of its TensorRT provider are missing."""
 VERBOSE = ("log_severity_level", "0")
 """The session option that logs every graph pass."""
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -84,9 +86,9 @@ class OrtRunner:
                 self._open(TINY_MODEL)
             except BuildError as error:
                 pairs = [*settings["provider_options"], *settings["session_options"]]
-                given = ", ".join(f"{name}:{value}" for name, value in pairs)
+                rejected = ", ".join(f"{name}:{value}" for name, value in pairs)
                 raise ConflictError(
-                    f"ONNX Runtime {onnxruntime.__version__} does not take {given}: {error.message}; correct or drop it."
+                    f"ONNX Runtime {onnxruntime.__version__} does not take {rejected}: {error.message}; correct or drop it."
                 ) from error
         self.facts = {
             "lowers_by": "cast",
@@ -95,7 +97,13 @@ class OrtRunner:
         }
 
     def load(self, path: pathlib.Path, feed: Feed, hints: Plain) -> OrtSession:
-        """Open a model; the hint ``content`` is the model itself where it has no file, ``weights`` the folder of its weights.
+        """Open a model.
+
+        Args:
+            path: The ONNX file.
+            feed: Not used.
+            hints: ``content`` is the serialized model where it is not in the file, ``weights`` the
+                folder of its weights.
 
         Raises:
             BuildError: ONNX Runtime refuses the model.
@@ -112,37 +120,51 @@ class OrtRunner:
             return OrtSession(self._open(content, folder))
         # The model has to lie beside its weights: beside links to them, since the folder may be one
         # of the user's.
-        with tempfile.TemporaryDirectory(prefix="bisect_trt_") as beside:
-            for each in pathlib.Path(folder).absolute().iterdir():
-                (pathlib.Path(beside) / each.name).symlink_to(each)
-            with tempfile.NamedTemporaryFile(dir=beside, suffix=".onnx") as model:
+        with tempfile.TemporaryDirectory(prefix="bisect_trt_") as link_folder:
+            for file in pathlib.Path(folder).absolute().iterdir():
+                (pathlib.Path(link_folder) / file.name).symlink_to(file)
+            with tempfile.NamedTemporaryFile(dir=link_folder, suffix=".onnx") as model:
                 model.write(content)
                 model.flush()
                 return OrtSession(self._open(model.name))
 
     def trace(self, path: pathlib.Path, feed: Feed, hints: Plain) -> dict[str, Any]:
-        """Return which graph passes ran and which of them changed the model; see :func:`heard`."""
+        """Return which graph passes ran and which of them changed the model; see :func:`heard`.
+
+        Args:
+            path: The ONNX file.
+            feed: Not used.
+            hints: ``content`` is the serialized model where it is not in the file, ``weights`` the
+                folder of its weights.
+        """
         return listen(lambda: self._set(VERBOSE).load(path, feed, hints))
 
     def profile(self, path: pathlib.Path, feed: Feed, hints: Plain) -> Found:
-        """Return the time of each node that runs, by ONNX Runtime's profiler, with the tensors that it makes."""
+        """Return the time of each node that runs, by ONNX Runtime's profiler, with the tensors that it makes.
+
+        Args:
+            path: The ONNX file.
+            feed: The values to run it with: arrays by input name.
+            hints: ``content`` is the serialized model where it is not in the file, ``weights`` the
+                folder of its weights.
+        """
         with tempfile.TemporaryDirectory(prefix="bisect_trt_") as folder:
-            made = dict[str, list[str]]()
+            outputs_of_nodes = dict[str, list[str]]()
             written = f"{folder}/optimized.onnx"
-            with contextlib.suppress(
-                ImportError, BuildError
-            ):  # nodes that a provider compiles cannot be written
+            # Nodes that a provider compiles cannot be written.
+            with contextlib.suppress(ImportError, BuildError):
                 import onnx
 
                 self._set(("optimized_model_filepath", written)).load(path, feed, hints)
                 nodes = onnx.load(written, load_external_data=False).graph.node
-                made.update((node.name, list(node.output)) for node in nodes)
+                outputs_of_nodes.update((node.name, list(node.output)) for node in nodes)
             options = ("enable_profiling", "1"), ("profile_file_prefix", f"{folder}/profile")
             session = self._set(*options).load(path, feed, hints)
-            given = {info.name: feed[info.name] for info in session.inputs}
-            profiled(lambda: session.run(given))
+            inputs = {info.name: feed[info.name] for info in session.inputs}
+            profiled(lambda: session.run(inputs))
             return read_events(
-                json.loads(pathlib.Path(session.session.end_profiling()).read_text()), made
+                json.loads(pathlib.Path(session.session.end_profiling()).read_text()),
+                outputs_of_nodes,
             )
 
     def _set(self, *options: tuple[str, str]) -> OrtRunner:
@@ -162,7 +184,7 @@ class OrtRunner:
                 model, options, **arguments, enable_fallback=False
             )
         except Exception as error:  # its exceptions have no common base
-            if "Please install TensorRT libraries" in str(error):
+            if _NO_TENSORRT.search(str(error)):
                 raise _unusable(["TensorrtExecutionProvider"]) from error
             raise BuildError(str(error)) from error
         left_out = [name for name in self._providers if name not in session.get_providers()]
@@ -210,11 +232,13 @@ class OrtSession:
         self.session = session
         self.ignored = frozenset[str]()
         outputs = {value.name: type_of(value.type) for value in session.get_outputs()}
-        self.elements = {name: found.element for name, found in outputs.items() if found.element}
+        self.elements = {
+            name: ort_type.element for name, ort_type in outputs.items() if ort_type.element
+        }
         self.skipped = {
-            name: f"a {found.kind}, which NumPy has no arrays of"
-            for name, found in outputs.items()
-            if found.element and found.dtype is None
+            name: f"a {ort_type.kind}, which NumPy has no arrays of"
+            for name, ort_type in outputs.items()
+            if ort_type.element and ort_type.dtype is None
         }
         self.names = [name for name in outputs if name not in self.skipped]
         self._optional = {name for name in self.names if outputs[name].kind.startswith("optional(")}
@@ -222,16 +246,16 @@ class OrtSession:
         self.inputs = list[TensorInfo]()
         self._raw_inputs = dict[str, int]()
         for value in session.get_inputs():
-            found = type_of(value.type)
-            if found.dtype is None:
+            ort_type = type_of(value.type)
+            if ort_type.dtype is None:
                 raise BuildError(
                     f"input '{value.name}' is a {value.type}, which ONNX Runtime {load_onnxruntime().__version__} cannot be fed "
                     "from a NumPy array; a later version can if it is bfloat16 or float8"
                 )
             # It gives no dimensions for a scalar and for an unknown rank alike.
-            self.inputs.append(TensorInfo(value.name, found.dtype, tuple(value.shape) or None))
-            if found.raw:
-                self._raw_inputs[value.name] = found.element
+            self.inputs.append(TensorInfo(value.name, ort_type.dtype, tuple(value.shape) or None))
+            if ort_type.raw:
+                self._raw_inputs[value.name] = ort_type.element
 
     def run(self, inputs: Feed) -> Found:
         """Return all outputs by name, and the members of a sequence, a map or an optional by names of :func:`members`.
@@ -241,10 +265,12 @@ class OrtSession:
         """
         if not self.names:
             return {}
-        given = {name: value for name, value in inputs.items() if name not in self.ignored}
+        accepted = {name: value for name, value in inputs.items() if name not in self.ignored}
         try:
             raw = self._raw_inputs or self._raw_outputs
-            values = self._run_with_values(given) if raw else self.session.run(self.names, given)
+            values = (
+                self._run_with_values(accepted) if raw else self.session.run(self.names, accepted)
+            )
         except Exception as error:  # as above
             raise RunError(str(error)) from error
         arrays = dict[str, Any]()
@@ -256,23 +282,23 @@ class OrtSession:
     def _run_with_values(self, inputs: Feed) -> list[Any]:
         """Run the model with inputs or outputs of types that are exchanged by their bits; returns the outputs."""
         # What an OrtValue is made of has to stay alive until the model has run.
-        given = {name: np.asarray(values, order="C") for name, values in inputs.items()}
+        arrays = {name: np.asarray(values, order="C") for name, values in inputs.items()}
         bits = {
-            name: given[name].view(storage_dtype(given[name].dtype))
-            for name in given.keys() & self._raw_inputs
+            name: arrays[name].view(storage_dtype(arrays[name].dtype))
+            for name in arrays.keys() & self._raw_inputs
         }
         kinds = load_onnxruntime().OrtValue
         fed = {
             name: kinds.ortvalue_from_numpy_with_onnx_type(bits[name], self._raw_inputs[name])
             if name in bits
             else kinds.ortvalue_from_numpy(value)
-            for name, value in given.items()
+            for name, value in arrays.items()
         }
-        made = zip(self.names, self.session.run_with_ort_values(self.names, fed), strict=True)
+        outputs = zip(self.names, self.session.run_with_ort_values(self.names, fed), strict=True)
         dtypes = self._raw_outputs
         return [
             _to_array(value, dtypes[name]) if name in dtypes else value.numpy()
-            for name, value in made
+            for name, value in outputs
         ]
 
 
@@ -297,14 +323,14 @@ def prepare(settings: Plain) -> tuple[Any, dict[str, Any]]:
                 f"ONNX Runtime cannot load the custom-op library {path}: {clean_message(str(error))}."
             ) from error
     names = find_providers(settings["providers"] or ["cpu"])
-    given = dict(settings["provider_options"])
-    if given and names[0] == "CPU" + EXECUTION_PROVIDER:
+    provider_options = dict(settings["provider_options"])
+    if provider_options and names[0] == "CPU" + EXECUTION_PROVIDER:
         raise UnknownNameError(
-            f"--provider-option {next(iter(given))}: ONNX Runtime's CPU provider has no options; leave it out."
+            f"--provider-option {next(iter(provider_options))}: ONNX Runtime's CPU provider has no options; leave it out."
         )
     arguments: dict[str, Any] = {
         "providers": names,
-        "provider_options": [given, *({} for _ in names[1:])],
+        "provider_options": [provider_options, *({} for _ in names[1:])],
     }
     if settings["disabled_optimizers"]:
         arguments["disabled_optimizers"] = list(settings["disabled_optimizers"])
@@ -313,6 +339,11 @@ def prepare(settings: Plain) -> tuple[Any, dict[str, Any]]:
 
 def set_entry(options: Any, name: str, value: str) -> None:
     """Set an attribute of the session's options, or, where the name has dots, an entry of their configuration.
+
+    Args:
+        options: ONNX Runtime's ``SessionOptions``; they are changed.
+        name: The name of the attribute or entry.
+        value: Its value, as text.
 
     Raises:
         UsageError: There is no such attribute, or it takes other values.
@@ -325,7 +356,7 @@ def set_entry(options: Any, name: str, value: str) -> None:
         )
 
 
-def find_providers(asked: Any) -> list[str]:
+def find_providers(requested: Any) -> list[str]:
     """Execution providers by ONNX Runtime's names, given long or short ones in any case.
 
     Raises:
@@ -333,13 +364,13 @@ def find_providers(asked: Any) -> list[str]:
     """
     onnxruntime = load_onnxruntime()
     short = {short_name(name): name for name in onnxruntime.get_available_providers()}
-    for name in asked:
+    for name in requested:
         if short_name(name) not in short:
-            known = ", ".join(sorted(short))
+            available = ", ".join(sorted(short))
             raise RuntimeMissingError(
-                f"ONNX Runtime has no execution provider '{name}' here; it has: {known}."
+                f"ONNX Runtime has no execution provider '{name}' here; it has: {available}."
             )
-    return list(dict.fromkeys(short[short_name(name)] for name in asked))
+    return list(dict.fromkeys(short[short_name(name)] for name in requested))
 
 
 def short_name(name: str) -> str:
@@ -368,10 +399,11 @@ def type_of(kind: str) -> OrtType:
     element = _ORT_TYPES.index(name) + 1
     if name == "string":
         return OrtType(kind, element, np.dtype(np.str_))
-    known = _OTHERWISE.get(name, name.replace("float8e", "float8_e"))
+    numpy_name = _OTHERWISE.get(name, name.replace("float8e", "float8_e"))
     try:
-        dtype = dtype_from_name(known)
-    except UnavailableError:  # it needs ml_dtypes, which is not installed
+        dtype = dtype_from_name(numpy_name)
+    except UnavailableError:
+        # The type needs ml_dtypes, which is not installed.
         return OrtType(kind, element)
     if not is_extension(dtype):
         return OrtType(kind, element, dtype)
@@ -379,8 +411,8 @@ def type_of(kind: str) -> OrtType:
     feeds = hasattr(
         getattr(load_onnxruntime(), "OrtValue", None), "ortvalue_from_numpy_with_onnx_type"
     )
-    whole = not known.endswith(("int2", "int4", "float4_e2m1fn"))
-    return OrtType(kind, element, dtype if feeds and whole else None, raw=True)
+    byte_sized = not numpy_name.endswith(("int2", "int4", "float4_e2m1fn"))
+    return OrtType(kind, element, dtype if feeds and byte_sized else None, raw=True)
 
 
 def _to_array(value: Any, dtype: np.dtype[Any]) -> Any:
@@ -389,6 +421,7 @@ def _to_array(value: Any, dtype: np.dtype[Any]) -> Any:
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if not size:
         return np.empty(shape, dtype)
+    # The memory belongs to the OrtValue, which ends with this call.
     copy = bytearray(ctypes.string_at(value.data_ptr(), size))
     return np.frombuffer(copy, np.uint8).view(dtype).reshape(shape)
 
@@ -397,15 +430,16 @@ def listen(load: Callable[[], Any]) -> dict[str, Any]:
     """Return the passes that are logged while a session is opened, and whether it is ``refused``; see :func:`heard`."""
     refused = False
     with tempfile.TemporaryFile() as log:
-        kept = os.dup(2)
+        stderr = os.dup(2)
+        # ONNX Runtime logs from C++ to descriptor 2, which sys.stderr does not control.
         os.dup2(log.fileno(), 2)
         try:
             load()
         except BuildError:
             refused = True
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr, 2)
+            os.close(stderr)
         log.seek(0)
         return {**heard(log.read().decode(errors="replace")), "refused": refused}
 
@@ -422,14 +456,21 @@ def heard(log: str) -> dict[str, list[str]]:
     return {"ran": list(ran), "changed": [name for name, changed in ran.items() if changed]}
 
 
-def read_events(events: Iterable[Mapping[str, Any]], made: Mapping[str, Sequence[str]]) -> Found:
+def read_events(
+    events: Iterable[Mapping[str, Any]], outputs_of_nodes: Mapping[str, Sequence[str]]
+) -> Found:
     """Return the profile in the events of ONNX Runtime's profiler; the time of a Loop includes its body."""
     times = dict[str, list[float]]()
     ends = dict[int, int]()
     suffix = "_kernel_time"
-    runs = (each for each in events if each.get("cat") == "Node" and each["name"].endswith(suffix))
-    for event in sorted(runs, key=lambda each: (each["ts"], -each["dur"])):
+    # A body's nodes run within the time of their Loop or If: only outer events count.
+    runs = (
+        node_event
+        for node_event in events
+        if node_event.get("cat") == "Node" and node_event["name"].endswith(suffix)
+    )
+    for event in sorted(runs, key=lambda node_event: (node_event["ts"], -node_event["dur"])):
         if event["ts"] >= ends.get(event["tid"], 0):
             ends[event["tid"]] = event["ts"] + event["dur"]
             times.setdefault(event["name"].removesuffix(suffix), []).append(event["dur"] / 1e3)
-    return layer_times(times, made)
+    return layer_times(times, outputs_of_nodes)

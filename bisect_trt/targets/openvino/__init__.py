@@ -99,7 +99,13 @@ class OpenVinoTarget(Target):
     packages = (Package("openvino"),)
 
     def lower(self, settings: TargetSettings, model: Path, facts: Plain) -> ModelProto | None:
-        """Return the model with every value rounded, where the device does not compute in the low precision."""
+        """Return the model with every value rounded, where the device does not compute in the low precision.
+
+        Args:
+            settings: The settings of the target.
+            model: The ONNX file.
+            facts: ``capabilities`` has the precisions of the device.
+        """
         low = next(iter(settings.low_precisions), None)
         if low is None or (not settings.keep and _CAPABILITIES[low] in facts["capabilities"]):
             return None
@@ -110,15 +116,22 @@ class OpenVinoTarget(Target):
     def hints(
         self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain
     ) -> Mapping[str, Any]:
-        """Return the names of the model's inputs, which OpenVINO does not always know."""
+        """Return the names of the model's inputs, which OpenVINO does not always know.
+
+        Args:
+            settings: The settings of the target.
+            model: The model.
+            path: The ONNX file.
+            facts: The facts that its runner reports, such as the version.
+        """
         weights = {tensor.name for tensor in model.graph.initializer}
         return {"inputs": [value.name for value in model.graph.input if value.name not in weights]}
 
     def describe(self, settings: TargetSettings) -> str:
         """Its device, properties and precisions."""
-        own = settings.of(OpenVinoSettings)
-        said = [f"{name}={value}" for name, value in own.properties]
-        return f"{self.title} ({', '.join([own.device, *said, *(settings.low_precisions or ('fp32',))])})"
+        options = settings.of(OpenVinoSettings)
+        properties = [f"{name}={value}" for name, value in options.properties]
+        return f"{self.title} ({', '.join([options.device, *properties, *(settings.low_precisions or ('fp32',))])})"
 
     def emulates_low(self, settings: TargetSettings) -> bool:
         """On the CPU, where it computes in fp32 what a graph has in bf16."""
@@ -133,19 +146,21 @@ class OpenVinoTarget(Target):
 
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
         """Return properties that are given, each left out; those that the device takes, each set; precisions."""
-        own = settings.of(OpenVinoSettings)
+        options = settings.of(OpenVinoSettings)
         takes = (looked.trace or {}).get("takes", {})
-        found = list(left_out(own, "properties"))
+        switches = list(left_out(options, "properties"))
         for name, value in takes.items():
             quantized = name.startswith("LP_")
-            if name not in dict(own.properties) and (
+            if name not in dict(options.properties) and (
                 not quantized or looked.operators & _QUANTIZED
             ):
                 tier = Tier.PASS if name in ("LP_TRANSFORMS_MODE", "SNIPPETS_MODE") else Tier.OPTION
                 weight = LIKELY if quantized and looked.suspects & _QUANTIZED else 1.0
-                found.append(
+                switches.append(
                     Switch(
                         f"option:{name}={value}", adding("properties", (name, value)), tier, weight
                     )
                 )
-        return sorted([*found, *precision_switches(settings)], key=lambda each: each.tier)
+        return sorted(
+            [*switches, *precision_switches(settings)], key=lambda candidate: candidate.tier
+        )

@@ -104,22 +104,22 @@ class OpenVinoRunner:
         properties = self._settings["properties"]
         try:
             self._compile(TINY_MODEL, properties)
-        except (
-            Exception
-        ) as error:  # RuntimeError for all, and Python's own for what cannot be converted
+        except Exception as error:
+            # OpenVINO raises RuntimeError for everything, and Python its own for values of a wrong
+            # type.
             message = said(error)
             if _NO_DEVICE.search(message):
-                known = ", ".join(self._core.available_devices)
+                devices = ", ".join(self._core.available_devices)
                 raise RuntimeMissingError(
-                    f"OpenVINO has no device '{device}' here; it has: {known}. Its message: {message}."
+                    f"OpenVINO has no device '{device}' here; it has: {devices}. Its message: {message}."
                 ) from error
             if not properties:
                 raise RuntimeMissingError(
                     f"OpenVINO's device {device} does not start: {message}."
                 ) from error
-            given = ", ".join(f"{name}:{value}" for name, value in properties)
+            rejected = ", ".join(f"{name}:{value}" for name, value in properties)
             raise ValueRefusedError(
-                f"OpenVINO {version} does not take {given} for {device}: {message}; change it."
+                f"OpenVINO {version} does not take {rejected} for {device}: {message}; change it."
             ) from error
 
     def _capabilities(self) -> list[str]:
@@ -127,9 +127,8 @@ class OpenVinoRunner:
             return list(
                 self._core.get_property(self._settings["device"], "OPTIMIZATION_CAPABILITIES")
             )
-        except (
-            Exception
-        ):  # of devices made of others: they are told, and what they do with it is theirs
+        except Exception:
+            # Virtual devices (AUTO, HETERO) have no capabilities; they pass the precision on.
             return list(CAPABILITIES.values())
 
     def _compile(
@@ -147,12 +146,19 @@ class OpenVinoRunner:
     def load(self, path: pathlib.Path, feed: Feed, hints: Plain) -> OpenVinoSession:
         """Compile a model, which is lowered already where the device does not do that.
 
+        Args:
+            path: The ONNX file.
+            feed: Not used.
+            hints: ``content`` is the serialized model where it is not in the file, ``inputs`` the
+                names of its inputs.
+
         Raises:
             BuildError: OpenVINO refuses it.
         """
         content = hints.get("content")
         written = path
-        if content is not None:  # its weights lie beside the model; several processes may do so
+        # The weights lie beside the model; several processes may write there at once.
+        if content is not None:
             written = path.absolute().with_name(f"{path.stem}.{os.getpid()}.lowered.onnx")
             written.write_bytes(content)
         try:
@@ -166,7 +172,13 @@ class OpenVinoRunner:
         return OpenVinoSession(compiled, list(hints.get("inputs", ())), names)
 
     def trace(self, path: pathlib.Path, feed: Feed, hints: Plain) -> Found:
-        """Return ``takes``: the properties that the device takes, with the value that each can be set to, whatever the model."""
+        """Return ``takes``: the properties that the device takes, with the value that each can be set to, whatever the model.
+
+        Args:
+            path: Not used.
+            feed: Not used.
+            hints: Not used.
+        """
         takes = {}
         for name, value in PROPERTIES:
             with contextlib.suppress(Exception):  # RuntimeError for all
@@ -175,7 +187,14 @@ class OpenVinoRunner:
         return {"takes": takes}
 
     def profile(self, path: pathlib.Path, feed: Feed, hints: Plain) -> Found:
-        """Return the time of each layer (``PERF_COUNT``), with the names of the nodes that it runs."""
+        """Return the time of each layer (``PERF_COUNT``), with the names of the nodes that it runs.
+
+        Args:
+            path: The ONNX file.
+            feed: The values to run it with: arrays by input name.
+            hints: ``content`` is the serialized model where it is not in the file, ``inputs`` the
+                names of its inputs.
+        """
         properties = [*self._settings["properties"], ("PERF_COUNT", "YES")]
         session = OpenVinoRunner({**self._settings, "properties": properties}).load(
             path, feed, hints
@@ -184,10 +203,10 @@ class OpenVinoRunner:
 
         def run() -> None:
             session.run(feed)
-            for each in session.request.profiling_info:
-                if each.status == each.Status.EXECUTED:
-                    times.setdefault(each.node_name, []).append(
-                        1e3 * each.real_time.total_seconds()
+            for node in session.request.profiling_info:
+                if node.status == node.Status.EXECUTED:
+                    times.setdefault(node.node_name, []).append(
+                        1e3 * node.real_time.total_seconds()
                     )
 
         profiled(run)
@@ -226,7 +245,7 @@ class OpenVinoSession:
                 )
             sizes = None
             if not shape.rank.is_dynamic:
-                sizes = tuple(None if each.is_dynamic else each.get_length() for each in shape)
+                sizes = tuple(None if dim.is_dynamic else dim.get_length() for dim in shape)
             self.inputs.append(TensorInfo(name, dtype, sizes))
         self.skipped = {
             name: f"a tensor of {port.get_element_type().get_type_name()}, which NumPy has no arrays of"
@@ -257,11 +276,13 @@ class OpenVinoSession:
                 for place, info in enumerate(self.inputs)
             }
             aside(request.infer, feed)
-            made = {
+            tensors = {
                 name: request.get_output_tensor(place) for place, name in enumerate(self._names)
             }
             return {
-                name: _to_array(tensor) for name, tensor in made.items() if name not in self.skipped
+                name: _to_array(tensor)
+                for name, tensor in tensors.items()
+                if name not in self.skipped
             }
         except Exception as error:  # RuntimeError for all
             raise RunError(said(error)) from error
@@ -271,7 +292,8 @@ def _port_dtype(port: Any) -> Any:
     """Return NumPy's type of a tensor; ``None`` if it has none."""
     try:
         return dtype_from_name(_OPENVINO_TYPES[port.get_element_type().get_type_name()])
-    except (KeyError, UnavailableError):  # or of a package that is not installed
+    except (KeyError, UnavailableError):
+        # Or of a package that is not installed.
         return None
 
 

@@ -37,13 +37,13 @@ def command(text: Any) -> str:  # noqa: ANN401 - whatever was given
         words = shlex.split(text)
     except ValueError as error:
         raise ValueRefusedError(f"--through {text}: {error}; correct the quotes.") from error
-    for placeholder, what in (
+    for placeholder, meaning in (
         (MODEL, "the model that the tool reads"),
         (OUT, "where it writes its own"),
     ):
         if not any(placeholder in word for word in words):
             raise MissingOptionError(
-                f"--through {text}: {placeholder} is missing, {what}; write 'onnxsim {{model}} {{out}}'."
+                f"--through {text}: {placeholder} is missing, {meaning}; write 'onnxsim {{model}} {{out}}'."
             )
     if shutil.which(words[0]) is None:
         raise ValueRefusedError(
@@ -98,7 +98,14 @@ class ThroughTarget(Target):
     def hints(
         self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain
     ) -> Mapping[str, Any]:
-        """Return the names of the model's inputs and outputs, which the tool has to keep."""
+        """Return the names of the model's inputs and outputs, which the tool has to keep.
+
+        Args:
+            settings: The settings of the target.
+            model: The model.
+            path: The ONNX file.
+            facts: The facts that its runner reports, such as the version.
+        """
         return {
             "inputs": [value.name for value in model.graph.input],
             "outputs": [value.name for value in model.graph.output],
@@ -107,6 +114,6 @@ class ThroughTarget(Target):
     def script(self, settings: TargetSettings, hints: Plain) -> Script:
         """Return how ``reproduce.py`` runs a model: with the tool, then ONNX Runtime."""
         script = super().script(settings, hints)
-        own = settings.of(ThroughSettings)
-        tool = Path(shlex.split(own.through)[0]).name if own.through else self.title
+        options = settings.of(ThroughSettings)
+        tool = Path(shlex.split(options.through)[0]).name if options.through else self.title
         return Script(f"{tool}, {script.needs}", script.modules, script.settings, script.hints)

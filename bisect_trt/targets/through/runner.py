@@ -30,6 +30,11 @@ class ThroughRunner:
     def load(self, path: pathlib.Path, feed: Feed, hints: Plain) -> OrtSession:
         """Have the tool write its model, and open that.
 
+        Args:
+            path: The ONNX file.
+            feed: Not used.
+            hints: ``inputs`` and ``outputs``: the names of the model's.
+
         Raises:
             BuildError: The tool fails, or its model has other inputs or outputs, or does not load.
             UnavailableError: The tool cannot be run.
@@ -66,6 +71,11 @@ make = ThroughRunner
 def run_tool(model: pathlib.Path, folder: pathlib.Path, command: str) -> pathlib.Path:
     """Have the tool write its model into a folder; returns its path.
 
+    Args:
+        model: The ONNX file.
+        folder: The folder for the model that it writes.
+        command: The command, with ``{model}`` and ``{out}``.
+
     Raises:
         BuildError: It fails, or writes nothing.
         OSError: It cannot be run.
@@ -83,14 +93,15 @@ def run_tool(model: pathlib.Path, folder: pathlib.Path, command: str) -> pathlib
     text = done.stdout.decode(errors="replace")
     print(text, flush=True)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = f": {lines[-1][:LAST_WORDS]}" if lines else ""
+    last_line = f": {lines[-1][:LAST_WORDS]}" if lines else ""
     if done.returncode < 0:
-        names = {int(each): each.name for each in signal.Signals}
+        # A negative status is a signal, which Python may not know by name.
+        names = {int(number): number.name for number in signal.Signals}
         raise BuildError(
             f"the tool crashes ({names.get(-done.returncode, f'signal {-done.returncode}')})"
         )
     if done.returncode:
-        raise BuildError(f"the tool exits with status {done.returncode}{said}")
+        raise BuildError(f"the tool exits with status {done.returncode}{last_line}")
     if not out.is_file() or not out.stat().st_size:
         raise BuildError("the tool succeeds and writes no model")
     return out
@@ -98,4 +109,4 @@ def run_tool(model: pathlib.Path, folder: pathlib.Path, command: str) -> pathlib
 
 def fill(word: str, named: Mapping[str, str]) -> str:
     """A word with its placeholders filled in, those in what is filled in left as they are."""
-    return re.sub(r"\{(\w+)\}", lambda found: named.get(found[1], found[0]), word)
+    return re.sub(r"\{(\w+)\}", lambda match: named.get(match[1], match[0]), word)

@@ -62,6 +62,11 @@ class TensorRtTarget(Target):
 
         Its dimensions are free where a profile has ranges, every node has a unique name, and, if
         the graph's types run, it has Casts to the low precision.
+
+        Args:
+            settings: The settings of the target.
+            model: The ONNX file.
+            facts: ``lowers_by`` is ``cast`` or ``layer``.
         """
         from bisect_trt.onnxlib.lower import lower_fp16  # noqa: PLC0415 - a command line is read without
 
@@ -84,15 +89,23 @@ class TensorRtTarget(Target):
     def hints(
         self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain
     ) -> Mapping[str, Any]:
-        """Return whether the model is lowered, the types of its outputs, its nodes, and all names for signatures."""
+        """Return whether the model is lowered, the types of its outputs, its nodes, and all names for signatures.
+
+        Args:
+            settings: The settings of the target.
+            model: The model that TensorRT parses.
+            path: The ONNX file.
+            facts: ``lowers_by`` is ``cast`` or ``layer``.
+        """
         from bisect_trt.onnxlib.shapes import element_dtype  # noqa: PLC0415 - as above
 
         lowered = self._by_cast(settings, facts)
         original = model
-        if lowered:  # its nodes make tensors of other names
+        # The nodes of the lowered model make tensors of other names.
+        if lowered:
             original = load_proto(path)
             name_nodes(original)
-        made = {node.name: list(node.output) for node in original.graph.node}
+        outputs = {node.name: list(node.output) for node in original.graph.node}
         types = {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
         return {
             "lowered": lowered,
@@ -101,24 +114,24 @@ class TensorRtTarget(Target):
             },
             "names": sorted({*names_of(model.graph)}),
             "nodes": [
-                [node.name, list(node.output), list(node.input), made.get(node.name, [])]
+                [node.name, list(node.output), list(node.input), outputs.get(node.name, [])]
                 for node in model.graph.node
             ],
         }
 
     def describe(self, settings: TargetSettings) -> str:
         """Its precisions, and what differs from TensorRT's defaults."""
-        own = [
+        options = [
             " ".join(value) if name == "compute_capabilities" else name.replace("_", " ")
             for name, value in self.changed(settings)
             if name != "record"
         ]
-        said = [
+        words = [
             *settings.low_precisions,
             *(["low precision required"] if settings.held else []),
-            *own,
+            *options,
         ]
-        return f"{self.title} ({', '.join(said) or 'fp32'})"
+        return f"{self.title} ({', '.join(words) or 'fp32'})"
 
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:
         """Tactics of layers where it has a selector of them, sources of tactics, options, precisions."""
@@ -126,8 +139,10 @@ class TensorRtTarget(Target):
 
     def loading(self, settings: TargetSettings, engine: Path) -> TargetSettings:
         """Run a prebuilt engine; except for plugins, the other settings are about building."""
-        own = self.own(load_engine=str(engine.absolute()), plugins=settings.of(TrtSettings).plugins)
-        return replace(settings, own=own, keep=(), held=False)
+        options = self.own(
+            load_engine=str(engine.absolute()), plugins=settings.of(TrtSettings).plugins
+        )
+        return replace(settings, own=options, keep=(), held=False)
 
     def recording(self, settings: TargetSettings, folder: Path) -> TargetSettings:
         """Leave tactics, layers and timings."""
@@ -136,14 +151,21 @@ class TensorRtTarget(Target):
     def pinned(
         self, settings: TargetSettings, pins: Sequence[Choice], bans: Sequence[Choice] = ()
     ) -> TargetSettings:
-        """By the algorithm selector."""
-        own = settings.of(TrtSettings)
+        """By the algorithm selector.
+
+        Args:
+            settings: The settings of the target.
+            pins: The choices to hold builds to; only tactics can be.
+            bans: The choices to keep them from.
+        """
+        options = settings.of(TrtSettings)
         wanted, unwanted = (
-            tuple(f"{each.layer}={each.value}" for each in some if each.pins)
-            for some in (pins, bans)
+            tuple(f"{choice.layer}={choice.value}" for choice in choices if choice.pins)
+            for choices in (pins, bans)
         )
         return settings.with_own(
-            pin_tactics=(*own.pin_tactics, *wanted), avoid_tactics=(*own.avoid_tactics, *unwanted)
+            pin_tactics=(*options.pin_tactics, *wanted),
+            avoid_tactics=(*options.avoid_tactics, *unwanted),
         )
 
     def typed(self, settings: TargetSettings) -> list[TargetSettings]:
@@ -154,17 +176,17 @@ class TensorRtTarget(Target):
 
     def profile(self, settings: TargetSettings) -> Mapping[str, ShapeRange]:
         """The shapes of the optimisation profile; the most usual shapes default to the largest."""
-        own = settings.of(TrtSettings)
-        usual = dict(own.opt_shapes or own.max_shapes)
-        highs = dict(own.max_shapes)
-        return {name: (low, usual[name], highs[name]) for name, low in own.min_shapes}
+        options = settings.of(TrtSettings)
+        usual = dict(options.opt_shapes or options.max_shapes)
+        highs = dict(options.max_shapes)
+        return {name: (low, usual[name], highs[name]) for name, low in options.min_shapes}
 
     def spanning(
         self, settings: TargetSettings, ranges: Mapping[str, ShapeRange]
     ) -> TargetSettings:
         """With this optimisation profile."""
         low, usual, high = (
-            tuple((name, each[place]) for name, each in ranges.items()) for place in range(3)
+            tuple((name, shapes[place]) for name, shapes in ranges.items()) for place in range(3)
         )
         return settings.with_own(min_shapes=low, opt_shapes=usual, max_shapes=high)
 
@@ -175,9 +197,9 @@ class TensorRtTarget(Target):
             UsageError: Nothing is quantized, and nothing is known of the ranges, so that TensorRT
                 would build nothing in INT8.
         """
-        own = settings.of(TrtSettings)
-        known = own.calibration_data or own.calibration_cache or own.load_engine
-        if settings.int8 and not known and not _QUANTIZED.intersection(operators):
+        options = settings.of(TrtSettings)
+        has_ranges = options.calibration_data or options.calibration_cache or options.load_engine
+        if settings.int8 and not has_ranges and not _QUANTIZED.intersection(operators):
             raise UnsuitableModelError(
                 "--int8: the model has no QuantizeLinear or DequantizeLinear node, and no ranges are given, so TensorRT would "
                 "build nothing in INT8; drop it, quantize the model first, or calibrate: `bisect-trt convert --int8` makes the "
@@ -190,9 +212,9 @@ class TensorRtTarget(Target):
         Raises:
             UsageError: They are not.
         """
-        own = settings.of(TrtSettings)
-        highs = dict(own.max_shapes)
-        for name, low in own.min_shapes:
+        options = settings.of(TrtSettings)
+        highs = dict(options.max_shapes)
+        for name, low in options.min_shapes:
             if name not in shapes:
                 raise UnknownNameError(
                     f"--trt-min-shapes: the model has no input '{name}'; its inputs are: {quoted(shapes)}."
@@ -200,7 +222,8 @@ class TensorRtTarget(Target):
             shape = shapes[name]
             high = highs[name]
             fits = all(
-                least <= size <= most for least, size, most in zip(low, shape, high, strict=False)
+                smallest <= size <= largest
+                for smallest, size, largest in zip(low, shape, high, strict=False)
             )
             if len(low) == len(shape) and not fits:
                 raise ValueRefusedError(
@@ -228,17 +251,17 @@ def name_nodes(model: ModelProto) -> None:
     """Give every node a unique name, by which TensorRT's layers are found again."""
     from bisect_trt.onnxlib.nodes import first_output  # noqa: PLC0415 - as above
 
-    given = Counter(node.name for node in model.graph.node)
-    taken = set(given)
+    counts = Counter(node.name for node in model.graph.node)
+    used = set(counts)
     for node in model.graph.node:
-        if node.name and given[node.name] == 1:
+        if node.name and counts[node.name] == 1:
             continue
-        given[node.name] -= 1
+        counts[node.name] -= 1
         named = chain(
             [first_output(node)], (f"{first_output(node)}_{number}" for number in count(1))
         )
-        node.name = next(name for name in named if name and name not in taken)
-        taken.add(node.name)
+        node.name = next(name for name in named if name and name not in used)
+        used.add(node.name)
 
 
 def free_dimensions(model: ModelProto, settings: TargetSettings) -> None:

@@ -30,6 +30,11 @@ def is_strongly_typed(trt: Any, settings: Plain, *, lowered: bool = False) -> bo
 
     TensorRT has strong typing since 9, and nothing else since 11, where the builder has no flags of
     precisions.
+
+    Args:
+        trt: TensorRT's module.
+        settings: Plain values: the fields of ``TargetSettings`` and ``TrtSettings``.
+        lowered: Whether the low precision is in the graph.
     """
     if APIS[settings["runtime"]].portable or not hasattr(trt.BuilderFlag, "FP16"):
         return True
@@ -46,17 +51,23 @@ def low_precisions(settings: Plain) -> list[str]:
 def member(trt: Any, enum: str, name: str, option: str) -> Any:
     """Return a member of one of TensorRT's enumerations, by name in any case.
 
+    Args:
+        trt: TensorRT's module.
+        enum: The name of the enumeration.
+        name: The name of the member, in any case.
+        option: The option, as it is written, for messages.
+
     Raises:
         UsageError: This version does not have it.
     """
-    known = {
+    members = {
         key.lower(): value
         for key, value in getattr(getattr(trt, enum, None), "__members__", {}).items()
     }
-    if name.lower() not in known:
-        has = ", ".join(sorted(known)) or "none"
+    if name.lower() not in members:
+        has = ", ".join(sorted(members)) or "none"
         raise UnknownNameError(f"{option}: {describe(trt)} has no '{name}'; it has: {has}.")
-    return known[name.lower()]
+    return members[name.lower()]
 
 
 def check_settings(trt: Any, settings: Plain) -> None:
@@ -83,7 +94,8 @@ def check_settings(trt: Any, settings: Plain) -> None:
             "--fp16 and --bf16 are two types, and a Cast in the graph is to one; drop one of them."
         )
     for name in low_precisions(settings):
-        written = strong and name in ("fp16", "bf16")  # into the graph
+        # fp16 and bf16 are written into a strongly typed graph, so the builder needs no flag.
+        written = strong and name in ("fp16", "bf16")
         if not written and not (
             hasattr(trt.BuilderFlag, name.upper()) and (name == "tf32" or not strong)
         ):
@@ -119,6 +131,12 @@ def builder_flags(trt: Any, settings: Plain) -> tuple[list[Any], list[Any]]:
 def make_config(trt: Any, builder: Any, settings: Plain, *, lowered: bool = False) -> Any:
     """Return an ``IBuilderConfig``; a ``lowered`` model has the low precision in its graph.
 
+    Args:
+        trt: TensorRT's module.
+        builder: TensorRT's builder.
+        settings: Plain values: the fields of ``TargetSettings`` and ``TrtSettings``.
+        lowered: Whether the low precision is in the graph.
+
     Raises:
         UsageError: This version lacks one of them.
     """
@@ -128,9 +146,8 @@ def make_config(trt: Any, builder: Any, settings: Plain, *, lowered: bool = Fals
         config.set_compute_capability(
             member(trt, "ComputeCapability", name, "--compute-capability"), place
         )
-    config.profiling_verbosity = (
-        trt.ProfilingVerbosity.DETAILED
-    )  # so that layers can be traced back to nodes
+    # Detailed, so that layers can be traced back to nodes.
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     config.clear_flag(trt.BuilderFlag.TF32)
     strong = is_strongly_typed(trt, settings, lowered=lowered)
     for name in low_precisions(settings):
@@ -207,8 +224,8 @@ def add_profile(
             ranges = (low[name], (usual or high)[name], high[name])
         elif name in feed:
             shape = feed[name].shape
-            least, greatest = hints.get("ranges", {}).get(name, (shape, shape))
-            ranges = (least, shape, greatest)
+            smallest, largest = hints.get("ranges", {}).get(name, (shape, shape))
+            ranges = (smallest, shape, largest)
         else:
             raise ValueRefusedError(
                 f"the input '{name}' has free dimensions; give their range with --trt-min-shapes and --trt-max-shapes."
@@ -227,6 +244,13 @@ def set_ranges(trt: Any, config: Any, network: Any, settings: Plain, cuda: Any) 
 
     TensorRT refuses a network of INT8 with neither ("no scaling factors detected"), such as a piece
     of a quantized model.
+
+    Args:
+        trt: TensorRT's module.
+        config: The configuration of the build; it is changed.
+        network: The parsed network.
+        settings: Plain values: the fields of ``TargetSettings`` and ``TrtSettings``.
+        cuda: The CUDA runtime.
     """
     data = settings["calibration_data"]
     cache = settings["calibration_cache"]
@@ -254,14 +278,15 @@ def write_file(path: str | pathlib.Path, content: Any) -> None:
         UsageError: It cannot be written.
     """
     to = pathlib.Path(os.path.realpath(path))
-    plain = to.is_file() or not to.exists()  # and no device or FIFO
-    beside = to.with_name(f".{to.name[:100]}.{os.getpid()}.tmp") if plain else to
+    # A device or FIFO is written to, not replaced.
+    plain = to.is_file() or not to.exists()
+    temporary = to.with_name(f".{to.name[:100]}.{os.getpid()}.tmp") if plain else to
     try:
-        beside.write_bytes(content)
-        beside.replace(to)
+        temporary.write_bytes(content)
+        temporary.replace(to)
     except OSError as error:
         if plain:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise OutputFileError(
             f"{path} cannot be written: {error.strerror}; name another file."
         ) from error
@@ -272,30 +297,37 @@ def make_calibrator(trt: Any, cuda: Any, samples: Iterable[str], cache: pathlib.
 
     Each of the ``.npz`` files of inputs is on the GPU until the next one is needed; ranges are read
     from the cache if it exists, and else written to it.
+
+    Args:
+        trt: TensorRT's module.
+        cuda: The CUDA runtime.
+        samples: ``.npz`` files of inputs, one a sample.
+        cache: The file of the ranges; ``None`` for none.
     """
     base = trt.IInt8EntropyCalibrator2
-    left = list(samples)
-    held = list[int]()
+    remaining = list(samples)
+    addresses = list[int]()
 
     class Calibrator(base):  # type: ignore[misc, valid-type]  # TensorRT ships no types
         def __init__(self) -> None:
             base.__init__(self)
 
         def get_batch_size(self) -> int:
-            return 1  # ONNX models have no implicit batch; 0 would end it
+            # ONNX models have no implicit batch; 0 would end the calibration.
+            return 1
 
         def get_batch(self, names: list[str]) -> list[int] | None:
-            while held:
-                cuda.free(held.pop())
-            if not left:
+            while addresses:
+                cuda.free(addresses.pop())
+            if not remaining:
                 return None
-            with np.load(left.pop(0), allow_pickle=False) as sample:
+            with np.load(remaining.pop(0), allow_pickle=False) as sample:
                 for name in names:
                     array = np.ascontiguousarray(sample[name])
-                    held.append(cuda.malloc(array.nbytes))
-                    cuda.upload(held[-1], array)
+                    addresses.append(cuda.malloc(array.nbytes))
+                    cuda.upload(addresses[-1], array)
                     cuda.synchronize()
-            return list(held)
+            return list(addresses)
 
         def read_calibration_cache(self) -> bytes | None:
             return cache.read_bytes() if cache is not None and cache.is_file() else None
@@ -315,6 +347,11 @@ _FUSED_PARTS = re.compile(r" \+ |PWN\(|\)|, |\|\|")
 
 def tactic_selector(trt: Any, settings: Plain, *, record: bool = False) -> Any:
     """Return an algorithm selector; ``None`` if no tactics are pinned, avoided or recorded, or this version has none.
+
+    Args:
+        trt: TensorRT's module.
+        settings: Plain values: the fields of ``TargetSettings`` and ``TrtSettings``.
+        record: Whether the tactics of layers are recorded in any case.
 
     Raises:
         UsageError: Tactics are pinned or avoided, and this version has no algorithm selector.
@@ -339,11 +376,16 @@ def make_selector(trt: Any, avoided: Iterable[str], pinned: Iterable[str]) -> An
     than once, for each format that it may have, so only in the end is it known whether one was
     offered. Where a pinned layer does not exist, one that holds a part of it is fused otherwise,
     and has no pin that could hold it.
+
+    Args:
+        trt: TensorRT's module.
+        avoided: Tactics that layers must not take, as ``LAYER=IMPLEMENTATION:TACTIC``.
+        pinned: Tactics that they have to take if they are offered.
     """
     base = trt.IAlgorithmSelector
     unwanted = set(avoided)
     wanted = set(pinned)
-    held = {each.rpartition("=")[0] for each in wanted}
+    pinned_layers = {tactic.rpartition("=")[0] for tactic in wanted}
 
     class Selector(base):  # type: ignore[misc, valid-type]  # TensorRT ships no types
         """Chooses tactics; ``took`` has of each layer its name, its tactic and the number of choices."""
@@ -353,29 +395,33 @@ def make_selector(trt: Any, avoided: Iterable[str], pinned: Iterable[str]) -> An
             self.took: list[list[Any]] = []
             self._offered: dict[str, int] = {}
 
-        def select_algorithms(self, where: Any, choices: Any) -> list[int]:
-            self._offered[where.name] = len(choices)
-            offered = [_tactic(where.name, choice) for choice in choices]
+        def select_algorithms(self, context: Any, choices: Any) -> list[int]:
+            self._offered[context.name] = len(choices)
+            offered = [_tactic(context.name, choice) for choice in choices]
             if wanted.intersection(offered):
-                return [place for place, each in enumerate(offered) if each in wanted]
-            kept = [place for place, each in enumerate(offered) if each not in unwanted]
-            return kept or list(range(len(choices)))
+                return [place for place, tactic in enumerate(offered) if tactic in wanted]
+            allowed = [place for place, tactic in enumerate(offered) if tactic not in unwanted]
+            return allowed or list(range(len(choices)))
 
         def report_algorithms(self, contexts: Any, choices: Any) -> None:
-            for where, choice in zip(contexts, choices, strict=False):
+            for context, choice in zip(contexts, choices, strict=False):
                 self.took.append(
-                    [where.name, _tactic(where.name, choice), self._offered.get(where.name, 1)]
+                    [
+                        context.name,
+                        _tactic(context.name, choice),
+                        self._offered.get(context.name, 1),
+                    ]
                 )
 
         def missed(self) -> list[str]:
             """Return the tactics that layers took instead of pinned ones."""
-            taken = {name: (each, count) for name, each, count in self.took}
-            gone = {part for name in held - taken.keys() for part in layer_parts(name)}
+            tactics = {name: (tactic, count) for name, tactic, count in self.took}
+            gone = {part for name in pinned_layers - tactics.keys() for part in layer_parts(name)}
             return [
-                each
-                for name, (each, count) in taken.items()
-                if (name in held and each not in wanted)
-                or (name not in held and count > 1 and gone & layer_parts(name))
+                tactic
+                for name, (tactic, count) in tactics.items()
+                if (name in pinned_layers and tactic not in wanted)
+                or (name not in pinned_layers and count > 1 and gone & layer_parts(name))
             ]
 
     return Selector()

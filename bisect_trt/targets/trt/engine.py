@@ -68,14 +68,14 @@ class Origins:
             for place, node in enumerate(nodes)
             for name in (node[2] if len(node) > 2 else ())
         ]
-        made = [(name, place) for place, node in enumerate(nodes) for name in node[1]]
-        own = [(node[0], place) for place, node in enumerate(nodes)]
+        outputs = [(name, place) for place, node in enumerate(nodes) for name in node[1]]
+        node_names = [(node[0], place) for place, node in enumerate(nodes)]
         self._places = dict(
             [
                 *reversed(read),
-                *made,
+                *outputs,
                 *((n, place) for n, place in layers if place is not None),
-                *own,
+                *node_names,
             ]
         )
         self._places.pop("", None)
@@ -99,8 +99,12 @@ class Origins:
         name = str(entry["Name"])
         words = [*_METADATA.findall(str(entry.get("Metadata", ""))), name]
         words += [end for ends in _REGION.findall(name) for end in ends]
-        rest = _SINGLE.sub(r"\1", _REGION.sub("", name))
-        words += [rest, *UNNAMED_LAYER.findall(rest), *layer_parts(UNNAMED_LAYER.sub("", rest))]
+        single_layers = _SINGLE.sub(r"\1", _REGION.sub("", name))
+        words += [
+            single_layers,
+            *UNNAMED_LAYER.findall(single_layers),
+            *layer_parts(UNNAMED_LAYER.sub("", single_layers)),
+        ]
         return {place for word in words if (place := self.place(word.strip())) is not None}
 
     def region(self, first: str, last: str) -> set[int]:
@@ -124,48 +128,51 @@ def read_layers(layers: Sequence[Mapping[str, Any] | str], origins: Origins) -> 
     ]
     named = [origins.named(entry) for entry in entries]
     claimed = set().union(*named)
-    found = []
-    for entry, own in zip(entries, named, strict=True):
+    result = []
+    for entry, named_nodes in zip(entries, named, strict=True):
         spans = [origins.region(first, last) for first, last in _REGION.findall(str(entry["Name"]))]
-        nodes = sorted(own | (set().union(*spans) - claimed))
-        made = [str(output.get("Format/Datatype", "")) for output in entry.get("Outputs", [])]
+        # A region spans all nodes between its ends, except those that other layers name.
+        nodes = sorted(named_nodes | (set().union(*spans) - claimed))
+        output_formats = [
+            str(output.get("Format/Datatype", "")) for output in entry.get("Outputs", [])
+        ]
         tactic = [
             str(entry[key])
             for key in ("TacticValue", "TacticName")
             if entry.get(key) not in (None, "")
         ]
         ends = [end for side in ("Inputs", "Outputs") for end in entry.get(side, [])]
-        found.append(
+        result.append(
             {
                 "name": str(entry["Name"]),
                 "kind": str(entry.get("LayerType", "")),
-                "precisions": list(dict.fromkeys(map(_precision, made))),
+                "precisions": list(dict.fromkeys(map(_precision, output_formats))),
                 "tensors": [name for place in nodes for name in origins.tensors(place)],
                 "tactic": " ".join(tactic) or None,
                 "formats": [str(end.get("Format/Datatype", end.get("Format", ""))) for end in ends],
             }
         )
-    return found
+    return result
 
 
 def layers_of_network(parsed: ParsedNetwork) -> list[Found]:
     """Return the layers of a network, as :func:`read_layers` does for an engine."""
     origins = Origins(parsed.nodes)
-    found = []
+    result = []
     for layer, place in zip(parsed.layers(), parsed.places(), strict=True):
-        made = [layer.get_output(index) for index in range(layer.num_outputs)]
+        outputs = [layer.get_output(index) for index in range(layer.num_outputs)]
         kinds = [
-            DTYPES.get(each.dtype.name, each.dtype.name.lower())
-            for each in made
-            if each is not None
+            DTYPES.get(output.dtype.name, output.dtype.name.lower())
+            for output in outputs
+            if output is not None
         ]
         tensors = [] if place is None else origins.tensors(place)
         kind = str(layer.type).rpartition(".")[2]
         precisions = list(dict.fromkeys(kinds))
-        found.append(
+        result.append(
             {"name": layer.name, "kind": kind, "precisions": precisions, "tensors": tensors}
         )
-    return found
+    return result
 
 
 def _precision(text: str) -> str:
@@ -216,7 +223,7 @@ def describe_engine(trt: Any, engine: Any) -> Found:
                 for place in range(engine.num_optimization_profiles)
             ]
             plain["profiles"] = [
-                [[int(dim) for dim in each] for each in shapes] for shapes in ranges
+                [[int(dim) for dim in dims] for dims in shapes] for shapes in ranges
             ]
         tensors[mode].append(plain)
     layers = layers_in(inspect_engine(trt, engine), Origins())
@@ -298,16 +305,16 @@ class TrtSession:
         """Return the engine's layers in the order they run, with the tactics that can be pinned where those were recorded."""
         if self._origins is None:
             return []
-        found = layers_in(inspect_engine(self._trt, self.engine), self._origins)
+        inspected = layers_in(inspect_engine(self._trt, self.engine), self._origins)
         took = {
-            name: {"tactic": each[len(name) + 1 :], "pins": count > 1}
-            for name, each, count in self._took
+            name: {"tactic": chosen[len(name) + 1 :], "pins": count > 1}
+            for name, chosen, count in self._took
         }
         plain: Found = {"kind": "", "precisions": [], "tensors": []}
-        alone = [{"name": name, **plain, **each} for name, each in took.items()]
-        known = {layer["name"] for layer in found}
-        return [{**layer, **took.get(layer["name"], {})} for layer in found] + [
-            layer for layer in alone if layer["name"] not in known
+        recorded = [{"name": name, **plain, **chosen} for name, chosen in took.items()]
+        inspected_names = {layer["name"] for layer in inspected}
+        return [{**layer, **took.get(layer["name"], {})} for layer in inspected] + [
+            layer for layer in recorded if layer["name"] not in inspected_names
         ]
 
     def _dtype(self, name: str) -> Any:
@@ -319,13 +326,13 @@ class TrtSession:
         Raises:
             RunError: It fails, or an input does not fit.
         """
-        given = {name: self._fitted(name, inputs) for name in self._inputs}
-        for name, value in given.items():
+        fitted = {name: self._fitted(name, inputs) for name in self._inputs}
+        for name, value in fitted.items():
             if self._context.set_input_shape(name, value.shape) is False:
                 raise self._log.failure(
                     RunError, f"the engine does not take the shape {list(value.shape)} of '{name}'"
                 )
-        outputs = self._execute(given)
+        outputs = self._execute(fitted)
         for name in self._types.keys() & outputs.keys():
             outputs[name] = outputs[name].astype(dtype_from_name(self._types[name]), copy=False)
         return {name: outputs[name] for name in self._outputs}
@@ -338,7 +345,7 @@ class TrtSession:
         profiled(lambda: self.run(inputs))
         return layer_times(times, {layer["name"]: layer["tensors"] for layer in self.layers()})
 
-    def _execute(self, given: Feed) -> Found:
+    def _execute(self, inputs: Feed) -> Found:
         """Return the outputs as the engine makes them."""
         context = self._context
         cuda = self._cuda
@@ -349,10 +356,10 @@ class TrtSession:
             for name, shape in shapes.items()
             if min(shape, default=0) < 0
         }
-        made = {
+        outputs = {
             name: np.empty(shapes[name], self._dtype(name)) for name in shapes if name not in grown
         }
-        arrays = {**given, **made}
+        arrays = {**inputs, **outputs}
         on_host = self._trt.TensorLocation.HOST
         on_gpu = [name for name in arrays if self.engine.get_tensor_location(name) != on_host]
         with self._memory(
@@ -360,8 +367,8 @@ class TrtSession:
         ) as addresses:
             for name, array in arrays.items():
                 context.set_tensor_address(name, addresses.get(name, array.ctypes.data))
-            for name in [name for name in on_gpu if name in given]:
-                cuda.upload(addresses[name], given[name])
+            for name in [name for name in on_gpu if name in inputs]:
+                cuda.upload(addresses[name], inputs[name])
             for name, allocator in grown.items():
                 context.set_output_allocator(name, allocator)
             self._log.errors.clear()
@@ -371,13 +378,15 @@ class TrtSession:
             cuda.record(1)
             cuda.synchronize()
             self.ran_s = cuda.elapsed()
-            for name in [name for name in on_gpu if name in made]:
-                made[name] = cuda.download(addresses[name], made[name].dtype, made[name].shape)
+            for name in [name for name in on_gpu if name in outputs]:
+                outputs[name] = cuda.download(
+                    addresses[name], outputs[name].dtype, outputs[name].shape
+                )
             late = {
                 name: cuda.download(a.address, self._dtype(name), a.shape)
                 for name, a in grown.items()
             }
-        return {**made, **late}
+        return {**outputs, **late}
 
     def _fitted(self, name: str, inputs: Feed) -> Any:
         """Return an input, contiguous and of the type that the engine takes."""
@@ -400,6 +409,7 @@ class TrtSession:
         offsets = {}
         end = 0
         for name, size in sizes.items():
+            # Aligned: vectorised kernels read whole blocks from the address of a tensor.
             offsets[name] = end
             end += -(-max(size, 1) // _ALIGNMENT) * _ALIGNMENT
         base = self._cuda.malloc(end)
@@ -422,6 +432,7 @@ def make_allocator(trt: Any, cuda: Cuda) -> Any:
             self.shape: tuple[int, ...] = ()
 
         def reallocate_output(self, name: str, memory: int, size: int, alignment: int) -> int:
+            # TensorRT may ask again for more within one run; a smaller request needs no new memory.
             if size > self.size or not self.address:
                 self.release()
                 self.address = cuda.malloc(size)

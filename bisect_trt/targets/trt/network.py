@@ -16,6 +16,8 @@ from bisect_trt.targets.trt.process import TensorRt, clean_parser, signature
 
 LAYER_SUFFIX = re.compile(r"(_\d+)?( \[[^\]]*\])?$")
 """The parser appends it where a node makes several layers."""
+_NO_PLUGIN = re.compile("Plugin not found")
+"""The parser's message about an operator that it does not know, and no plugin has."""
 _ELEMENTS = {"bool": 9, "int32": 6, "int64": 7, "float32": 1}
 """ONNX's numbers of the types that shapes are given in."""
 
@@ -50,19 +52,20 @@ class ParsedNetwork:
         by_output = {
             output: place for place, node in enumerate(self.nodes) for output in node[1] if output
         }
-        found: list[int | None] = []
+        places: list[int | None] = []
         pending = 0
         for layer in self.layers():
             place = by_name.get(layer.name, by_name.get(LAYER_SUFFIX.sub("", layer.name)))
             if place is None:
-                made = [layer.get_output(index).name for index in range(layer.num_outputs)]
-                place = next((by_output[name] for name in made if name in by_output), None)
-            found.append(place)
+                output_names = [layer.get_output(index).name for index in range(layer.num_outputs)]
+                place = next((by_output[name] for name in output_names if name in by_output), None)
+            places.append(place)
             pending += 1
             if place is not None:
-                found[-pending:] = [place] * pending
+                # Unnamed layers before a named one belong to the same node.
+                places[-pending:] = [place] * pending
                 pending = 0
-        return found
+        return places
 
 
 def parse(
@@ -76,6 +79,14 @@ def parse(
 
     An input that gives a size (the second input of a Reshape) would make a network with shapes that
     TensorRT does not know. Its value is known here (``feed``), so it becomes a constant.
+
+    Args:
+        process: This process's TensorRT.
+        settings: Plain values: the fields of ``TargetSettings`` and ``TrtSettings``.
+        path: The ONNX file.
+        feed: The values of the first sample, by input name.
+        hints: Plain values about the model: ``nodes``, ``lowered``, ``types``, ``names``, and
+            ``content`` where it is not in the file.
 
     Raises:
         BuildError: The parser refuses it.
@@ -97,22 +108,23 @@ def parse(
             )
         raise refusal(parser.get_error(0), hints["nodes"], names)
 
-    found = parsed(content)
-    known = {
-        each.name: feed[each.name]
-        for each in network_inputs(found.network)
-        if _gives_shape(each, feed)
+    result = parsed(content)
+    constants = {
+        tensor_in.name: feed[tensor_in.name]
+        for tensor_in in network_inputs(result.network)
+        if _gives_shape(tensor_in, feed)
     }
-    if known:
-        found = parsed(with_values(content, known))
-    network = found.network
+    if constants:
+        # Parsed again with these inputs as constants: a network cannot be changed.
+        result = parsed(with_values(content, constants))
+    network = result.network
     for tensor in [network.get_output(index) for index in range(network.num_outputs)]:
         # Marking what TensorRT computes on the host breaks its builds; but a network has to have an
         # output.
         if tensor.is_shape_tensor and network.num_outputs > 1:
-            found.skipped[tensor.name] = "a shape tensor, which TensorRT computes on the host"
+            result.skipped[tensor.name] = "a shape tensor, which TensorRT computes on the host"
             network.unmark_output(tensor)
-    return found
+    return result
 
 
 def model_of(path: pathlib.Path, hints: Plain) -> tuple[bytes, str]:
@@ -126,25 +138,33 @@ def partition(
 ) -> dict[str, Any]:
     """Return which nodes the parser refuses, as ``polygraphy inspect capability`` does; nothing is built.
 
+    Args:
+        process: This process's TensorRT.
+        settings: Plain values: the fields of ``TargetSettings`` and ``TrtSettings``.
+        path: The ONNX file.
+        hints: Plain values about the model: ``nodes``, ``lowered``, ``types``, ``names``, and
+            ``content`` where it is not in the file.
+
     Returns:
         ``refused``: of each such node ``node`` and ``reason``. ``parts``: the names of the nodes
             between them, by part. Empty
         before TensorRT 10.
     """
     (_network, parser), nodes = _parser(process, settings, hints), hints["nodes"]
-    if not hasattr(parser, "supports_model_v2"):  # before TensorRT 10
+    # Before TensorRT 10.
+    if not hasattr(parser, "supports_model_v2"):
         return {}
     parser.supports_model_v2(*model_of(path, hints))
     places = [parser.get_subgraph_nodes(index) for index in range(parser.num_subgraphs)]
     refused = [parser.get_error(index) for index in range(parser.num_errors)]
-    found = {
+    reasons = {
         error.node(): refusal(error, nodes, ()).message
         for error in refused
         if 0 <= error.node() < len(nodes)
     }
     return {
         "refused": [
-            {"node": nodes[place][0], "reason": reason} for place, reason in sorted(found.items())
+            {"node": nodes[place][0], "reason": reason} for place, reason in sorted(reasons.items())
         ],
         "parts": [[nodes[place][0] for place in part] for part in places],
     }
@@ -156,28 +176,36 @@ def refusal(error: Any, nodes: Sequence[Sequence[Any]], names: Sequence[str]) ->
     The message names the node; since TensorRT 10 also its operator and, for a node in a function or
     in the body of an If, a Loop or a Scan, the nodes around it. The signature has the operator and
     no name, because a reproducer knows no names.
+
+    Args:
+        error: The parser's error.
+        nodes: The nodes of the model; the first entry of each is its name.
+        names: The names of the model's nodes and tensors, which the signature masks.
     """
     outer = ""
     name = ""
     operator = ""
     around = list[str]()
-    if 0 <= error.node() < len(nodes):  # a reproducer has no nodes
+    # A reproducer has no nodes.
+    if 0 <= error.node() < len(nodes):
         outer = name = str(nodes[error.node()][0])
-    if hasattr(error, "node_operator"):  # since TensorRT 10
+    # The accessors of nodes exist since TensorRT 10.
+    if hasattr(error, "node_operator"):
         name = error.node_name() or outer
         operator = error.node_operator()
         around = list(error.local_function_stack())
     within = f", within {' > '.join(around or [outer])}" if outer and name != outer else ""
-    where = f"node '{name}'{within}" if name else "the model"
-    why = clean_parser(error.desc())
+    location = f"node '{name}'{within}" if name else "the model"
+    explanation = clean_parser(error.desc())
     kind = f"{operator}: " if operator else ""
-    if why == "false":  # the check of an operator for which the parser has no importer
-        why = "this operator is not supported"
-    if "Plugin not found" in why:
-        why = "there is neither such an operator nor a plugin of that name; load the plugin's library with --plugins"
+    # The parser checks for an importer of the operator, and reports the condition alone.
+    if explanation == "false":
+        explanation = "this operator is not supported"
+    if _NO_PLUGIN.search(explanation):
+        explanation = "there is neither such an operator nor a plugin of that name; load the plugin's library with --plugins"
     return BuildError(
-        f"the ONNX parser refuses {where}: {kind}{why}",
-        signature=signature(f"the ONNX parser: {kind}{why}", names),
+        f"the ONNX parser refuses {location}: {kind}{explanation}",
+        signature=signature(f"the ONNX parser: {kind}{explanation}", names),
     )
 
 
@@ -220,28 +248,33 @@ def _delimited(key: bytes, content: bytes) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    found = bytearray()
+    groups = bytearray()
     while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
+        groups.append(number & 0x7F | 0x80)
         number >>= 7
-    return bytes([*found, number])
+    return bytes([*groups, number])
 
 
 def constrain(trt: Any, parsed: ParsedNetwork, settings: Plain) -> None:
     """Set the types of layers: layers of kept nodes in fp32, all others in the low precision with ``held``.
 
     Only for networks that are not strongly typed.
+
+    Args:
+        trt: TensorRT's module.
+        parsed: The network; the types of its layers are set.
+        settings: Plain values: the fields of ``TargetSettings`` and ``TrtSettings``.
     """
     if settings["keep"] or settings["held"]:
         low = trt.DataType.BF16 if settings["bf16"] else trt.DataType.HALF
-        kept = {
+        fp32_nodes = {
             place
             for place, node in enumerate(parsed.nodes)
             if next(filter(None, node[1]), None) in settings["keep"]
         }
         for layer, place in zip(parsed.layers(), parsed.places(), strict=True):
-            if place in kept or settings["held"]:
-                hold(trt, layer, trt.DataType.FLOAT if place in kept else low)
+            if place in fp32_nodes or settings["held"]:
+                hold(trt, layer, trt.DataType.FLOAT if place in fp32_nodes else low)
 
 
 def hold(trt: Any, layer: Any, precision: Any) -> None:
@@ -249,6 +282,11 @@ def hold(trt: Any, layer: Any, precision: Any) -> None:
 
     A Cast has its type already, and so have Quantize and Dequantize. What the network returns keeps
     the model's.
+
+    Args:
+        trt: TensorRT's module.
+        layer: The layer; it is changed.
+        precision: The ``DataType`` of its outputs.
     """
     kinds = trt.LayerType
     if layer.type in (kinds.CONSTANT, kinds.SHAPE, kinds.CAST, kinds.QUANTIZE, kinds.DEQUANTIZE):

@@ -148,7 +148,13 @@ class Log:
         self.warnings: deque[str] = deque(maxlen=5)
 
     def failure(self, kind: type[Failure], otherwise: str, names: Iterable[str] = ()) -> Failure:
-        """Return the errors since they were last cleared as one to raise, and clear them; ``otherwise`` if there are none."""
+        """Return the errors since they were last cleared as one to raise, and clear them; ``otherwise`` if there are none.
+
+        Args:
+            kind: The class of the failure.
+            otherwise: The message if no error was logged.
+            names: The names of the model's nodes and tensors, which the signature masks.
+        """
         errors = list(self.errors)
         self.errors.clear()
         message = reason(errors, otherwise)
@@ -234,12 +240,12 @@ class Cuda:
 
     def _call(self, name: str, *values: int) -> tuple[Any, ...]:
         gives, takes = _SIGNATURES[name]
-        given = [kind() for kind in gives]
+        results = [kind() for kind in gives]
         arguments = [kind(value) for kind, value in zip(takes, values, strict=True)]
-        status = int(getattr(self._library, name)(*map(ctypes.byref, given), *arguments))
+        status = int(getattr(self._library, name)(*map(ctypes.byref, results), *arguments))
         if status:
             raise CudaError(name, status, bytes(self._library.cudaGetErrorString(status)).decode())
-        return tuple(entry.value or 0 for entry in given)
+        return tuple(entry.value or 0 for entry in results)
 
     def start(self) -> None:
         """Make the stream, and two events.
@@ -251,11 +257,11 @@ class Cuda:
         try:
             count = self._call("cudaGetDeviceCount")[0]
         except CudaError as error:
-            why = (
+            unusable = (
                 f"CUDA cannot use the GPU: {error.message}; update the driver (`nvidia-smi` shows it), or install a TensorRT for "
                 "an older CUDA."
             )
-            raise RuntimeMissingError(NO_GPU if error.status == _NO_DEVICE else why) from error
+            raise RuntimeMissingError(NO_GPU if error.status == _NO_DEVICE else unusable) from error
         if not count:
             raise RuntimeMissingError(NO_GPU)
         self.stream = self._call("cudaStreamCreate")[0]
@@ -304,7 +310,13 @@ class Cuda:
         )
 
     def download(self, address: int, dtype: Any, shape: tuple[int, ...]) -> Any:
-        """Return a copy of an array on the GPU."""
+        """Return a copy of an array on the GPU.
+
+        Args:
+            address: Its address on the GPU.
+            dtype: NumPy's type of its elements.
+            shape: Its shape.
+        """
         array = np.empty(shape, dtype)
         if array.nbytes:
             self._call(
@@ -396,9 +408,10 @@ def tensorrt(name: str = "trt") -> TensorRt:
     try:
         builder = trt.Builder(logger)
         runtime = trt.Runtime(logger) if cuda is not None else None
-    except Exception as error:  # its log alone has the reason
-        why = clean_message([str(error), *log.warnings, *log.errors][-1])
+    except Exception as error:
+        # The exception has no reason; the log has.
+        message = clean_message([str(error), *log.warnings, *log.errors][-1])
         raise RuntimeMissingError(
-            f"{describe(trt)} cannot use this GPU: {why}; update the driver, or install the release that was made for it."
+            f"{describe(trt)} cannot use this GPU: {message}; update the driver, or install the release that was made for it."
         ) from error
     return TensorRt(trt, log, logger, builder, runtime, cuda)

@@ -80,9 +80,8 @@ class TrtRunner:
                 "whether it parses and builds them."
             )
         check_settings(trt, settings)
-        make_config(
-            trt, self._process.builder, settings
-        )  # its mistakes are found before any model is parsed
+        # Made once to find mistakes in the settings before any model is parsed.
+        make_config(trt, self._process.builder, settings)
         tactic_selector(trt, settings)
         for library in settings["plugins"]:
             try:
@@ -105,6 +104,12 @@ class TrtRunner:
     def load(self, path: pathlib.Path, feed: Feed, hints: Plain) -> TrtSession | BuiltSession:
         """Build a model, or take the prebuilt engine.
 
+        Args:
+            path: The ONNX file.
+            feed: The values of the first sample, by input name.
+            hints: Plain values about the model: ``nodes``, ``lowered``, ``types``, ``names``, and
+                ``content`` where it is not in the file.
+
         Raises:
             BuildError: TensorRT refuses it.
             UnavailableError: The prebuilt engine is not for this TensorRT.
@@ -117,6 +122,12 @@ class TrtRunner:
 
     def trace(self, path: pathlib.Path, feed: Feed, hints: Plain) -> Found:
         """Return what the parser refuses, the choices of a build, and the switches of this version.
+
+        Args:
+            path: The ONNX file.
+            feed: The values of the first sample, by input name.
+            hints: Plain values about the model: ``nodes``, ``lowered``, ``types``, ``names``, and
+                ``content`` where it is not in the file.
 
         Returns:
             ``partition``: see :func:`partition`. ``sources``: the default sources of tactics.
@@ -131,20 +142,27 @@ class TrtRunner:
         bits, sources = (
             (config.get_tactic_sources(), trt.TacticSource.__members__) if times else (0, {})
         )
-        found: Found = {
+        result: Found = {
             "sources": [name for name, source in sources.items() if bits >> int(source) & 1],
             "flags": list(trt.BuilderFlag.__members__),
             "tactics": [],
         }
         if self._settings["build_only"]:
-            found["partition"] = partition(self._process, self._settings, path, hints)
+            result["partition"] = partition(self._process, self._settings, path, hints)
         if times and hasattr(trt, "IAlgorithmSelector"):
             with contextlib.suppress(BuildError):
-                found["tactics"] = self._build(path, feed, hints, record=True).took
-        return found
+                result["tactics"] = self._build(path, feed, hints, record=True).took
+        return result
 
     def profile(self, path: pathlib.Path, feed: Feed, hints: Plain) -> Found:
-        """Return the time of each layer (``IProfiler``)."""
+        """Return the time of each layer (``IProfiler``).
+
+        Args:
+            path: The ONNX file.
+            feed: The values of the first sample, by input name.
+            hints: Plain values about the model: ``nodes``, ``lowered``, ``types``, ``names``, and
+                ``content`` where it is not in the file.
+        """
         session = self.load(path, feed, hints)
         return {} if isinstance(session, BuiltSession) else session.profile(feed)
 
@@ -194,12 +212,12 @@ class TrtRunner:
                 BuildError, "the builder gives no engine and no reason", hints.get("names", ())
             )
             if process.cuda is None and _NEEDS_GPU.search(failure.message):
-                why = f"{failure.message}: this part of a build needs an NVIDIA GPU, and there is none"
-                failure = BuildError(why, signature=failure.masked, poisoned=failure.poisoned)
+                message = f"{failure.message}: this part of a build needs an NVIDIA GPU, and there is none"
+                failure = BuildError(message, signature=failure.masked, poisoned=failure.poisoned)
             raise failure
-        if selector is not None and (taken := ", ".join(selector.missed())):
+        if selector is not None and (missed := ", ".join(selector.missed())):
             raise BuildError(
-                f"a layer does not take the pinned tactic: it takes {taken}", signature=PIN_MISSED
+                f"a layer does not take the pinned tactic: it takes {missed}", signature=PIN_MISSED
             )
         return Built(plan, parsed, [] if selector is None else selector.took, timings)
 
@@ -230,7 +248,8 @@ class TrtRunner:
         folder = self._settings["record"]
         engine = self._deserialise(built.plan)
         session = TrtSession(process, engine, hints.get("types", {}), built)
-        if folder is None or not pathlib.Path(folder).is_dir():  # in a place it need not exist
+        # On another machine the folder need not exist.
+        if folder is None or not pathlib.Path(folder).is_dir():
             return session
         to = pathlib.Path(folder)
         write_file(to / LAYERS, inspect_engine(process.trt, engine).encode())

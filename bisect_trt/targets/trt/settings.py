@@ -203,11 +203,13 @@ class TrtSettings(OwnSettings):
             UsageError: They do not, or it is not.
         """
         ranks = [
-            {name: len(each) for name, each in shapes}
+            {name: len(dims) for name, dims in shapes}
             for shapes in (self.min_shapes, self.opt_shapes or self.max_shapes, self.max_shapes)
         ]
-        for flag, given in zip(("--trt-min-shapes", "--trt-opt-shapes"), ranks, strict=False):
-            if given != ranks[-1]:
+        for flag, ranks_by_name in zip(
+            ("--trt-min-shapes", "--trt-opt-shapes"), ranks, strict=False
+        ):
+            if ranks_by_name != ranks[-1]:
                 raise UnknownNameError(
                     f"{flag} and --trt-max-shapes name other inputs, or other ranks; give both for each."
                 )
@@ -254,18 +256,27 @@ _GIVEN = ("strongly_typed", "pool_limits", "builder_optimization_level", "load_t
 
 def trt_switches(settings: TargetSettings, looked: Looked) -> list[Switch]:
     """Return all switches that this version has, by the trace of a build: tactics, then options, then precisions."""
-    own = settings.of(TrtSettings)
+    options = settings.of(TrtSettings)
     trace = looked.trace or {}
-    if own.load_engine is not None:
+    if options.load_engine is not None:
         return []
-    found = {each.name: each for each in (*_tactics(own, trace), *_given(own), *_other(own, trace))}
-    wholes = [each for each in precision_switches(settings) if each.name != "precision:tf32"]
+    switches = {
+        candidate.name: candidate
+        for candidate in (*_tactics(options, trace), *_given(options), *_other(options, trace))
+    }
+    wholes = [
+        candidate
+        for candidate in precision_switches(settings)
+        if candidate.name != "precision:tf32"
+    ]
     if settings.tf32:
-        found["precision:tf32"] = Switch("precision:tf32", lambda given: replace(given, tf32=False))
-    return sorted([*found.values(), *wholes], key=lambda each: each.tier)
+        switches["precision:tf32"] = Switch(
+            "precision:tf32", lambda current: replace(current, tf32=False)
+        )
+    return sorted([*switches.values(), *wholes], key=lambda candidate: candidate.tier)
 
 
-def _tactics(own: TrtSettings, trace: Plain) -> Iterator[Switch]:
+def _tactics(options: TrtSettings, trace: Plain) -> Iterator[Switch]:
     """Yield, for each layer that has a choice, another tactic than it took, and each source of tactics, left out."""
     for layer, tactic, offered in trace.get("tactics", ()):
         if offered > 1:
@@ -275,11 +286,17 @@ def _tactics(own: TrtSettings, trace: Plain) -> Iterator[Switch]:
                 Tier.PASS,
                 how="given another tactic",
             )
-    used = tuple(trace.get("sources", ())) if own.tactic_sources is None else own.tactic_sources
+    used = (
+        tuple(trace.get("sources", ()))
+        if options.tactic_sources is None
+        else options.tactic_sources
+    )
 
-    def left(without: str, known: Iterable[str] | None) -> tuple[str, ...]:
+    def left(without: str, current: Iterable[str] | None) -> tuple[str, ...]:
         return tuple(
-            each for each in (used if known is None else known) if each.lower() != without.lower()
+            source
+            for source in (used if current is None else current)
+            if source.lower() != without.lower()
         )
 
     for name in used:
@@ -288,26 +305,26 @@ def _tactics(own: TrtSettings, trace: Plain) -> Iterator[Switch]:
         )
 
 
-def _given(own: TrtSettings) -> Iterator[Switch]:
+def _given(options: TrtSettings) -> Iterator[Switch]:
     """Yield what is given and differs from the default, each left out."""
     for field in ("builder_flags", "builder_settings"):
-        yield from left_out(own, field, weight=1.0)
+        yield from left_out(options, field, weight=1.0)
     for name in _GIVEN:
         default = getattr(TrtSettings(), name)
-        if getattr(own, name) != default:
+        if getattr(options, name) != default:
             yield Switch(f"option:{name}", setting(**{name: default}), how="left out")
 
 
-def _other(own: TrtSettings, trace: Plain) -> Iterator[Switch]:
+def _other(options: TrtSettings, trace: Plain) -> Iterator[Switch]:
     """Yield what is not given: levels and limits that ask little of TensorRT, and flags."""
-    given = dict(own.builder_settings)
-    if own.builder_optimization_level is None:
+    builder_settings = dict(options.builder_settings)
+    if options.builder_optimization_level is None:
         yield Switch("option:builder_optimization_level=0", setting(builder_optimization_level=0))
-    if not own.pool_limits:
+    if not options.pool_limits:
         yield Switch("option:workspace=1M", adding("pool_limits", ("workspace", _SMALL_WORKSPACE)))
     for name, value in _LEAST:
-        if name not in given and trace:
+        if name not in builder_settings and trace:
             yield Switch(f"option:{name}={value}", adding("builder_settings", (name, value)))
     for flag in _FLAGS:
-        if flag in trace.get("flags", ()) and flag not in own.builder_flags:
+        if flag in trace.get("flags", ()) and flag not in options.builder_flags:
             yield Switch(f"option:{flag}", adding("builder_flags", flag), how="enabled")
