@@ -62,6 +62,7 @@ def test_only_boundaries_get_casts(cli: CommandLine) -> None:
     np.testing.assert_allclose(got, exact, rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_the_command_that_goes_on_asks_about_the_same(cli: CommandLine) -> None:
     overflowing(Path("model.onnx"))
     for number in range(2):
@@ -201,6 +202,7 @@ def test_the_safe_set_holds_on_fresh_samples(cli: CommandLine, given_sample: lis
     assert (refused.status, f"{small}" in refused.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_own_samples_are_what_it_is_held_against_and_what_they_blame_is_added(
     cli: CommandLine, given_sample: list[str]
 ) -> None:

@@ -244,6 +244,7 @@ def test_a_check_command_in_each(here: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (status, len(some["releases"])) == (1, 6)
 
 
+@pytest.mark.slow
 def test_a_reproducers_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its values are fed, and Python gives what the command line gives."""
     releases(here, "PF").tell(monkeypatch)
@@ -353,6 +354,7 @@ def doubted(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [str(path), "--onnxrt", "--load-inputs", "x.npz", "--json", "result.json"]
 
 
+@pytest.mark.slow
 def test_a_release_is_not_blamed_for_the_error_of_the_reference(
     cli: CommandLine, doubted: list[str]
 ) -> None:
@@ -361,6 +363,7 @@ def test_a_release_is_not_blamed_for_the_error_of_the_reference(
     assert (result["releases"], result["first_passing"]) == ({"1.0": "FAIL", "1.1": "PASS"}, "1.1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forbids", [False, True])
 def test_the_same_error_on_both_sides_is_seen(
     cli: CommandLine, doubted: list[str], *, forbids: bool

@@ -232,6 +232,7 @@ class Action:
         return status
 
 
+@pytest.mark.slow
 def test_the_action_leaves_a_reproducer_and_ends_as_the_comparison(here: Path) -> None:
     overflowing(here / "my model.onnx")
     action = Action(here, model="my model.onnx", options="--onnxrt --fp16 --seed 3", install="none")

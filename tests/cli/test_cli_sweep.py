@@ -216,6 +216,7 @@ def test_a_failure_that_needs_a_dynamic_model_survives_the_cut(here: Path, model
     assert [entry["passed"] for entry in ran["comparisons"]] == [False]
 
 
+@pytest.mark.slow
 def test_a_way_around_a_dynamic_failure_is_proven_with_its_dimensions_free(
     here: Path, model: Path
 ) -> None:

@@ -143,7 +143,7 @@ def test_a_case_stays_as_severe_as_it_was_found(cli: CommandLine) -> None:
     assert left.graph.initializer[0].dims[0] < 64  # smaller all the same
 
 
-@pytest.mark.parametrize("before", ["Identity", "Relu"])
+@pytest.mark.parametrize("before", ["Identity", pytest.param("Relu", marks=pytest.mark.slow)])
 def test_the_standard_decides_among_equal_values(cli: CommandLine, before: str) -> None:
     body = f"r = {before}(x) i = ArgMax<axis = 1, keepdims = 0>(r) y = Cast<to = 1>(i)"
     rows = np.array([[1, 3, 3, 0, 3], [2, 2, 1, 2, 2], [5, 4, 5, 5, 1]], np.float32)

@@ -90,6 +90,7 @@ def test_planted_scales_are_found_exactly(
         assert np.abs(after - right).mean() < np.abs(before - right).mean() / 2
 
 
+@pytest.mark.slow
 def test_command_line_and_json(tmp_path: Path) -> None:
     """With nothing given but the model: a scale without room for the values is named, with what would fit."""
     path = tmp_path / "model.onnx"

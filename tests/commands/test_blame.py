@@ -224,6 +224,7 @@ def tied_and_wrong(path: Path) -> Path:
     return save_text(path, "(float[64] x) => (bool[64] below, float[64] y)", body, weights)
 
 
+@pytest.mark.slow
 def test_where_nobody_is_wrong_nothing_is_searched_further(cli: CommandLine) -> None:
     """That the rest fails too is said, and ``--all`` finds it."""
     model = tied_and_wrong(Path("model.onnx"))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 from installed import ROOT, bisect_trt, python, site
 from support import node_names, overflowing
 
 
+@pytest.mark.slow
 def test_a_command_in_one_file(tmp_path: Path) -> None:
     overflowing(tmp_path / "model.onnx")
     result = (

@@ -20,6 +20,7 @@ def work(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_diagnose_its_report_and_its_reproducer(work: Path) -> None:
     words = ["--numpy", "--leak", "0.5", "--json", "r.json", "--report", "r.html"]
     bisect_trt(work, "diagnose", "model.onnx", *words).ended(0)
