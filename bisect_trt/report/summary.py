@@ -200,17 +200,33 @@ def _nodes(result: Json) -> Iterator[Row]:
         names = ", ".join(f"'{each['name']}'" for each in free["dimensions"])
         yield "", f"Fails only with dynamic dimensions ({names}); passes with fixed shapes"
     known = [each["name"] for each in culprits or [each["node"] for each in origins[:1]]]
-    if others := [each["node"] for each in origins if each["node"]["name"] not in known]:
-        yield (
-            "",
-            f"{plural(len(others), 'more node')} with correct inputs and wrong outputs: {grouped(others)}",
-        )
+    others = [each for each in origins if each["node"]["name"] not in known]
+    yield from _other_origins(result, others)
     for other in (result.get("failures") or ())[1 : _SHOWN + 1]:
         yield "", f"Another failure: {grouped(other['culprits'])} ({other['minimality']})"
     if result.get("more_failures") and not others:
         yield "", "The rest of the model fails too; --all finds each failure"
     if culprits and result["why"] and result["status"] == "found":
         yield "", str(result["why"])
+
+
+def _other_origins(result: Json, others: Sequence[Json]) -> Iterator[Row]:
+    """Yield the origins that are not in the answer, those with an input that may be wrong apart, and what was not seen."""
+    unseen = result.get("unseen") or {}
+    if result["command"] == "layerwise" and result.get("origins"):
+        for name in result["origins"][0]["inputs"]:
+            if name in unseen:
+                yield "", f"Its input '{name}' could not be seen, so the error may begin before it"
+    wrong = (each["name"] for each in result.get("tensors") or () if not each["passed"])
+    doubtful = {*unseen, *wrong}
+    groups: dict[str, list[Json]] = {}
+    for each in others:
+        is_clean = doubtful.isdisjoint(each["inputs"])
+        inputs = "correct inputs" if is_clean else "inputs that are slightly wrong or were not seen"
+        groups.setdefault(inputs, []).append(each["node"])
+    for inputs, nodes in groups.items():
+        text = f"{plural(len(nodes), 'more node')} with {inputs} and wrong outputs"
+        yield "", f"{text}: {grouped(nodes)}"
 
 
 def _why(result: Json) -> Iterator[Row]:

@@ -124,7 +124,7 @@ class Marking:
             self.target,
             self.subject.models.write("marked", model),
             tuple(Sample(each.inputs_file, each.store) for each in (reference, *reference.more)),
-            self.tolerance,
+            replace(self.tolerance, by_channel=True),
             tuple(names),
             every=True,
             fed=dict(fed or {}),
@@ -176,7 +176,8 @@ class Marking:
         weight = severity_weight(self.tolerance.precision)
         samples: dict[int, dict[str, TensorComparison]] = {}
         for comparison in sorted(
-            (each for seen in runs for each in seen.comparisons), key=lambda each: -each.severity
+            (each for seen in runs for each in seen.comparisons),
+            key=lambda each: (-each.severity, not each.is_suspect),
         ):
             samples.setdefault(comparison.sample or 0, {}).setdefault(comparison.name, comparison)
         firm = set[int]()
@@ -233,7 +234,64 @@ def compare_layers(look: Marking, original: Outcome | None = None) -> LayerCompa
         found.unseen |= dict.fromkeys(
             names, f"marking it and {len(names) - 1} others hides the failure"
         )
-    return look.summarize(found, telling)
+    return confirm_origins(look, look.summarize(found, telling))
+
+
+def confirm_origins(look: Marking, layers: LayerComparison) -> LayerComparison:
+    """Move each origin that is right when fed the reference's values to the node with the error that it only shows.
+
+    An error in small channels is within the tolerance of a tensor with large ones, and becomes
+    visible where a later node scales or drops these. The target is asked once, and only if an
+    origin reads a tensor that is suspect.
+    """
+    network = look.subject.network
+
+    def sources(index: int) -> list[int]:
+        """Return the nodes that make the suspect inputs of a node."""
+        reads = (name for name in network.reads[index] if name in network.producer)
+        suspects = (
+            name for name in reads if name in layers.tensors and layers.tensors[name].is_suspect
+        )
+        return list(dict.fromkeys(network.producer[name] for name in suspects))
+
+    doubted = [index for index in layers.origins if sources(index)]
+    if not doubted:
+        return layers
+    asked = _reached(doubted, sources)
+    own = compare_own(look, {name for index in asked for name in network.made(index)}, 1).tensors
+
+    def is_right(index: int) -> bool:
+        """Return whether a node was seen to make nothing wrong of the reference's values."""
+        wanted = [name for name in network.made(index) if name in layers.tensors]
+        return all(name in own and not own[name].is_suspect for name in wanted)
+
+    origins = set(layers.origins).difference(doubted)
+    tensors = dict(layers.tensors)
+    for origin in doubted:
+        before = _reached([origin], lambda index: sources(index) if is_right(index) else [])
+        wrong = [index for index in before if not is_right(index)]
+        origins.update(wrong or [origin])
+        for name in (name for index in before if wrong for name in network.made(index)):
+            seen = tensors.get(name)
+            if seen is not None and seen.by_channel is not None:
+                tensors[name] = replace(seen.by_channel, name=name, sample=seen.sample)
+    return replace(
+        layers,
+        tensors=tensors,
+        origins=sorted(origins, key=network.rank.__getitem__),
+        mild=tuple(index for index in layers.mild if index not in origins),
+    )
+
+
+def _reached(start: Iterable[int], sources: Callable[[int], Iterable[int]]) -> list[int]:
+    """Return the nodes that are reached from some by going to the sources of each, these included."""
+    reached = dict.fromkeys(start)
+    pending = deque(reached)
+    while pending:
+        new = [index for index in sources(pending.popleft()) if index not in reached]
+        reached |= dict.fromkeys(new)
+        pending += new
+    return list(reached)
 
 
 def gather(
@@ -289,8 +347,11 @@ def _of_samples(comparisons: Iterable[TensorComparison]) -> dict[str, TensorComp
     """Return one comparison for each tensor: of the first input sample on which it is wrong, else of the first."""
     shown: dict[str, TensorComparison] = {}
     for comparison in comparisons:
-        if comparison.name not in shown or (
-            shown[comparison.name].passed and not comparison.passed
+        before = shown.get(comparison.name)
+        if (
+            before is None
+            or (before.passed and not comparison.passed)
+            or (not before.is_suspect and comparison.is_suspect)
         ):
             shown[comparison.name] = comparison
     return shown
@@ -324,7 +385,7 @@ def find_origins(
 
 
 def compare_own(
-    look: Marking, names: Sequence[str] | None = None, most: int = MOST_BUILDS
+    look: Marking, names: Collection[str] | None = None, most: int = MOST_BUILDS
 ) -> LayerComparison:
     """Compare the tensors that nodes compute from the reference's values, so that only their own errors are left.
 
@@ -427,6 +488,11 @@ def describe_origin(subject: Subject, index: int, layers: LayerComparison) -> li
     lines += [
         f"  input '{each.name}' matches" if each.passed else f"  input {describe(each)}"
         for each in reads
+    ]
+    lines += [
+        f"  input '{name}' could not be seen, so the error may begin before it"
+        for name in network.reads[index]
+        if name in layers.unseen
     ]
     own = (layers.own[name] for name in made if name in layers.own)
     return lines + [f"  fed the reference's values: {describe(each)}" for each in own]

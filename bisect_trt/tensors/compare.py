@@ -23,12 +23,20 @@ import numpy as np
 
 from bisect_trt.errors import InputValuesError, ScriptError, quoted
 from bisect_trt.options.compare import ErrorStat
-from bisect_trt.tensors.comparison import ComparisonKind, Details, TensorComparison, WorstElement
+from bisect_trt.tensors.comparison import (
+    ComparisonKind,
+    Details,
+    TensorComparison,
+    WorstElement,
+    required_severity,
+    severity_weight,
+)
 from bisect_trt.tensors.info import (
     Array,
     count_nonfinite,
     finite_rms,
     is_extension,
+    is_floating,
     is_raw,
     tensor_stats,
 )
@@ -41,8 +49,10 @@ from bisect_trt.tensors.tolerance import (
     Step,
     Tolerance,
     ToleranceOptions,
+    channel_tolerances,
     coarser,
     of_output,
+    precision_of,
 )
 
 COMPARE_FUNCTION = "compare_outputs"
@@ -148,9 +158,45 @@ def compare_tensor(
     else:
         comparison = TensorComparison(passed=True, kind=ComparisonKind.MATCH, **known)
     if not invalid:
+        automatic = tolerance == Tolerance() and stat is ErrorStat.ELEMWISE and step is None
+        if options.by_channel and automatic and comparison.passed and is_floating(reference):
+            low = coarser(precision or options.precision, precision_of(reference.dtype))
+            return _with_channels(comparison, reference, target, low or options.precision)
         return comparison
     kind = ComparisonKind.NAN if "NaN" in invalid else ComparisonKind.INF
     return replace(comparison, passed=False, kind=kind, reason=invalid)
+
+
+@np.errstate(all="ignore")
+def _with_channels(
+    comparison: TensorComparison, reference: Array, target: Array, precision: Precision
+) -> TensorComparison:
+    """Return the comparison of a tensor that matches, with ``by_channel`` where some channels are clearly wrong."""
+    ours = _promote(reference.reshape(-1))
+    theirs = _promote(target.reshape(-1))
+    absolute = np.abs(theirs - ours)
+    rtol = comparison.rtol or 0.0
+    places = np.flatnonzero(absolute > rtol * np.abs(ours))
+    if reference.ndim < 2 or not places.size:
+        return comparison
+    atols = channel_tolerances(reference, precision, places)
+    past = absolute[places] / (atols + rtol * np.abs(ours[places]))
+    most = int(past.argmax())
+    if past[most] < required_severity(math.inf) / severity_weight(precision):
+        return comparison
+    flat = places[most]
+    index = tuple(map(int, np.unravel_index(flat, reference.shape)))
+    by_channel = replace(
+        comparison,
+        passed=False,
+        kind=ComparisonKind.MISMATCH,
+        atol=float(atols[most]),
+        worst=WorstElement(index, theirs[flat].item(), ours[flat].item(), float(absolute[flat])),
+        mismatching=int(np.count_nonzero(absolute[places] > atols)),
+        past_tolerance=float(past[most]),
+        of_tolerance=float(absolute[flat] / atols[most]),
+    )
+    return replace(comparison, by_channel=by_channel)
 
 
 def _dtype_name(values: Array) -> str:

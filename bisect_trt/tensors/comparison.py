@@ -163,6 +163,8 @@ class TensorComparison:
             alone.
         past_tolerance: The largest error of elements beyond both tolerances, over the sum of both;
             ``None`` where there are no such elements, or a statistic decides.
+        by_channel: The comparison by the tolerances of channels, where the tensor matches and some
+            channels are clearly wrong by these. No verdict, so it is not in JSON.
     """
 
     name: str
@@ -197,6 +199,12 @@ class TensorComparison:
     most_ties: int = 0
     of_tolerance: float | None = None
     past_tolerance: float | None = None
+    by_channel: TensorComparison | None = None
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the tensor mismatches, or some of its channels are clearly wrong."""
+        return not self.passed or self.by_channel is not None
 
     @property
     def required_atol(self) -> float | None:
@@ -225,6 +233,7 @@ class TensorComparison:
         """Return plain values for ``json.dumps(allow_nan=False)``; see :func:`to_plain`."""
         # dataclasses.asdict() would copy all first; a model may have 200,000 tensors.
         plain: dict[str, Any] = to_plain(self)
+        del plain["by_channel"]
         plain["required_atol"] = to_plain(self.required_atol)
         return plain
 
@@ -238,7 +247,14 @@ class TensorComparison:
         """
         # The result adds the operator, the module and the error of the layer alone.
         return msgspec.convert(
-            from_plain({attribute.name: plain[attribute.name] for attribute in fields(cls)}), cls
+            from_plain(
+                {
+                    attribute.name: plain[attribute.name]
+                    for attribute in fields(cls)
+                    if attribute.name != "by_channel"
+                }
+            ),
+            cls,
         )
 
     def describe(self) -> str:

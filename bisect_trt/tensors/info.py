@@ -251,6 +251,17 @@ def finite_rms(values: Array) -> float:
     Elements under a mask (about -1e4, -65504 or -1e30) do not count: the rounding of the others
     does not depend on them.
     """
+    count, total, _ = _unmasked(values)
+    return math.sqrt(total / count) if count and math.isfinite(total) else 0.0
+
+
+def mask_limit(values: Array) -> float:
+    """Return the magnitude from which on elements are under a mask; Inf where none is."""
+    return _unmasked(values)[2]
+
+
+def _unmasked(values: Array) -> tuple[int, float, float]:
+    """Return the number of finite elements under no mask, the sum of their squares, and the limit of their magnitudes."""
     counts = np.zeros((2, _BINADES), np.int64)
     squares = np.zeros(_BINADES)
     zeros = 0
@@ -265,9 +276,8 @@ def finite_rms(values: Array) -> float:
         with np.errstate(over="ignore"):
             squares += np.bincount(binades, nonzero * nonzero, _BINADES)
     end = _masked_from(counts)
-    count = zeros + int(counts[:, :end].sum())
-    total = float(squares[:end].sum())
-    return math.sqrt(total / count) if count and math.isfinite(total) else 0.0
+    limit = math.ldexp(0.5, end + _LEAST_EXPONENT) if end < _BINADES else math.inf
+    return zeros + int(counts[:, :end].sum()), float(squares[:end].sum()), limit
 
 
 def _masked_from(counts: NDArray[np.int64]) -> int:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from bisect_trt.errors import UnknownNameError, quoted
 from bisect_trt.options.compare import CompareOptions, ErrorStat
 from bisect_trt.tensors.files import Values
-from bisect_trt.tensors.info import Array, finite_rms, is_floating
+from bisect_trt.tensors.info import Array, finite_rms, is_floating, mask_limit, to_float
 
 _TIES = 0.01
 """The share of elements of a quantized tensor that may be one step off. Truncation instead of
@@ -171,12 +171,48 @@ def automatic_tolerance(reference: Array, precision: Precision) -> ResolvedToler
     """
     if not (reference.dtype.kind == "c" or is_floating(reference)):
         return ResolvedTolerance(_FP32, _FP32)
+    fraction, floor, rtol = _fractions(precision)
+    return ResolvedTolerance(max(fraction * finite_rms(reference), floor), rtol)
+
+
+def _fractions(precision: Precision) -> tuple[float, float, float]:
+    """Return the absolute tolerance as a share of the root mean square, the smallest one, and the relative tolerance."""
     if precision is Precision.FP32:
-        return ResolvedTolerance(max(_FP32_OF_RMS * finite_rms(reference), _FP32), _FP32)
+        return _FP32_OF_RMS, _FP32, _FP32
     fraction = 8e-2 if precision is Precision.BF16 else 1e-2
     # Below the smallest fp16 number a value becomes 0, whatever its tolerance.
-    floor = float(np.finfo(np.float16).smallest_subnormal)
-    return ResolvedTolerance(max(fraction * finite_rms(reference), floor), fraction)
+    return fraction, float(np.finfo(np.float16).smallest_subnormal), fraction
+
+
+def channel_tolerances(
+    reference: Array, precision: Precision, elements: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the absolute tolerances of some elements where few slices are far larger than the others.
+
+    Slices are the rows, channels and so on of a tensor: all that has one index of one axis. The
+    scale along an axis is the root mean square of the element's slice, but at least the median of
+    those slices that are not zero: most channels after a Relu may be, and of an attention map most
+    columns are small. Of the axes the one with the smallest scale counts, for a single large
+    channel lifts each row.
+
+    Args:
+        reference: The reference's tensor, of any shape and a floating-point type.
+        precision: The target's precision.
+        elements: Flat indices in C order.
+    """
+    fraction, floor, _ = _fractions(precision)
+    values = to_float(reference)
+    counted = np.isfinite(values) & (np.abs(values) < mask_limit(reference))
+    squares = np.square(np.where(counted, values, 0))
+    scales = np.full(elements.shape, finite_rms(reference))
+    for axis, places in enumerate(np.unravel_index(elements, reference.shape)):
+        others = tuple(each for each in range(reference.ndim) if each != axis)
+        counts = np.count_nonzero(counted, axis=others)
+        slices = np.sqrt(squares.sum(axis=others) / np.maximum(counts, 1))
+        if slices.any():
+            scale = np.maximum(slices[places], np.median(slices[slices > 0]))
+            scales = np.minimum(scales, scale)
+    return np.maximum(fraction * scales, floor)
 
 
 Value = TypeVar("Value")
@@ -201,10 +237,12 @@ class ToleranceOptions(CompareOptions):
         precision: The target's precision, for tolerances that were not given.
         nonfinite_equal: Whether the same Inf or NaN in the same place counts as no error; by
             default it fails, as in Polygraphy.
+        by_channel: Whether tensors that match are compared by :func:`channel_tolerances` too.
     """
 
     precision: Precision = Precision.FP32
     nonfinite_equal: bool = False
+    by_channel: bool = False
 
     def for_output(self, name: str) -> tuple[Tolerance, ErrorStat]:
         """Return the tolerance, ``None`` where it is automatic, and the statistic for one output."""

@@ -32,10 +32,12 @@ from bisect_trt.steps.layers import (
     Marking,
     compare_layers,
     compare_own,
+    describe_origin,
     find_origins,
     gather,
 )
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
+from bisect_trt.tensors.tolerance import automatic_tolerance
 from bisect_trt.worker.protocol import Compare, Compared, Failed
 
 REFUSAL = Failed("build", "no such marks", "build: no such marks")
@@ -138,19 +140,24 @@ MASKED = {
 }
 
 
-def off_by(name: str, error: float) -> Target:
-    """A target whose first element of one tensor is off."""
+def off_by(
+    name: str, error: float, shape: Sequence[int] = (1, 2, 4, 4), element: int = 0
+) -> Target:
+    """A target with an error in one element of one tensor."""
 
     def target(request: Compare, ask: Ask) -> Shown:
         model = onnx.load(str(request.model))
-        (maker,) = (node for node in model.graph.node if name in node.output)
+        makers = [node for node in model.graph.node if name in node.output]
+        if not makers:
+            return ask(request)
+        (maker,) = makers
         place = list(model.graph.node).index(maker)
         maker.output[0] = f"{name}/right"
         model.graph.node.insert(
             place + 1, helper.make_node("Add", [f"{name}/right", f"{name}/error"], [name])
         )
-        errors = np.zeros((1, 2, 4, 4), np.float32)
-        errors.flat[0] = error
+        errors = np.zeros(shape, np.float32)
+        errors.flat[element] = error
         model.graph.initializer.append(numpy_helper.from_array(errors, f"{name}/error"))
         wrong = request.model.with_name("wrong.onnx")
         onnx.save(model, str(wrong))
@@ -177,6 +184,130 @@ def test_a_mask_hides_no_wrong_tensor(
     onnx.save(text_model(ends, body, weights), str(tmp_path / "model.onnx"))
     with looking(tmp_path / "model.onnx", off_by("masked", 2.5), fp16=fp16) as look:
         assert origins(compare_layers(look), tmp_path / "model.onnx") == ["masked"]
+
+
+MIXING = np.random.default_rng(0).normal(0, 0.2, (16, 16)).astype(np.float32)
+
+
+def large_channel(path: Path) -> None:
+    """A norm with an outlier channel, which its gain scales down again, and a Linear."""
+    large = np.ones(16, np.float32)
+    large[3] = 200
+    gain = np.full(16, 25, np.float32)
+    gain[3] = 0.01
+    weights = {"large": large, "gain": gain, "half": np.float32(0.5), "one": np.ones(16, np.float32),
+               "w": MIXING}  # fmt: skip
+    body = """centred = Sub(x, half) high = Mul(centred, large) scaled = Mul(high, one) kept = Identity(scaled)
+        squares = Mul(kept, kept) mean = ReduceMean<axes = [-1]>(squares) root = Sqrt(mean) normal = Div(kept, root)
+        norm = Mul(normal, gain) linear = MatMul(norm, w) y = Relu(linear)"""
+    onnx.save(text_model("(float[1, 8, 16] x) => (float[1, 8, 16] y)", body, weights), str(path))
+
+
+def sink(path: Path) -> None:
+    """Attention to a first token that has a large key and hardly a value."""
+    large = np.zeros((1, 8, 1), np.float32)
+    large[0, 0] = 4
+    small = np.ones((1, 8, 1), np.float32)
+    small[0, 0] = 1e-4
+    weights = {"large": np.concatenate([large, np.zeros((1, 8, 15), np.float32)], -1), "small": small,
+               "first": np.eye(1, 16, dtype=np.float32) * 2}  # fmt: skip
+    body = """keys = Add(x, large) turned = Transpose<perm = [0, 2, 1]>(keys) asked = Add(x, first)
+        scores = MatMul(first, turned) weights = Softmax<axis = -1>(scores) scaled = Identity(weights)
+        kept = Identity(scaled) values = Mul(x, small) linear = MatMul(kept, values) y = Tanh(linear)"""
+    onnx.save(text_model("(float[1, 8, 16] x) => (float[1, 1, 16] y)", body, weights), str(path))
+
+
+def mask(path: Path) -> None:
+    """Scores of a large first column under a mask; the large column is dropped."""
+    large = np.zeros(8, np.float32)
+    large[0] = 300
+    weights = {"large": large, "mask": np.triu(np.full((8, 8), -1e4, np.float32), 2), "half": np.float32(0.5),
+               "starts": np.array([1]), "ends": np.array([8]), "axes": np.array([2])}  # fmt: skip
+    body = """high = Add(x, large) scaled = Mul(high, half) kept = Add(scaled, mask)
+        linear = Slice(kept, starts, ends, axes) y = Softmax<axis = -1>(linear)"""
+    onnx.save(text_model("(float[1, 8, 8] x) => (float[1, 8, 7] y)", body, weights), str(path))
+
+
+def dead(path: Path) -> None:
+    """Channels that a Relu and a sigmoid close, all but a few."""
+    closed = np.full(16, -12, np.float32)
+    closed[3:5] = 100
+    weights = {"closed": closed, "one": np.ones(16, np.float32),
+               "w": MIXING}  # fmt: skip
+    body = """low = Add(x, closed) gate = Sigmoid(low) silu = Mul(low, gate) open = Relu(low) high = Add(silu, open)
+        scaled = Mul(high, one) kept = Identity(scaled) linear = MatMul(kept, w) y = Tanh(linear)"""
+    onnx.save(text_model("(float[1, 8, 16] x) => (float[1, 8, 16] y)", body, weights), str(path))
+
+
+UNEVEN = {
+    large_channel: ((1, 8, 16), 5, (1, 8, 16)),
+    sink: ((1, 1, 8), 5, (1, 1, 16)),
+    mask: ((1, 8, 8), 57, (1, 8, 7)),
+}
+"""Models with slices of very different size, with the shape of ``scaled``, an element of a small
+slice, and the shape of ``linear``."""
+
+
+@pytest.mark.parametrize("fp16", [False, True])
+@pytest.mark.parametrize("make", UNEVEN)
+def test_an_origin_is_where_the_error_is_and_not_where_it_shows(
+    make: Any, fp16: bool, tmp_path: Path
+) -> None:
+    """The error is half of what the whole tensor is allowed, so it shows where the large slice has gone."""
+    path = tmp_path / "model.onnx"
+    make(path)
+    shape, element, _ = UNEVEN[make]
+    with looking(path, fp16=fp16) as look:
+        reference = look.subject.reference.select(["scaled"])["scaled"]
+        error = automatic_tolerance(reference, look.tolerance.precision).atol / 2
+    with looking(path, off_by("scaled", error, shape, element), fp16=fp16) as look:
+        layers = compare_layers(look)
+    assert origins(layers, path) == ["scaled"]
+    assert [layers.tensors[name].passed for name in ("scaled", "kept")] == [False, False]
+
+
+@pytest.mark.parametrize("fp16", [False, True])
+@pytest.mark.parametrize(
+    ("make", "last"), [*((m, UNEVEN[m][2]) for m in UNEVEN), (dead, (1, 8, 16))]
+)
+def test_small_slices_and_closed_channels_are_no_origins(
+    make: Any, last: tuple[int, ...], fp16: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.onnx"
+    make(path)
+    with looking(path, fp16=fp16) as look:
+        assert origins(compare_layers(look), path) == []
+    with looking(path, off_by("linear", 30.0, last), fp16=fp16) as look:
+        assert origins(compare_layers(look), path) == ["linear"]
+
+
+@pytest.mark.parametrize("refused", ["a2_out", "a1_out"])
+def test_an_origin_with_an_input_that_was_not_seen_says_so(refused: str, tmp_path: Path) -> None:
+    path = overflowing(tmp_path / "model.onnx")
+    with looking(path, refusing(refused), fp16=True) as look:
+        layers = compare_layers(look)
+        (index,) = layers.origins
+        lines = describe_origin(look.subject, index, layers)
+    said = "  input 'a2_out' could not be seen, so the error may begin before it"
+    assert (said in lines) is (refused == "a2_out")
+
+
+def test_the_summary_says_which_inputs_of_origins_were_not_seen(
+    cli: CommandLine, here: Path
+) -> None:
+    result = cli(
+        "layerwise", overflowing(here / "model.onnx"), "--onnxrt", "--fp16", "--json", "r.json"
+    ).result
+    (origin,) = result["origins"]
+    again = {**origin, "node": {**origin["node"], "name": "again"}, "inputs": ["x"]}
+    result["origins"].append(again)
+    texts = [text for _, text in summary(result)]
+    assert "1 more node with correct inputs and wrong outputs: Mul 'again'" in texts
+    result["unseen"] = {"x": "refused", "a2_out": "refused"}
+    texts = [text for _, text in summary(result)]
+    assert "Its input 'a2_out' could not be seen, so the error may begin before it" in texts
+    text = "inputs that are slightly wrong or were not seen and wrong outputs: Mul 'again'"
+    assert f"1 more node with {text}" in texts
 
 
 def test_the_first_line_says_whether_the_outputs_match(cli: CommandLine, here: Path) -> None:
