@@ -15,6 +15,7 @@ import onnx
 from onnx import helper
 
 from bisect_trt.onnxlib.cut import between, nothing_stored, splice
+from bisect_trt.onnxlib.functions import inlined
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import (
     DEFAULT_DOMAINS,
@@ -24,6 +25,7 @@ from bisect_trt.onnxlib.nodes import (
     clone,
     first_output,
     free_name,
+    function_key,
     keep_only,
     mentioned_names,
     reads,
@@ -44,7 +46,7 @@ def has_body(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
 
 def is_call(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
     """Return whether a node calls one of the model's functions."""
-    return any((each.domain, each.name) == (node.domain, node.op_type) for each in model.functions)
+    return function_key(node) in map(function_key, model.functions)
 
 
 @dataclass(frozen=True)
@@ -107,24 +109,14 @@ class Outer:
         return self._opened(attribute(self.node, name), {})
 
     def inlined(self) -> Body | None:
-        """Return the model with the function in the place of its call."""
-        from onnx.inliner import inline_selected_functions  # noqa: PLC0415 - few models have functions
-
-        key = (self.node.domain, self.node.op_type)
-        overload = getattr(self.node, "overload", "")
-        functions = {
-            getattr(each, "overload", ""): each
-            for each in self.model.functions
-            if (each.domain, each.name) == key
-        }
-        model = inline_selected_functions(self.model, [key])
-        if any((each.domain, each.op_type) == key for each in model.graph.node):
-            return None  # it is of another operator set
+        """Return the model with the function in the place of its call; ``None`` if it cannot be inlined."""
+        key = function_key(self.node)
+        function = next(each for each in self.model.functions if function_key(each) == key)
+        model = inlined(self.model, [key[:2]])
+        if key in map(function_key, model.graph.node):
+            return None
         added = model.graph.node[self.place :]
-        sources = {
-            first_output(new): old
-            for new, old in zip(added, functions[overload].node, strict=False)
-        }
+        sources = {first_output(new): old for new, old in zip(added, function.node, strict=False)}
         return _pruned(model, self.values, sources)
 
     def iteration(self, number: int, state: Sequence[np.ndarray]) -> Body | None:

@@ -5,41 +5,101 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import onnx.inliner
-from onnx import ModelProto
+from onnx import FunctionProto, ModelProto, NodeProto
 
-from bisect_trt.onnxlib.nodes import addressed, clone, free_name, keep_only
+from bisect_trt.onnxlib.nodes import (
+    DEFAULT_DOMAINS,
+    addressed,
+    clone,
+    free_name,
+    function_key,
+    inner_nodes,
+    keep_only,
+)
 
 
 def inline_functions(model: ModelProto, keep: Collection[str]) -> ModelProto:
     """Return the model with the calls of its functions inlined, except those in ``keep``, which then call a copy.
 
-    Calls of functions of another opset stay: ONNX would convert their nodes.
+    Calls that cannot be inlined stay: see :func:`inlined`.
     """
     if not model.functions:
         return model
     result = clone(model)
-    functions = {(function.domain, function.name): function for function in model.functions}
+    functions = {function_key(function): function for function in model.functions}
     names = {function.name for function in model.functions}
     copies = []
     for address, node in addressed(result.graph):
-        function = functions.get((node.domain, node.op_type))
+        function = functions.get(function_key(node))
         if function is not None and address in keep:
             copy = clone(function)
             copy.name = free_name(f"{function.name}_fp32", names)
             names.add(copy.name)
             node.op_type = copy.name
             copies.append(copy)
-    opsets = {each.domain or "ai.onnx": each.version for each in model.opset_import}
-    alike = [
-        function
-        for function in result.functions
-        if all(
-            opsets.get(each.domain or "ai.onnx") in (None, each.version)
-            for each in function.opset_import
-        )
-    ]
-    keep_only(result.functions, alike)  # the inliner refuses a model with others
-    result = onnx.inliner.inline_local_functions(result)
-    if copies or len(alike) < len(model.functions):
-        result.functions.extend([*model.functions, *copies])  # they may call each other
+    result = inlined(result)
+    if copies:
+        keep_only(result.functions, [*model.functions, *copies])  # they may call each other
     return result
+
+
+def inlined(model: ModelProto, selected: Collection[tuple[str, str]] | None = None) -> ModelProto:
+    """Return the model with the calls of its functions inlined.
+
+    Calls stay where the model's operator sets define an operator of the function in another way,
+    and all of them where ONNX refuses the model.
+
+    Args:
+        model: The model.
+        selected: Domain and name of the functions to inline; ``None`` for all.
+    """
+    opsets = {_domain(each): each.version for each in model.opset_import}
+    result = clone(model)
+    fitting = [function for function in result.functions if _fits(function, opsets)]
+    keep_only(result.functions, fitting)  # the inliner refuses a model with others
+    for function in result.functions:
+        for each in function.opset_import:
+            each.version = opsets[_domain(each)]
+    try:
+        if selected is None:
+            result = onnx.inliner.inline_local_functions(result)
+        else:
+            result = onnx.inliner.inline_selected_functions(result, [*selected])
+    except Exception:  # several exceptions, for calls that do not fit their function
+        return model
+    if selected is not None or len(fitting) < len(model.functions):
+        keep_only(result.functions, model.functions)
+    return result
+
+
+def _domain(message: onnx.OperatorSetIdProto | NodeProto) -> str:
+    return "" if message.domain in DEFAULT_DOMAINS else message.domain
+
+
+def _fits(function: FunctionProto, opsets: dict[str, int]) -> bool:
+    """Return whether a model's operator sets define each operator of a function as the function's sets do.
+
+    Args:
+        function: The function.
+        opsets: The version of each domain in the model; domains that only the function has are
+            added.
+    """
+    versions = {_domain(each): each.version for each in function.opset_import}
+
+    for domain, version in versions.items():
+        opsets.setdefault(domain, version)
+
+    def same(node: NodeProto) -> bool:
+        domain = _domain(node)
+        if domain not in versions or versions[domain] == opsets[domain]:
+            return True
+        try:
+            pair = [
+                onnx.defs.get_schema(node.op_type, version, domain)
+                for version in (versions[domain], opsets[domain])
+            ]
+        except (onnx.defs.SchemaError, TypeError):  # unknown, or a version past 32 bits
+            return False
+        return bool(pair[0].since_version == pair[1].since_version)
+
+    return all(map(same, inner_nodes(function.node)))

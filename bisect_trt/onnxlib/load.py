@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 from onnx.external_data_helper import uses_external_data
 from onnx.helper import find_min_ir_version_for
 
@@ -27,6 +27,7 @@ from bisect_trt.onnxlib.nodes import (
     all_nodes,
     bodies,
     clone,
+    function_key,
     inner_nodes,
 )
 
@@ -332,7 +333,7 @@ def _check_functions(model: ModelProto) -> None:
     """Check that no function is defined twice or calls itself, and that inlining all makes not too many nodes."""
     calls = {}
     for function in model.functions:
-        key = (function.domain, function.name, _overload(function))
+        key = function_key(function)
         if key in calls:
             raise _invalid(f"there are two functions '{function.name}'")
         calls[key] = _calls(function.node)
@@ -354,12 +355,7 @@ def _check_functions(model: ModelProto) -> None:
 
 def _calls(nodes: Iterable[NodeProto]) -> list[tuple[str, str, str]]:
     """Return the operator or function of each node, also in bodies."""
-    return [(node.domain, node.op_type, _overload(node)) for node in inner_nodes(nodes)]
-
-
-def _overload(message: NodeProto | FunctionProto) -> str:
-    # Functions have overloads since IR version 10.
-    return str(getattr(message, "overload", ""))
+    return [*map(function_key, inner_nodes(nodes))]
 
 
 def _check_rank(description: str, dims: Sequence[object]) -> None:

@@ -95,6 +95,12 @@ def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         yield from inner_nodes(function.node)
 
 
+def function_key(message: onnx.NodeProto | onnx.FunctionProto) -> tuple[str, str, str]:
+    """Return domain, name and overload of a function, or of the function that a node calls."""
+    name = message.op_type if isinstance(message, onnx.NodeProto) else message.name
+    return message.domain, name, str(getattr(message, "overload", ""))  # since IR version 10
+
+
 def share_names(model: onnx.ModelProto) -> bool:
     """Return whether two nodes of the graph have one name, which ONNX Runtime refuses and TensorRT takes."""
     names = [node.name for node in model.graph.node if node.name]

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from building import save_text
+from building import save_text, text_model
 from conftest import CommandLine
-from support import arrays
+from support import arrays, rest_slow
 
 from bisect_trt.onnxlib.nodes import all_nodes
 
@@ -128,3 +128,67 @@ def test_precision_keeps_the_control_flow_that_needs_fp32(cli: CommandLine, here
         "r.json",
     )
     assert [node["op"] for node in ran.ended(0).result["keep_fp32"]] == ["If"]
+
+
+def local(name: str, nodes: str, opset: int = 13) -> str:
+    """A function of ``v`` that makes ``r``."""
+    return (
+        f'<domain: "own", opset_import: ["" : {opset}, "own" : 1]> {name} (v) => (r) {{ {nodes} }} '
+    )
+
+
+HALF = local("Half", "e = Exp(v) r = Sqrt(e)")
+OLD = local("Old", "e = Neg(v) r = Abs(e)", 12)
+UNUSUAL: dict[str, tuple[str, str, dict[int, str]]] = {
+    "another operator set beside": ("a = own.Old(x) y = own.Half(a)", OLD + HALF, {}),
+    "another operator set inside": ("y = own.Out(x)", OLD + local("Out", "r = own.Old(v)"), {}),
+    "an undefined function": ("y = own.Out(x)", local("Out", "r = own.Undefined(v)"), {}),
+    "itself": ("y = own.Out(x)", local("Out", "r = own.Out(v)"), {}),
+    "overloads": (
+        "a = own.Half(x) y = own.Half(a)",
+        HALF + OLD.replace("Old", "Half"),
+        {1: "second"},
+    ),
+    "an undefined overload": ("y = own.Half(x)", HALF, {0: "second"}),
+    "no operator set": ("y = own.Half(x)", HALF.replace('"" : 13, ', ""), {}),
+    "a domain without an operator set": ("y = new.Half(x)", HALF.replace('"own",', '"new",'), {}),
+    "too many arguments": ("y = own.Half(x, x)", HALF, {}),
+    "a version past 32 bits": ("y = own.Half(x)", local("Half", "r = Exp(v)", 2**40), {}),
+}
+"""Main graph, functions, and the overloads of nodes; the last function has the second overload."""
+
+
+@pytest.mark.parametrize("command", rest_slow(["convert", "run", "diagnose"], now=1))
+@pytest.mark.parametrize("calls", UNUSUAL)
+def test_a_call_that_cannot_be_inlined_ends_in_an_answer(
+    cli: CommandLine, calls: str, command: str
+) -> None:
+    body, functions, overloads = UNUSUAL[calls]
+    proto = text_model(ENDS, body, functions=functions)
+    proto.ir_version = 10  # the first with overloads
+    for place, name in overloads.items():
+        proto.graph.node[place].overload = name
+    if len(proto.graph.node) == 2 and overloads:
+        proto.functions[-1].overload = "second"
+    onnx.save(proto, "m.onnx")
+    np.savez("x.npz", x=np.full((2, 3), 12, np.float32))  # exp(12) is past fp16's range
+    words = {
+        "convert": ("-o", "half.onnx"),
+        "run": ("--onnxrt", "--load-inputs", "x.npz"),
+        "diagnose": ("--onnxrt", "--load-inputs", "x.npz", "-o", "out", "--max-probes", "60"),
+    }[command]
+    ran = cli(command, "m.onnx", "--fp16", *words)
+    assert ran.status in (0, 1, 2, 4)
+    assert "error[BT9" not in ran.err
+
+
+def test_diagnose_names_a_call_of_another_operator_set(cli: CommandLine) -> None:
+    """The calls beside it are inlined, and it stays in fp32."""
+    nodes = "big = Mul(v, hundred) square = Mul(big, big) e = Sqrt(square) r = Div(e, hundred)"
+    functions = OLD + local("Far", nodes).replace("(v)", "(v, hundred)")
+    body = "a = own.Far(x, hundred) y = own.Old(a)"
+    save_text("m.onnx", ENDS, body, WEIGHTS, functions=functions)
+    np.savez("x.npz", x=np.full((2, 3), 900, np.float32))
+    words = ("--onnxrt", "--fp16", "--load-inputs", "x.npz", "-o", "out", "--no-shrink")
+    answer = cli("diagnose", "m.onnx", *words, "--json", "r.json").ended(0).result
+    assert [node["op"] for node in answer["culprits"]] == ["Far"]

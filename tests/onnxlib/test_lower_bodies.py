@@ -232,6 +232,17 @@ def test_functions_of_another_opset_and_kept_calls_stay_whole() -> None:
         ]
 
 
+@pytest.mark.parametrize(("opset", "inlined"), [(13, True), (14, True), (17, True), (12, False)])
+def test_functions_are_inlined_whose_operators_did_not_change(opset: int, *, inlined: bool) -> None:
+    """Exp is of opset 13, as in later operator sets."""
+    function = f'<domain: "own", opset_import: ["" : {opset}]> F (a) => (b) {{ b = Exp(a) }}'
+    source = text_model("(float[2] x) => (float[2] y)", "y = own.F(x)", functions=function)
+    lowered = lower_fp16(source)
+    assert all(node.domain == "own" for node in lowered.graph.node) is not inlined
+    fed = {"x": np.ones(2, np.float32)}
+    np.testing.assert_allclose(ort_run(lowered, fed)["y"], ort_run(source, fed)["y"], rtol=1e-3)
+
+
 def test_addresses_name_each_node_of_nested_bodies() -> None:
     plain = text_model(
         "(float[4, 4] x, float[4, 4] z) => (float[4, 4] y)", "a = Exp(x) y = Add(a, z)"
