@@ -199,7 +199,7 @@ def check_output(path: Path, *, overwrite: bool, read_back: bool = False) -> Non
 
 def data_file(path: Path) -> Path:
     """Return the path of the file for weights that are too large for the model at ``path``."""
-    return path.with_name(path.name + ".data")
+    return path.parent / f"{path.name}.data"
 
 
 def save_model(proto: onnx.ModelProto, weights: Path, path: Path, *, beside: bool = False) -> None:

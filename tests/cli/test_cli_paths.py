@@ -90,6 +90,15 @@ CLASHES = [
 ]
 
 
+@pytest.mark.parametrize("folder", [".", "..", "/", "sub/"])
+@pytest.mark.parametrize("words", [(*RUN, "--save-onnx"), ("extract", "m.onnx", "-o")])
+def test_a_folder_in_the_place_of_a_model_is_refused(
+    cli: CommandLine, files: dict[Path, bytes], words: tuple[str, ...], folder: str
+) -> None:
+    cli(*words, folder).refused("BT1006", "file")
+    assert {path: path.read_bytes() for path in files} == files
+
+
 @pytest.mark.parametrize("words", CLASHES, ids=" ".join)
 def test_a_file_in_two_roles_is_refused(
     cli: CommandLine, files: dict[Path, bytes], words: tuple[str, ...]
