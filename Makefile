@@ -48,7 +48,7 @@ test-slow: $(STAMP)  ## Corpora and whole stories: the pages followed, real netw
 	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist load --maxschedchunk 1 -q -m 'slow or hypothesis'
 
 truth: $(STAMP)  ## Known bugs of many releases, planted: is every answer exact? Installs the releases; takes many minutes.
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/truth/answers.py tests/truth/elsewhere.py tests/truth/workarounds.py tests/truth/causes.py tests/truth/builds.py
+	UV_OFFLINE=0 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/truth/answers.py tests/truth/elsewhere.py tests/truth/workarounds.py tests/truth/causes.py tests/truth/builds.py
 
 fuzz: $(STAMP)  ## Twenty thousand broken models, values and command lines, and as many changed folders of runs, each of which must end with a sentence; properties on examples that no test had; four hundred flaky searches; fifty kills.
 	BISECT_TRT_FUZZ_RUNS=20000 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/fuzz
@@ -96,7 +96,7 @@ bench: $(STAMP)  ## Each figure beside its aim and Polygraphy's; takes many minu
 
 release: $(STAMP)  ## What is released, as somebody gets it: built, installed into clean environments, run and typed against.
 	$(BIN)/python -m pip install --quiet --group release --group site
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -q tests/release/product.py
+	UV_OFFLINE=0 PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -q tests/release/product.py
 
 clean:
 	rm -rf $(VENV) $(LOWEST) demo .bisect-trt build dist

@@ -33,6 +33,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 os.environ.update(NO_TELEMETRY)
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # as `load_package` does
 
+# No host is looked up: `diagnose` asks an index for the newest release. Those of `wheels.Index` are
+# folders. `make truth` installs real releases.
+os.environ.setdefault("UV_OFFLINE", "1")
+
 # Hundreds of commands are started, each of which would compile all that it imports where bytecode
 # is not to be kept.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -28,7 +28,8 @@ class Index:
         """Empty, but for NumPy."""
         self.folder = folder
         folder.mkdir(parents=True)
-        self.add("numpy", "2.0", NUMPY)
+        for version in ("1.26", "2.0"):
+            self.add("numpy", version, NUMPY)
 
     def add(
         self, name: str, version: str, files: Mapping[str, str], tag: str = "py3", needs: str = ""

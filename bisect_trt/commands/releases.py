@@ -16,7 +16,7 @@ from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.call import Call
 from bisect_trt.steps.release_boundary import Range, ask_releases, in_releases, list_releases
-from bisect_trt.steps.second_opinion import wrong_reference
+from bisect_trt.steps.second_opinion import Disagreement, ask_evaluator
 from bisect_trt.targets.base import Package
 from bisect_trt.targets.options import Target
 
@@ -70,8 +70,9 @@ def run(call: Call) -> Result:
         )
         console.step("Probe each release" if own.find_all else "Bisect the releases")
         model = replace(subject.original, runs=call[Search].repeat or 1)
-        doubt = None if check.argv or len(subject.samples) > 1 else wrong_reference(subject)
-        if doubt is not None:
+        asks = not check.argv and len(subject.samples) == 1
+        doubt = ask_evaluator(subject) if asks else None
+        if isinstance(doubt, Disagreement):
             console.answer(f"{doubt.sentence} Releases are compared with the evaluator.")
             call.result.extra["reference_doubt"] = doubt.sentence
             model = replace(model, values=doubt.values)

@@ -20,6 +20,7 @@ from bisect_trt.options.searches import Diagnose, Reduce
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import BuiltinCheck
+from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.reproducer import MODEL, SCRIPT, Since, pack
 from bisect_trt.report.result import Result
@@ -44,16 +45,16 @@ from bisect_trt.steps.minimal_case import (
     tell_modules,
 )
 from bisect_trt.steps.reduced_model import deliver, smallest
-from bisect_trt.steps.release_boundary import newest_passes, since_when
+from bisect_trt.steps.release_boundary import ask_newest, since_when
 from bisect_trt.steps.reproducer import Left, leave_reproducer, make_folder
 from bisect_trt.steps.rounding import rounding_alone
-from bisect_trt.steps.second_opinion import right_here, wrong_reference
+from bisect_trt.steps.second_opinion import Disagreement, Vote, ask_evaluator, right_here
 from bisect_trt.steps.shrink import shrink
 from bisect_trt.steps.switches import name_cause
 from bisect_trt.steps.workarounds import (
     after_diagnosis,
 )
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.place import rerun_command
 
@@ -156,34 +157,54 @@ class Diagnosis:
         try:
             record = session.probe_original(self.search)
         except DoesNotReproduce as error:
-            raise self.advised(self.doubted(error)) from error
+            raise self.doubted(error) from error
         session.console.say(f"  yes: {record.reason}")
 
     def doubted(self, error: DoesNotReproduce) -> DoesNotReproduce:
-        """Return the error; the result says if ONNX's evaluator differs from the reference, which the target matches."""
-        session = self.session
-        doubt = wrong_reference(session.subject)
-        if doubt is None:
-            return error
-        session.result.extra["reference_doubt"] = doubt.sentence
-        session.console.answer(doubt.sentence)
-        if not self.own.no_other_release:
-            case = replace(session.subject.original, values=doubt.values)
-            self.tell_upgrade(newest_passes(session, self.check, case))
-        return DoesNotReproduce(
-            f"{error}\n  - `{session.command('releases', self.check)}`: finds the releases that are right"
-        )
+        """Return the error, with what to do if the reference, which the target matches, may be wrong.
 
-    def upgrade(self, case: Candidate) -> Since | None:
-        """Return the release of this environment, or the newest on the index, if a failing case passes there.
-
-        The index is asked where the target runs in an environment that was installed for the run.
+        ONNX's evaluator is asked. Where it has no vote, and target and reference are one release,
+        the newest release is asked.
         """
         session = self.session
-        installs = any(place.said.startswith("env=") for place in session.subject.workers.places)
+        subject = session.subject
+        doubt = ask_evaluator(subject)
+        target = self.check.target
+        assert target is not None
+        is_reference = target.target is reference_settings().target and not subject.workers.places
+        if doubt is Vote.AGREES or (doubt is Vote.NONE and not is_reference):
+            return self.advised(error)
+        case = subject.original
+        if isinstance(doubt, Disagreement):
+            case = replace(case, values=doubt.values)
+            session.result.extra["reference_doubt"] = doubt.sentence
+            session.console.answer(doubt.sentence)
+        newest = None if self.own.no_other_release else ask_newest(session, self.check, case)
+        if isinstance(doubt, Disagreement):
+            self.tell_upgrade(None if newest is None else newest.upgrade)
+            step = f"`{session.command('releases', self.check)}`: finds the releases that are right"
+            return DoesNotReproduce(f"{error}\n  - {step}")
+        if newest is None or newest.outcome.ending is not Ending.MISMATCHED:
+            return self.advised(error)
+        sentence = (
+            f"The reference may be wrong: {newest.release} computes other values than the release of this environment "
+            f"({newest.outcome.reason}), and ONNX's reference evaluator has no vote. If the values of {newest.release} are "
+            "right, upgrade."
+        )
+        session.result.extra["reference_doubt"] = sentence
+        session.console.answer(sentence)
+        command = session.command("diagnose", self.check)
+        command += f" --on env={newest.release.replace(' ', '==')}"
+        return DoesNotReproduce(f"{error}\n  - `{command}`: finds the node that differs")
+
+    def upgrade(self, case: Candidate) -> Since | None:
+        """Return the release of this environment, or the newest on the index, if a failing case passes there."""
+        session = self.session
+        local = all(place.local for place in session.subject.workers.places)
         since = right_here(session, self.check, case)
-        if since is None and installs and not (self.own.no_other_release or self.own.releases):
-            since = newest_passes(session, self.check, case)
+        if since is None and local and not (self.own.no_other_release or self.own.releases):
+            newest = ask_newest(session, self.check, case)
+            since = None if newest is None else newest.upgrade
         self.tell_upgrade(since)
         return since
 

@@ -10,9 +10,7 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
@@ -43,6 +41,7 @@ from bisect_trt.session.session import Session
 from bisect_trt.session.space import Series
 from bisect_trt.session.subject import Subject
 from bisect_trt.steps.minimal_case import named_nodes
+from bisect_trt.steps.second_opinion import installed_versions
 from bisect_trt.targets.base import Package
 from bisect_trt.targets.messages import error_class
 from bisect_trt.targets.settings import TargetSettings
@@ -56,6 +55,8 @@ from bisect_trt.worker.protocol import CANCELLED
 
 _REASON_LENGTH = 200
 """The length to which the reason of a release is cut."""
+_INDEX_SECONDS = 30.0
+"""The time in which an index must answer a question that the user did not ask for."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,11 @@ class ReleaseCheck:
         limit = subject.settings.data.memory_limit
         timeout = self.check.timeout
         with WorkerPool(
-            subject.workspace.folder, memory_limit=limit, timeout=timeout, places=(place,)
+            subject.workspace.folder,
+            memory_limit=limit,
+            timeout=timeout,
+            places=(place,),
+            deadline=subject.workers.deadline,
         ) as pool:
             began = time.monotonic()  # without the making of the environment
             outcome = replace(self.check, workers=pool).run(files, cancel)
@@ -215,11 +220,16 @@ class Range:
         )
 
 
-def list_releases(package: str, wanted: Range) -> dict[str, str]:
+def list_releases(package: str, wanted: Range, timeout: float | None = None) -> dict[str, str]:
     """Return the releases of a range, the oldest first, each with its interpreter; an empty one is the running one.
 
     Other installed interpreters are used, the nearest version first, where the running one has no
     releases as old or as new.
+
+    Args:
+        package: Its name on the index.
+        wanted: The range.
+        timeout: The seconds that the index may take each time, if these are fewer than usual.
 
     Raises:
         UnavailableError: There are no releases, or the index does not answer.
@@ -231,7 +241,7 @@ def list_releases(package: str, wanted: Range) -> dict[str, str]:
                 find_python(python)
         except UnavailableError:
             continue
-        for release in list_index(package, python or None):
+        for release in list_index(package, python or None, timeout):
             found.setdefault(Version(release), python)
         if (
             found
@@ -418,7 +428,7 @@ def since_when(
     subject = session.subject
     failing = (record for record in reversed(prober.ledger.records) if record.signature == original)
     failure = prober.ledger.outcome(case.key) or next(failing, None)
-    known = _failing_releases(session, package)
+    known = _failing_releases(session, target)
     try:
         # Other nodes of the whole model may have the names that a message about the case is made
         # of.
@@ -442,52 +452,77 @@ def since_when(
     return found.tell(console)
 
 
-def _failing_releases(session: Session, package: Package) -> list[str]:
-    """Return the releases of the target's package in the places of the run, or in this environment."""
-    seen = session.subject.seen.values()
-    if places := [each.found.get("packages", {}).get(package.name) for each in seen]:
-        return [str(version) for version in places if version]
-    with suppress(metadata.PackageNotFoundError):
-        return [metadata.version(package.name)]
-    return []
+def _failing_releases(session: Session, target: TargetSettings) -> list[str]:
+    """Return the releases of the target's packages in the places of the run, or in this environment."""
+    names = [package.name for package in target.target.packages]
+    if seen := session.subject.seen.values():
+        packages = [each.found.get("packages", {}) for each in seen]
+        return [str(each[name]) for each in packages for name in names if each.get(name)]
+    return [*installed_versions(target)]
 
 
-def newest_passes(session: Session, check: CheckSettings, case: Candidate) -> Since | None:
-    """Run a failing case in the newest release on the index, in an environment of its own.
+@dataclass(frozen=True)
+class Newest:
+    """A case in the newest release on the index.
+
+    Attributes:
+        release: The package and its release.
+        outcome: The outcome there.
+    """
+
+    release: str
+    outcome: Outcome
+
+    @property
+    def upgrade(self) -> Since | None:
+        """The upgrade, if the case passes there."""
+        if self.outcome.ending is not Ending.PASSED:
+            return None
+        return Since(f"{self.release} passes.", f"upgrade to {self.release} or later")
+
+
+def ask_newest(session: Session, check: CheckSettings, case: Candidate) -> Newest | None:
+    """Run a case in the newest release on the index, in an environment of its own.
 
     Args:
         session: The session.
         check: Has the target.
-        case: Fails here; compared with its values, or with the reference's.
+        case: Is compared with its values, or with the reference's.
 
     Returns:
-        The upgrade, if it passes there; ``None`` where there is no newer release, it fails too, the
-        index does not answer, or each run is a build.
+        ``None`` where there is no newer release, the index does not answer, or each run is a build.
     """
     subject = session.subject
     target = check.target
     package = None if target is None else target.target.package(target)
     if target is None or package is None or target.target.compiles:
         return None
-    session.console.step(f"Is the newest release of {package.name} right?")
+    console = session.console
+    console.step(f"Is the newest release of {package.name} right?")
+    left = subject.workers.deadline.seconds_left()
+    seconds = _INDEX_SECONDS if left is None else min(left, _INDEX_SECONDS)
     try:
-        release, python = [*list_releases(package.index_name, Range()).items()][-1]
-        if release in _failing_releases(session, package):
-            session.console.say(f"  {release} is the newest")
-            return None
-        environment = Environment(
-            with_numpy(package.requirements(release)), python, alone=bool(package.parts)
+        pythons = list_releases(package.index_name, Range(), seconds)
+    except BisectError as error:
+        console.say(f"  {error}")
+        console.answer(
+            f"The newest release of {package.name} was not tried, because no package index answers."
         )
-        candidate = replace(case, title=release, packages=str(environment))
+        return None
+    release = [*pythons][-1]
+    if any(Version(each) >= Version(release) for each in _failing_releases(session, target)):
+        console.say(f"  {release} is the newest")
+        return None
+    environment = Environment(
+        with_numpy(package.requirements(release)), pythons[release], alone=bool(package.parts)
+    )
+    candidate = replace(case, title=release, packages=str(environment))
+    try:
         outcome = in_releases(session.prober.check, subject, target).run(
             session.prober.write(candidate)
         )
     except BisectError as error:
-        session.console.say(f"  not found: {error}")
+        console.say(f"  not found: {error}")
         return None
-    session.console.say(f"  {release}: {outcome.reason}")
-    if outcome.ending is not Ending.PASSED:
-        return None
-    return Since(
-        f"{package.name} {release} passes.", f"upgrade to {package.name} {release} or later"
-    )
+    console.say(f"  {release}: {outcome.reason}")
+    return Newest(f"{package.name} {release}", outcome)

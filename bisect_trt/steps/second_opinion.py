@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from importlib import metadata
 
 from packaging.version import Version
@@ -58,8 +59,15 @@ class Disagreement:
         )
 
 
-def wrong_reference(subject: Subject) -> Disagreement | None:
-    """Compare the reference with ONNX's evaluator, tensor by tensor; ``None`` where they match or the evaluator has no vote."""
+class Vote(Enum):
+    """The opinion of ONNX's evaluator of the reference, where it does not disagree."""
+
+    AGREES = "agrees"
+    NONE = "none"
+
+
+def ask_evaluator(subject: Subject) -> Disagreement | Vote:
+    """Compare the reference with ONNX's evaluator, tensor by tensor."""
     network = subject.network
     if (
         subject.truth is not network
@@ -67,12 +75,14 @@ def wrong_reference(subject: Subject) -> Disagreement | None:
         or drawing_nodes(network.proto)
         or subject.reference.lost
     ):
-        return None
+        return Vote.NONE
     layers = compare_layers(
         Marking(subject, EVALUATOR, ToleranceOptions(nonfinite_equal=True), EVALUATOR_SECONDS)
     )
-    if layers.refused or not layers.outputs_fail or not layers.origins:
-        return None
+    if layers.refused or (layers.outputs_fail and not layers.origins):
+        return Vote.NONE
+    if not layers.outputs_fail:
+        return Vote.AGREES
     first = layers.origins[0]
     differing = next(
         layers.tensors[name] for name in network.made(first) if not layers.tensors[name].passed
@@ -80,7 +90,7 @@ def wrong_reference(subject: Subject) -> Disagreement | None:
     fed = subject.values(subject.original, subject.original.inputs)
     outputs = subject.models.run("fault", network.proto, fed, EVALUATOR, EVALUATOR_SECONDS)
     if isinstance(outputs, Failed):
-        return None
+        return Vote.NONE
     return Disagreement(network.describe(first), differing.describe(), {**fed, **outputs})
 
 
@@ -97,14 +107,17 @@ def right_here(session: Session, check: CheckSettings, case: Candidate) -> Since
         return None
     failing = {str(seen.target.get("version", "")) for seen in subject.seen.values()}
     try:
-        here = max(map(Version, _versions(target)))
+        here = max(map(Version, installed_versions(target)))
         if not all(Version(each) < here for each in failing):
             return None
     except ValueError:  # nothing is installed here, or a version is unknown
         return None
     title = target.target.title
     files = session.prober.write(replace(case, title=f"{title} {here}"))
-    with WorkerPool(subject.workspace.folder, timeout=check_here.timeout) as pool:
+    deadline = subject.workers.deadline
+    with WorkerPool(
+        subject.workspace.folder, timeout=check_here.timeout, deadline=deadline
+    ) as pool:
         outcome = replace(check_here, workers=pool).run(files)
     if outcome.ending is not Ending.PASSED:
         return None
@@ -112,7 +125,7 @@ def right_here(session: Session, check: CheckSettings, case: Candidate) -> Since
     return Since(f"{title} {older} fails, {here} passes.", f"upgrade to {title} {here} or later")
 
 
-def _versions(target: TargetSettings) -> Iterator[str]:
+def installed_versions(target: TargetSettings) -> Iterator[str]:
     """Yield the versions of the target's packages in this environment."""
     for package in target.target.packages:
         with suppress(metadata.PackageNotFoundError):

@@ -49,11 +49,13 @@ _UNREACHED = re.compile(
 _FRAME = " \u2502\u251c\u2500\u25b6\u00d7\u2570\u256d"
 """Characters that uv draws around its messages."""
 _SHOWN_LINES = 6
+_NO_INDEX = "UV_NO_INDEX"
+"""Becomes an option: uv does not read it."""
 _SETTINGS = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
     "find-links": "UV_FIND_LINKS",
-    "no-index": "UV_NO_INDEX",
+    "no-index": _NO_INDEX,
     "trusted-host": "UV_INSECURE_HOST",
     "cert": "SSL_CERT_FILE",
 }
@@ -208,7 +210,8 @@ def _kept(wanted: Environment, python: str, say: Callable[[str], None], tool: _T
 
 def _make(place: Path, wanted: Environment, python: str, tool: _Tool) -> None:
     settings = index_settings()
-    alone = [_ALONE] if wanted.alone else []
+    options = [_ALONE] if wanted.alone else []
+    options += ["--no-index"] if _is_on(settings.get(_NO_INDEX)) else []
     for words in (
         [
             "venv",
@@ -227,7 +230,7 @@ def _make(place: Path, wanted: Environment, python: str, tool: _Tool) -> None:
             "--python",
             str(place / "bin" / "python"),
             *wanted.requirements,
-            *alone,
+            *options,
         ],
     ):
         status, said = tool([uv(), *words], settings)
@@ -299,22 +302,32 @@ def find_python(asked: str) -> str:
     return said.splitlines()[-1].strip()
 
 
-def releases(package: str, python: str | None = None) -> list[str]:
+def releases(package: str, python: str | None = None, timeout: float | None = None) -> list[str]:
     """The releases of a package for an interpreter (``3.11``), by default this one, the oldest first, without pre-releases.
+
+    Args:
+        package: Its name on the index.
+        python: The version of the interpreter.
+        timeout: The seconds that the index may take, if these are fewer than usual.
 
     Raises:
         UnavailableError: The index does not answer.
     """
     version = python or f"{sys.version_info[0]}.{sys.version_info[1]}"
     # A source distribution may be older than all wheels, and cannot be built today.
-    found = _listed(package, ["--python-version", version, "--only-binary", ":all:"])
+    wheels = ["--python-version", version, "--only-binary", ":all:"]
+    found = _listed(package, wheels, timeout)
     return (
-        found if found or python is not None else _listed(package, [])
+        found if found or python is not None else _listed(package, [], timeout)
     )  # but some packages have no wheels
 
 
-def _listed(package: str, options: Sequence[str]) -> list[str]:
-    status, said = run_tool([*_pip(), "index", "versions", package, *options])
+def _listed(package: str, options: Sequence[str], timeout: float | None) -> list[str]:
+    # pip does not read it, but may have been told to look into folders alone.
+    if _is_on(os.environ.get("UV_OFFLINE")) and not _is_on(os.environ.get("PIP_NO_INDEX")):
+        raise PlaceError(f"the releases of {package} cannot be listed: UV_OFFLINE is set.")
+    words = [*_pip(), "index", "versions", package, *options]
+    status, said = run_tool(words, timeout=timeout)
     listed = re.search(r"^Available versions: (.*)$", said, re.MULTILINE)
     if status != 0 or listed is None:
         if _is_missing(said):
@@ -330,6 +343,11 @@ def _listed(package: str, options: Sequence[str]) -> list[str]:
         ):  # of the time before there was a rule for versions
             found.append(Version(word.strip()))
     return [str(each) for each in sorted(found) if not each.is_prerelease]
+
+
+def _is_on(value: str | None) -> bool:
+    """Whether a setting of uv or pip is true."""
+    return (value or "").lower() in ("1", "t", "true", "y", "yes", "on")
 
 
 def _pip() -> list[str]:

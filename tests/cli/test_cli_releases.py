@@ -65,6 +65,12 @@ def InferenceSession(*_, **__):
         "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Fused(VERSION) node with name ''"
     )
 """
+UNFUSED = """
+REAL = InferenceSession
+def InferenceSession(model, options, *arguments, **others):
+    options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
+    return REAL(model, options, *arguments, **others)
+"""
 SIGNED = """
 class InferenceSession(InferenceSession):
     def run(self, outputs, fed, *arguments):
@@ -85,6 +91,7 @@ def InferenceSession(model, *_, **__):
     )
 """
 KINDS = {
+    "D": UNFUSED,
     "E": SIGNED,
     "L": LAST_NODE,
     "N": LACKS,
@@ -346,7 +353,7 @@ def test_the_newest_release_on_the_index_is_the_fix(
 def doubted(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A model and inputs of which ONNX's evaluator, with a vote here, and this ONNX Runtime compute different values."""
     monkeypatch.setattr(second_opinion, "objection", lambda _: "")
-    releases(here, "PE").tell(monkeypatch)
+    releases(here, "PE", major=99).tell(monkeypatch)
     path = save_text(
         "lp.onnx", "(float[2, 3] x) => (float[2, 3] y)", "y = LpNormalization<p = 1, axis = 1>(x)"
     )
@@ -360,7 +367,8 @@ def test_a_release_is_not_blamed_for_the_error_of_the_reference(
 ) -> None:
     result = cli("releases", *doubted).ended(0).result
     assert "LpNormalization" in result["reference_doubt"]
-    assert (result["releases"], result["first_passing"]) == ({"1.0": "FAIL", "1.1": "PASS"}, "1.1")
+    verdicts = {"99.0": "FAIL", "99.1": "PASS"}
+    assert (result["releases"], result["first_passing"]) == (verdicts, "99.1")
 
 
 @pytest.mark.slow
@@ -372,7 +380,45 @@ def test_the_same_error_on_both_sides_is_seen(
     ran = cli("diagnose", *doubted, "-o", "out", *options)
     assert ran.status == 1
     assert "differ first in LpNormalization 'y'" in ran.result["reference_doubt"]
-    assert ran.result.get("upgrade") == (None if forbids else "upgrade to onnxruntime 1.1 or later")
+    upgrade = None if forbids else "upgrade to onnxruntime 99.1 or later"
+    assert ran.result.get("upgrade") == upgrade
+
+
+@pytest.mark.parametrize(
+    ("text", "doubts"),
+    [("y = LRN<size = 3>(x)", True), ("y = Relu(x)", False)],
+    ids=["no vote", "the evaluator agrees"],
+)
+def test_the_newest_release_is_asked_where_the_evaluator_has_no_vote(
+    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch, text: str, *, doubts: bool
+) -> None:
+    releases(here, "F", major=99).tell(monkeypatch)
+    path = save_text("m.onnx", "(float[1, 3, 2, 2] x) => (float[1, 3, 2, 2] y)", text)
+    ran = cli("diagnose", path, "--onnxrt", "--json", "r.json", "-o", "out")
+    assert ran.status == 1
+    assert ("onnxruntime 99.0 computes other" in ran.result.get("reference_doubt", "")) is doubts
+    assert ("--on env=onnxruntime==99.0" in ran.out + ran.err) is doubts
+    assert (here / "envs").exists() is doubts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reaches", [True, False])
+def test_the_newest_release_is_asked_where_the_release_here_is_blamed(
+    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch, *, reaches: bool
+) -> None:
+    """Node fusion drops an edge, which the newest release does not."""
+    releases(here, "D", major=99).tell(monkeypatch)
+    if not reaches:
+        monkeypatch.delenv("PIP_NO_INDEX")
+    nodes = "same = Cast<to = 1>(x) one = Constant<value_float = 1.0>() inverse = Div(one, s)"
+    body = f"s = Sigmoid(x) {nodes} y = Mul(same, inverse)"
+    path = save_text("m.onnx", "(float[2, 3] x) => (float[2, 3] y)", body)
+    ran = cli("diagnose", path, "--onnxrt", "--json", "r.json", "-o", "out").ended(0)
+    upgrade = "upgrade to onnxruntime 99.0 or later" if reaches else None
+    assert ran.result.get("upgrade") == upgrade
+    issue = (here / "out" / "ISSUE.md").read_text()
+    assert issue.startswith("> **Fixed in a newer release**") is reaches
+    assert ("was not tried, because no package index answers" in ran.out) is not reaches
 
 
 @pytest.mark.slow

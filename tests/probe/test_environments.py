@@ -99,6 +99,9 @@ def test_an_index_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", "")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(UnavailableError, match="UV_OFFLINE is set"):
+        releases("brittle")
+    monkeypatch.setenv("UV_OFFLINE", "0")
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     with pytest.raises(UnavailableError, match="Check that the index is reachable") as raised:
         interpreter(Environment.parse("brittle==1.2"))
@@ -108,6 +111,15 @@ def test_an_index_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         match=r"the releases of brittle cannot be listed: .*Is the index reachable",
     ):
         releases("brittle")
+
+
+@pytest.mark.usefixtures("index")
+def test_uv_asks_no_index_if_pip_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_OFFLINE", "0")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(NoSuchRelease, match="brittle==7"):
+        interpreter(Environment.parse("brittle==7"))
 
 
 @pytest.mark.usefixtures("index")
