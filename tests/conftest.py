@@ -64,7 +64,7 @@ settings.register_profile(
     print_blob=False,
     derandomize=True,
     database=None,
-    max_examples=25,
+    max_examples=15,
 )
 settings.register_profile("deep", settings.get_profile("default"), max_examples=100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

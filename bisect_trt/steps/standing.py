@@ -34,6 +34,8 @@ def _objection(node: onnx.NodeProto, opset: int) -> str:
     nearest = attribute(node, "nearest_mode", b"")
     wrong = {
         "LRN of other channels": op == "LRN",
+        "AveragePool that counts its padding": op == "AveragePool"
+        and attribute(node, "count_include_pad", 0) == 1,
         "LpNormalization of signed values": op == "LpNormalization"
         and attribute(node, "p", 2) == 1,
         f"{op} with SAME_LOWER": op == "MaxPool"

@@ -237,6 +237,7 @@ def test_everything_that_is_here_is_listed(tmp_path: Path) -> None:
     assert not (tmp_path / ".bisect-trt").exists()
 
 
+@pytest.mark.slow
 def test_two_builds_of_onnx_runtime_in_one_folder_are_a_warning(
     shadow: Path, tmp_path: Path
 ) -> None:

@@ -321,6 +321,7 @@ def test_the_newer_release_of_this_environment_is_the_fix(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("history", "options", "upgrade"),
     [

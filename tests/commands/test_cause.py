@@ -67,6 +67,7 @@ def test_either_of_two_passes_is_named_among_dozens_in_twelve_probes(
     assert subprocess.run(words, cwd=tmp_path, capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_diagnosis_names_it_in_its_report_and_in_the_bug_report(tmp_path: Path) -> None:
     model = planted(_BY_NAME["Dropout, Div, Mul"], tmp_path)
     result = bisect_trt.diagnose(model, output=tmp_path / "out", run=tmp_path / "run", shrink=False)
@@ -92,6 +93,7 @@ def two_bugs(path: Path) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_what_one_failure_needs_and_the_whole_model_needs_more_of_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +179,7 @@ SQUARES = """h = Mul(x, big) square = Mul(h, h) v = ReduceMean<axes = [-1], keep
 """Two root mean squares of values that fp16 holds, and whose squares it does not."""
 
 
+@pytest.mark.slow
 def test_squares_past_fp16_are_scaled_everywhere(cli: CommandLine) -> None:
     """The first is the culprit; the second would fail next. No node stays in fp32."""
     onnx.save(

@@ -31,6 +31,7 @@ def test_a_command_in_one_file(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_oracle_in_one_file(tmp_path: Path) -> None:
     overflowing(tmp_path / "model.onnx")
     words = [

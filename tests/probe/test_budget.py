@@ -99,6 +99,7 @@ def test_the_time_of_the_reference_counts(cli: CommandLine, here: Path, words: s
     assert ran.result["why"] == "the budget is spent (--max-time 2)."
 
 
+@pytest.mark.slow
 def test_the_time_of_the_original_counts(cli: CommandLine, model: Path) -> None:
     check = "./" + script(Path("check"), "sleep 600 & echo $$ $! >> pids; sleep 600")
     for repeat in ([], ["--repeat", "3"]):

@@ -56,6 +56,7 @@ def write_model(path: Path) -> None:
     save_proto(path, nodes, [x], [y], {"w": weights, **ints})
 
 
+@pytest.mark.slow
 def test_a_slow_node_is_named(here: Path, cli: CommandLine) -> None:
     write_model(here / "m.onnx")
     result = cli("reduce", "m.onnx", *SLOW, "-o", "small.onnx", "--json", "r.json").ended(0).result
@@ -219,6 +220,7 @@ def test_what_openvino_adds_to_every_run_is_known(here: Path) -> None:
     assert reply.idle_s > 0
 
 
+@pytest.mark.slow
 def test_another_form_of_a_model_is_compared_with_the_model_itself(
     here: Path, cli: CommandLine
 ) -> None:

@@ -117,6 +117,7 @@ def test_what_it_does_not_take_is_no_failure_of_the_model(
     assert refused.value.code == code
 
 
+@pytest.mark.slow
 def test_the_reference_has_the_custom_operators_too(cli: CommandLine) -> None:
     library = pytest.importorskip("onnxruntime_extensions").get_library_path()
     nodes = [
