@@ -15,7 +15,7 @@ import onnx
 from onnx import helper
 
 from bisect_trt.onnxlib.cut import between, nothing_stored, splice
-from bisect_trt.onnxlib.functions import inlined
+from bisect_trt.onnxlib.functions import inlined, is_call
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import (
     DEFAULT_DOMAINS,
@@ -42,11 +42,6 @@ def has_body(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
     if node.domain in DEFAULT_DOMAINS and node.op_type in ("If", "Loop", "Scan"):
         return any(bodies(node))
     return is_call(model, node)
-
-
-def is_call(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
-    """Return whether a node calls one of the model's functions."""
-    return function_key(node) in map(function_key, model.functions)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,11 @@ from bisect_trt.onnxlib.nodes import (
 )
 
 
+def is_call(model: ModelProto, node: NodeProto) -> bool:
+    """Return whether a node calls one of the model's functions."""
+    return function_key(node) in map(function_key, model.functions)
+
+
 def inline_functions(model: ModelProto, keep: Collection[str]) -> ModelProto:
     """Return the model with the calls of its functions inlined, except those in ``keep``, which then call a copy.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-from bisect_trt.onnxlib.functions import inline_functions
+from bisect_trt.onnxlib.functions import inline_functions, is_call
 from bisect_trt.onnxlib.low_plan import Planner, ShapeValues, Stays
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, bodies, first_output
@@ -65,9 +65,6 @@ def lowers_inside(model: ModelProto, node: NodeProto, dtypes: Mapping[str, int],
         dtypes: ``TensorProto.DataType`` by tensor.
         low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
     """
-    if not any(bodies(node)) and all(
-        (node.domain, node.op_type) != (function.domain, function.name)
-        for function in model.functions
-    ):
+    if not any(bodies(node)) and not is_call(model, node):
         return False
     return count_lowered(Network(Planner(model, (), low).alone(node, dtypes)), low=low).lowered > 0

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bisect_trt.errors import UnavailableError
-from bisect_trt.onnxlib.bodies import Body, Outer, has_body, is_call
+from bisect_trt.onnxlib.bodies import Body, Outer, has_body
 from bisect_trt.onnxlib.cut import mark_outputs
+from bisect_trt.onnxlib.functions import is_call
 from bisect_trt.onnxlib.load import read_weight
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output, label
