@@ -6,14 +6,13 @@ import functools
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from bisect_trt.errors import BisectError, ExitStatus, InternalError, RunFolderError
 from bisect_trt.report.answers import SCHEMA, answer_of, exit_status
-from bisect_trt.report.summary import named, summary_lines
-from bisect_trt.report.text import Entry, Json, clean, plural
+from bisect_trt.report.summary import named
+from bisect_trt.report.text import Entry, Json, clean
 from bisect_trt.tensors.comparison import TensorComparison, strict_json
 from bisect_trt.tensors.files import read_inside, replacing
 from bisect_trt.version import __version__
@@ -41,7 +40,7 @@ _CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 _CUDA_PACKAGES = ("nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime")
 
 
-@dataclass(repr=False)
+@dataclass
 class Result:
     """The result of a command; its keys are stable (docs/json.md).
 
@@ -55,7 +54,7 @@ class Result:
         minimality: ``1-minimal`` or ``unproven``.
         why: The reason for a missing proof, or a remark.
         artifacts: The files that were written; ``None`` for the others.
-        extra: Fields of this command only; each is an attribute too.
+        extra: Fields of this command only.
     """
 
     command: str
@@ -68,18 +67,6 @@ class Result:
     why: str | None = None
     artifacts: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(_ARTIFACTS))
     extra: Entry = field(default_factory=dict)
-
-    @property
-    def proven(self) -> bool:
-        """Whether an answer was found and is 1-minimal; for ``compare``: whether everything matches."""
-        return self.exit_status is ExitStatus.OK
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - of the JSON
-        """Return a field of this command only (docs/json.md), such as ``comparisons`` of ``compare``."""
-        extra = vars(self).get("extra", {})
-        if name not in extra:
-            raise AttributeError(f"the result of {vars(self).get('command')} has no field {name!r}")
-        return extra[name]
 
     def end(self, status: str = "found", why: str | None = None) -> Result:
         """Record how the command ended: an answer is proven unless there is a reason ``why`` not; return the result."""
@@ -97,13 +84,6 @@ class Result:
     def suggest(self, command: str) -> None:
         """Add a command to run next, the best first."""
         self.extra.setdefault("next", []).append(command)
-
-    def summary(self) -> str:
-        """Return the answer in at most 25 lines, as the command line prints it."""
-        return "\n".join(f"{label}{text}" for label, text in summary_lines(self.to_json()))
-
-    def __repr__(self) -> str:
-        return f"<Result of {self.command}: {self.status}, {self.minimality}, {plural(len(self.culprits), 'culprit')}>"
 
     def end_early(self, ending: BaseException) -> ExitStatus:
         """Record the exception that ended the command early; return the exit status."""
