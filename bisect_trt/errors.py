@@ -29,6 +29,16 @@ class ExitStatus(IntEnum):
     """Ctrl-C; resumable."""
 
 
+def exit_status(status: str, minimality: str) -> ExitStatus:
+    """Return the exit status of a process that ended with a result."""
+    if status == "found":
+        return ExitStatus.OK if minimality == "1-minimal" else ExitStatus.UNPROVEN
+    return {
+        "not_reproduced": ExitStatus.NOT_REPRODUCED,
+        "interrupted": ExitStatus.INTERRUPTED,
+    }.get(status, ExitStatus.UNPROVEN)
+
+
 class BisectError(Exception):
     """The command ended without an answer.
 

@@ -14,16 +14,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from bisect_trt.errors import ExitStatus
+from bisect_trt.errors import ExitStatus, exit_status
 from bisect_trt.report.summary import summary_lines
-from bisect_trt.report.text import Entry, Json, plural
+from bisect_trt.report.text import SCHEMA, Entry, Json, plural
 
 Status = Literal["found", "not_reproduced", "inconclusive", "interrupted", "error"]
 Minimality = Literal["1-minimal", "unproven"]
 Whose = Literal["target", "reference", "precision", "rounding", "tie", "random", "unknown"]
 Number = float | Literal["inf", "-inf", "nan"] | None
 """A number; JSON has no infinities and NaN, so these are strings."""
-SCHEMA = 1
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -584,16 +583,6 @@ ANSWERS: dict[str, type[Answer]] = {
     "doctor": DoctorAnswer,
 }
 """By command; every other command has the fields of :class:`Answer`."""
-
-
-def exit_status(status: str, minimality: str) -> ExitStatus:
-    """Return the exit status of a process that ended with a result."""
-    if status == "found":
-        return ExitStatus.OK if minimality == "1-minimal" else ExitStatus.UNPROVEN
-    return {
-        "not_reproduced": ExitStatus.NOT_REPRODUCED,
-        "interrupted": ExitStatus.INTERRUPTED,
-    }.get(status, ExitStatus.UNPROVEN)
 
 
 def answer_of(plain: Json) -> Answer:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from bisect_trt.errors import BisectError, ExitStatus, InternalError, RunFolderError
-from bisect_trt.report.answers import SCHEMA, answer_of, exit_status
+from bisect_trt.errors import BisectError, ExitStatus, InternalError, RunFolderError, exit_status
 from bisect_trt.report.summary import named
-from bisect_trt.report.text import Entry, Json, clean
+from bisect_trt.report.text import SCHEMA, Entry, Json, clean
 from bisect_trt.tensors.comparison import TensorComparison, strict_json
 from bisect_trt.tensors.files import read_inside, replacing
 from bisect_trt.version import __version__
@@ -162,6 +161,8 @@ def read_result(path: Path) -> Entry:
             f"{file} has schema {plain['schema']}, and this version of bisect-trt reads {SCHEMA}; "
             "use the version that wrote it."
         )
+    from bisect_trt.report.answers import answer_of  # noqa: PLC0415 - every command imports this module, and few read a result
+
     try:
         answer_of(plain)
     except msgspec.ValidationError as error:

@@ -10,6 +10,8 @@ from typing import Any
 
 from bisect_trt.search.oracle import Verdict
 
+SCHEMA = 1
+"""The number of the JSON schema; it rises if the meaning of a key changes."""
 Json = Mapping[str, Any]
 """A part of a result, as ``result.json`` holds it."""
 Entry = dict[str, Any]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from pages import ROOT
 
-from bisect_trt.report.answers import SCHEMA, answer_of
+from bisect_trt.report.answers import answer_of
+from bisect_trt.report.text import SCHEMA
 
 SCRIPT = """
 import bisect_trt
