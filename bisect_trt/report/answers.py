@@ -192,6 +192,7 @@ class Switches(_Part, frozen=True, kw_only=True):
     switches: tuple[str, ...]
     turned: str
     whole: bool
+    case: bool | None = None
     seen: str
     options: tuple[str, ...]
 

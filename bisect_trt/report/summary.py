@@ -256,12 +256,21 @@ def _cause(result: Json) -> Iterator[Row]:
         )
         if entry["whole"]:
             yield "", _sentence(entry["seen"])
+        if doubt := doubted_case(entry):
+            yield "", doubt
     if not detail["alternatives"]:
         why = (
             "; ".join(detail["doubted"])
             or f"the failure stays with each of the {tried_of(detail)} changed"
         )
         yield "Cause", f"not found in {detail['target']}: {why}"
+
+
+def doubted_case(entry: Json) -> str:
+    """Return why the minimal case may not show what fails in the whole model; empty if both pass with the same switches."""
+    if not entry["whole"] or entry.get("case") is not False:
+        return ""
+    return "The minimal case still fails with it, so that it shows the same mechanism is unproven."
 
 
 def tried_of(detail: Json) -> str:

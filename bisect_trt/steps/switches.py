@@ -14,7 +14,7 @@ from bisect_trt.errors import BisectError, ConflictError, UnsuitableModelError
 from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import reconfirm
-from bisect_trt.report.summary import tried_of
+from bisect_trt.report.summary import doubted_case, tried_of
 from bisect_trt.report.text import Entry
 from bisect_trt.search.keep import Alternatives, find_alternatives
 from bisect_trt.search.oracle import (
@@ -237,10 +237,16 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
                 f"  not found in {_MOST_COSTLY} builds; `{session.command('cause', check)}` searches further"
             )
             return []
-        detail = _confirm(session, panel, replace(panel, base=original, target=target), found)
+        whole_panel = replace(panel, base=original, target=target)
+        small = None if case is None or costly else replace(panel, base=case)
+        detail = _confirm(session, panel, whole_panel, found, small)
+        passing = any(entry["whole"] for entry in detail["alternatives"])
+        # The message of a refusal or a crash shows which mechanism it is; a wrong value does not.
+        if passing and base is case and not costly and not session.prober.ledger.is_broken:
+            detail["alternatives"] += _fixing_only_whole(session, whole_panel, case, found)
         known = result.extra["cause_detail"]
         result.extra["cause_detail"] = detail if detail["alternatives"] or not known else known
-        if any(entry["whole"] for entry in detail["alternatives"]):
+        if passing:
             break
     detail = result.extra["cause_detail"]
     whole = [entry for entry in detail["alternatives"] if entry["whole"]]
@@ -248,8 +254,50 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
     return _print(session, detail)
 
 
-def _confirm(session: Session, panel: Panel, whole: Panel, answers: Answers) -> Entry:
-    """Confirm the switches found for ``panel`` on the ``whole`` model; return ``cause_detail``, the fewest switches first."""
+def _fixing_only_whole(
+    session: Session, whole: Panel, case: Candidate, answers: Answers
+) -> list[Entry]:
+    """Return confirmed alternatives that fix the whole model while its minimal case fails: the case shows another mechanism.
+
+    Args:
+        session: The model's session.
+        whole: The switches of the minimal case, for the whole model.
+        case: The minimal case.
+        answers: The alternatives for the case. Switches that are in none of them are changed
+            together first.
+    """
+    unused = frozenset(
+        unit for unit, switch in enumerate(whole.switches) if switch.tier is not Tier.WHOLE
+    ).difference(*answers.alternatives.found)
+    small = replace(whole, base=case)
+    probe = session.prober.probe
+    if (
+        not unused
+        or probe(small.candidate(unused)).verdict is not Verdict.FAIL
+        or probe(whole.candidate(unused)).verdict is not Verdict.PASS
+    ):
+        return []
+    rest = replace(whole, switches=[whole.switches[unit] for unit in sorted(unused)])
+    more = search_switches(session, rest)
+    assert more is not None, "the number of questions is not limited"
+    return list(_confirm(session, rest, rest, more, replace(rest, base=case))["alternatives"])
+
+
+def _confirm(
+    session: Session, panel: Panel, whole: Panel, answers: Answers, small: Panel | None
+) -> Entry:
+    """Confirm alternatives on the whole model.
+
+    Args:
+        session: The model's session.
+        panel: The switches that were searched, for the model that was searched.
+        whole: The same switches for the whole model.
+        answers: The alternatives.
+        small: The same switches for the minimal case, which is probed too; ``None`` if there is none.
+
+    Returns:
+        The field ``cause_detail``, the fewest switches first.
+    """
     prober = session.prober
     entries = list[Entry]()
     doubts = list[str]()
@@ -267,9 +315,13 @@ def _confirm(session: Session, panel: Panel, whole: Panel, answers: Answers) -> 
             doubts.append(f"{' and '.join(names)}: {believed.record.reason}")
             continue
         options = [*whole.turned(units).flags(), *session.place_words]
+        case_passes = (
+            None if small is None else prober.probe(small.candidate(units)).verdict is Verdict.PASS
+        )
         said = {
             "turned": panel.said(units),
             "whole": passes,
+            "case": case_passes,
             "seen": believed.seen,
             "options": options,
         }
@@ -307,6 +359,9 @@ def _print(session: Session, detail: Entry) -> list[str]:
         console.answer(f"{'Or' if answers else 'Cause'}: {sentence}")
         console.answer(f"  a{options}")
         answers.append(f"{sentence} A{options}")
+        if doubt := doubted_case(entry):
+            console.answer(f"  {doubt}")
+            answers.append(doubt)
     if not detail["complete"]:
         console.answer("  There are more: the search ended after these.")
     return answers

@@ -23,10 +23,13 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.rewrites import with_barriers
 from bisect_trt.probe.oracles import error_of
 from bisect_trt.report.summary import tried_of
+from bisect_trt.search.oracle import Minimum
+from bisect_trt.session.session import Case, Session
+from bisect_trt.steps import diagnosis
 from bisect_trt.steps.reproducer import carry
 from bisect_trt.targets.base import Target
 from bisect_trt.targets.onnxrt import OnnxRuntimeTarget
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.settings import Switch, TargetSettings, setting
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.tolerance import Tolerance
 
@@ -118,6 +121,46 @@ def test_what_one_failure_needs_and_the_whole_model_needs_more_of_is_found(
     assert result.cause == alone
     assert result.cause_detail is not None
     assert [entry.whole for entry in result.cause_detail.alternatives] == [True]
+
+
+MASKED = """k = Mul(x, two) g = com.microsoft.Gelu(k) z = Mul(g, zero) t = Tanh(x) q = QuantizeLinear(t, scale, zp)
+    d = DequantizeLinear(q, scale, zp) u = Tanh(d) y = Add(u, z)"""
+"""Two options of ONNX Runtime change values: an approximated Gelu (multiplied by zero), and removed Q/DQ pairs."""
+
+
+@pytest.mark.parametrize(("case", "shared"), [("g", False), ("g", True), ("q d", False)])
+def test_a_case_that_other_switches_fix_than_the_whole_model_is_doubted(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, case: str, *, shared: bool
+) -> None:
+    """The search is led to one of the two; only the Q/DQ pairs fail in the whole model. One switch may fix both."""
+    switches = OnnxRuntimeTarget.switches
+    both = [Switch("option:both", setting(session_options=()))] if shared else []
+    monkeypatch.setattr(OnnxRuntimeTarget, "switches", lambda *args: [*switches(*args), *both])
+    weights = {"two": np.float32(2), "zero": np.float32(0), "scale": np.float32(0.1)}
+    model = text_model(
+        "(float[4, 8] x) => (float[4, 8] y)", MASKED, weights | {"zp": np.int8(0)}, opset=17
+    )
+    model.opset_import.add(domain="com.microsoft", version=1)
+    onnx.save(model, "model.onnx")
+
+    def astray(session: Session, *_: object) -> Case:
+        network = session.subject.network
+        units = frozenset(network.rank[network.producer[name]] for name in case.split())
+        return Case(Minimum(units, proven=True))
+
+    monkeypatch.setattr(diagnosis, "extract_suspect", astray)
+    options = ["session.enable_quant_qdq_cleanup:1", "optimization.enable_gelu_approximation:1"]
+    limits = ["--atol", "1e-4", "--rtol", "1e-4", "-o", "out", "--json", "r.json"]
+    ran = cli("diagnose", "model.onnx", "--onnxrt", "--session-option", *options, *limits)
+    alternatives = ran.result["cause_detail"]["alternatives"]
+    whole = {each["switches"][0]: each["case"] for each in alternatives if each["whole"]}
+    same = case != "g"
+    assert whole.pop("option:both", None) is (True if shared else None)
+    assert whole.pop("option:session.enable_quant_qdq_cleanup") is same
+    assert set(whole.values()) <= {same}
+    doubted = "The minimal case still fails with it"
+    assert (doubted in " ".join(ran.out.split())) is not same
+    assert (doubted in Path("out/ISSUE.md").read_text()) is not same
 
 
 def test_a_target_without_switches_is_said_to_have_none(
