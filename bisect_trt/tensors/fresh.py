@@ -6,14 +6,15 @@ on others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
 
 from bisect_trt.tensors.info import Array
-from bisect_trt.tensors.inputs import Sample
+from bisect_trt.tensors.inputs import Sample, resized
 
 _WAYS = (*["alike"] * 4, "permuted", "permuted", "rescaled", "renormed", "rows", "channels")
 """The variations of consecutive samples. Rows and channels differ in magnitude: one overflows or
@@ -58,14 +59,26 @@ class Input:
     standard: bool = False
     axis: int | None = None
 
+    @property
+    def counts(self) -> bool:
+        """Whether it may count what differs in size between samples: one integer a row, not the same in each sample."""
+        first = self.samples[0]
+        a_row = first.dtype.kind in "iu" and first.size == (first.shape[0] if first.ndim else 1)
+        return a_row and not all(np.array_equal(first, sample) for sample in self.samples)
+
 
 @dataclass(frozen=True)
 class FreshSamples:
-    """Draws samples, varied in each of the ``ways`` in turn; the same number gives the same sample."""
+    """Draws samples, varied in each of the ``ways`` in turn; the same number gives the same sample.
+
+    Where the given samples differ in size, so do these; ``between`` says whether in sizes between
+    the given ones too.
+    """
 
     inputs: Mapping[str, Input]
     seed: int = 0
     ways: tuple[str, ...] = field(default=_WAYS)
+    between: bool = False
 
     @classmethod
     def like(
@@ -78,33 +91,58 @@ class FreshSamples:
             sizes: The number of entries of the table that an input of indices reads, by input name.
             seed: The seed of the random values.
         """
-        names = samples[0]
         # The square of a number past 1e154 is Inf.
         with np.errstate(over="ignore", invalid="ignore"):
-            return cls(
-                {
-                    name: _learn([sample[name] for sample in samples], sizes.get(name))
-                    for name in names
-                },
-                seed,
-            )
+            inputs = {
+                name: _learn([sample[name] for sample in samples], sizes.get(name))
+                for name in samples[0]
+            }
+        if not _differ_in_size(inputs.values()):
+            return cls(inputs, seed)
+        counts = [name for name, source in inputs.items() if source.counts and name not in sizes]
+        fixed = {name: replace(inputs[name], kind=Kind.FIXED) for name in counts}
+        return cls(inputs | fixed, seed, between=not counts)
 
     def draw(self, number: int) -> Sample:
         """Return a sample; the same number, from 0, gives the same one."""
         rng = np.random.default_rng([self.seed, number])
         variation = self.ways[number % len(self.ways)]
-        # Where samples differ in shape, all inputs take those of one of them: a mask is as long as
-        # its text.
-        shared = None
-        if any(
-            len({value.shape for value in source.samples}) > 1 for source in self.inputs.values()
-        ):
-            shared = int(rng.integers(len(next(iter(self.inputs.values())).samples)))
+        bases = self._bases(rng)
         # Callers drop samples with Inf.
         with np.errstate(over="ignore", invalid="ignore"):
             return {
-                name: _draw(source, variation, rng, shared) for name, source in self.inputs.items()
+                name: _draw(source, variation, rng, bases.get(name))
+                for name, source in self.inputs.items()
             }
+
+    def _bases(self, rng: np.random.Generator) -> Sample:
+        """Return the inputs in sizes between two given samples; empty where samples differ in values only.
+
+        Each dimension goes the same part of the way, so a mask stays as long as its text, and a
+        total the sum of its parts. A dimension stays a multiple of the common divisor of its sizes.
+        """
+        sources = self.inputs.values()
+        if not _differ_in_size(sources):
+            return {}
+        start, end = rng.integers(len(next(iter(sources)).samples), size=2)
+        steps = 0
+        for source in sources:
+            shapes = [sample.shape for sample in source.samples]
+            if not self.between or len(set(map(len, shapes))) > 1:
+                return {name: source.samples[start] for name, source in self.inputs.items()}
+            for sizes in zip(*shapes, strict=True):
+                unit = math.gcd(*sizes) or 1
+                steps = math.gcd(steps, abs(sizes[end] - sizes[start]) // unit)
+        step = int(rng.integers(steps, endpoint=True))
+        bases: Sample = {}
+        for name, source in self.inputs.items():
+            ends = (source.samples[start], source.samples[end])
+            sizes_of_axes = zip(*(sample.shape for sample in ends), strict=True)
+            shape = [
+                first + (last - first) // max(steps, 1) * step for first, last in sizes_of_axes
+            ]
+            bases[name] = resized(max(ends, key=np.size), shape)
+        return bases
 
     @property
     def varies(self) -> bool:
@@ -116,7 +154,15 @@ class FreshSamples:
         kinds: dict[str, list[str]] = {}
         for name, source in self.inputs.items():
             kinds.setdefault(_words(source, self.ways), []).append(f"'{name}'")
-        return "; ".join(f"{', '.join(names)}: {words}" for words, names in kinds.items())
+        described = [f"{', '.join(names)}: {words}" for words, names in kinds.items()]
+        if _differ_in_size(self.inputs.values()):
+            between = ", and sizes between" if self.between else ""
+            described.append(f"the sizes of the given samples{between}")
+        return "; ".join(described)
+
+
+def _differ_in_size(sources: Iterable[Input]) -> bool:
+    return any(len({value.shape for value in source.samples}) > 1 for source in sources)
 
 
 def _words(source: Input, variations: Sequence[str]) -> str:
@@ -161,7 +207,7 @@ def _learn_numbers(arrays: tuple[Array, ...], pooled: Array) -> Input:
 
 
 def _learn_ids(arrays: tuple[Array, ...], distinct: Array, size: int | None) -> Input:
-    values = arrays[0]
+    values = max(arrays, key=np.size)
     ones = size is None and values.ndim == 2 and len(distinct) == 1 and int(distinct[0]) == 1
     if ones:
         return Input(Kind.MASK, arrays)
@@ -204,8 +250,9 @@ def _uneven_axis(samples: Sequence[Array]) -> int | None:
     return uneven
 
 
-def _draw(source: Input, variation: str, rng: np.random.Generator, shared: int | None) -> Array:
-    base = source.samples[int(rng.integers(len(source.samples))) if shared is None else shared]
+def _draw(source: Input, variation: str, rng: np.random.Generator, base: Array | None) -> Array:
+    if base is None:
+        base = source.samples[int(rng.integers(len(source.samples)))]
     if source.kind is Kind.FIXED:
         return base
     if source.kind is Kind.MASK:

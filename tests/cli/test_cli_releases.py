@@ -172,6 +172,19 @@ def test_boundaries(
 
 
 @pytest.mark.slow
+def test_samples_of_several_lengths_are_run_in_each_release(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    releases(here, "PFP").tell(monkeypatch)
+    save_text(here / "text.onnx", "(float[1, n] x) => (float[1, n] y)", "y = Tanh(x)")
+    for size in (6, 7, 12):
+        np.savez(here / f"{size}.npz", x=np.ones((1, size), np.float32))
+    files = ("--load-inputs", "6.npz", "7.npz", "12.npz")
+    status, result, _ = ask(here, "text.onnx", "--onnxrt", *files)
+    assert (status, result["first_failing"], result["first_passing"]) == (0, "1.1", "1.2")
+
+
+@pytest.mark.slow
 def test_the_release_since_which_a_model_is_slow(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -363,6 +363,39 @@ def test_a_normal_law_stays_one() -> None:
         assert sample["x"].std() == pytest.approx(NORMAL.std(), rel=0.1)
 
 
+@given(st.sets(st.integers(0, 6), min_size=2, max_size=4), st.sampled_from([1, 2, 16]))
+def test_sizes_between_those_of_the_samples_are_drawn(lengths: set[int], unit: int) -> None:
+    """A mask stays as long as the text and the past together, sizes multiples of their common divisor, positions in order."""
+    values = np.random.default_rng(0)
+    samples: list[Sample] = [
+        {
+            "ids": values.integers(0, 50, (1, length * unit)),
+            "positions": np.arange(length * unit)[None],
+            "past": values.standard_normal((1, 2, (9 - length) * unit, 4)).astype(np.float32),
+            "mask": np.ones((1, 9 * unit), np.int64),
+        }
+        for length in lengths
+    ]
+    for sample in drawn(samples, {"ids": 50}):
+        size = sample["ids"].shape[1]
+        assert size % unit == 0
+        assert min(lengths) * unit <= size <= max(lengths) * unit
+        assert size + sample["past"].shape[2] == sample["mask"].shape[1]
+        assert np.array_equal(sample["positions"], np.arange(size)[None])
+
+
+def test_a_count_of_tokens_stays_right() -> None:
+    samples: list[Sample] = [
+        {"x": np.ones((1, size), np.float32) * size, "tokens": np.array([size])} for size in (6, 12)
+    ]
+    assert all(sample["x"].shape == (1, sample["tokens"][0]) for sample in drawn(samples))
+
+
+def test_every_size_between_two_is_drawn() -> None:
+    samples: list[Sample] = [{"x": np.eye(size, 3, dtype=np.float32)} for size in (2, 5)]
+    assert {len(sample["x"]) for sample in drawn(samples, count=60)} == {2, 3, 4, 5}
+
+
 def test_ids_are_those_of_the_table() -> None:
     samples = [sample["ids"] for sample in drawn([{"ids": IDS}], {"ids": 100}, count=200)]
     everything = np.concatenate([sample.reshape(-1) for sample in samples])
