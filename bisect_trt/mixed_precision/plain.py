@@ -41,6 +41,11 @@ _ACTIVATIONS = (
 _STEPS = {"uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767)}
 """The ends of the types in which a pair may replace a Relu."""
 _SIX = 6.0
+_PREPROCESSED = "if it was preprocessed before it was quantized (quant_pre_process), give the preprocessed model"
+_ALIKE = 0.97
+"""The least cosine between a weight and its rounding to four bits or more."""
+_FEW_VALUES = 4
+"""Fewer values may have the direction of another weight by chance."""
 Clip = tuple[float, float | None]
 
 
@@ -98,14 +103,13 @@ def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None)
     )
     pairs = [pair for group in groups for pair in group.pairs]
     if source is not None:
-        found = {
-            name: value
-            for name in stored
-            if (value := _weight_of(network, source, name)) is not None
-        }
-        found = {
-            name: value for name, value in found.items() if value.shape == tuple(weights[name].dims)
-        }
+        found = dict[str, Array]()
+        for name in stored:
+            value = _weight_of(network, source, name)
+            if value is None or value.shape != tuple(weights[name].dims):
+                value = _alike(numpy_helper.to_array(weights[name]), source)
+            if value is not None:
+                found[name] = value
         merged = dict(weights)
         for name, value in found.items():
             merged[name] = numpy_helper.from_array(
@@ -115,14 +119,12 @@ def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None)
         if _same(subject, source, restored):
             missing = len(stored) - len(found)
             why = (
-                f"{missing} of {len(stored)} quantized weights are not found in {original}"
+                f"{missing} of {len(stored)} quantized weights are not found in {original}: {_PREPROCESSED}"
                 if missing
                 else None
             )
             return Plain(restored, groups, merged, source, found, why)
-    why = (
-        f"with the weights of {original} the model computes something else, so they are dequantized"
-    )
+    why = f"with the weights of {original} the model computes something else, so they are dequantized: {_PREPROCESSED}"
     own = Network(unquantize(network, pairs, weights))
     return (
         Plain(own, groups, weights)
@@ -239,6 +241,27 @@ def _weight_of(network: Network, source: Network, name: str) -> Array | None:
             if found is not None:
                 return found
     return None
+
+
+def _alike(rounded: Array, source: Network) -> Array | None:
+    """Return the weight of the original that a dequantized one is the rounding of, at any scale, by their values alone."""
+    best = None
+    least = np.inf
+    exact = rounded.astype(np.float64)
+    norm = np.linalg.norm
+    for name, tensor in source.initializers.items():
+        if tuple(tensor.dims) != rounded.shape or rounded.size < _FEW_VALUES:
+            continue
+        value = stored_value(source, name)
+        if value is None or value.dtype.kind != "f":
+            continue
+        floats = value.astype(np.float64)
+        distance = float(norm(floats - exact))
+        cosine = float(np.vdot(floats, exact)) / max(float(norm(floats) * norm(exact)), 1e-300)
+        if cosine >= _ALIKE and distance < least:
+            best = value
+            least = distance
+    return best
 
 
 def _same(subject: Subject, one: Network, other: Network) -> bool:
