@@ -114,6 +114,7 @@ def text_model(
     *,
     opset: int = 13,
     functions: str = "",
+    domains: Sequence[str] = ("own",),
 ) -> ModelProto:
     """A model in ONNX's text format; nodes without a name get that of their first output.
 
@@ -121,10 +122,12 @@ def text_model(
         ends: Inputs and outputs, such as ``(float[2] x) => (float[2] y)``.
         body: The nodes.
         weights: Initializers, of which those are stored that are read.
-        opset: The version of ONNX's operators; domain ``own`` is there as well.
+        opset: The version of ONNX's operators.
         functions: What follows the graph.
+        domains: Further domains of operators, in version 1.
     """
-    head = f'<ir_version: 8, opset_import: ["" : {opset}, "own" : 1]>'
+    imported = "".join(f', "{domain}" : 1' for domain in domains)
+    head = f'<ir_version: 8, opset_import: ["" : {opset}{imported}]>'
     model = parser.parse_model(f"{head} g {ends} {{ {body} }} {functions}")
     given = {
         name: np.asarray(value)

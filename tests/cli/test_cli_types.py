@@ -24,8 +24,34 @@ TYPES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "r = Relu(x) parts = SplitToSequence<axis = 0>(r) y = ConcatFromSequence<axis = 0>(parts)",
         {"x": np.ones((4, 3), np.float32)},
     ),
+    "ConvInteger": (
+        "(float[1, 3, 6, 6] x) => (float[1, 4, 4, 4] y)",
+        "q, s, z = DynamicQuantizeLinear(x) c = ConvInteger(q, kernel, z, zero) f = Cast<to = 1>(c) y = Mul(f, s)",
+        {"x": DRAW.standard_normal((1, 3, 6, 6)).astype(np.float32)},
+    ),
+    "DynamicQuantizeLSTM": (
+        "(float[n, 1, 6] x) => (float[n, 1, 1, 8] y)",
+        "y = com.microsoft.DynamicQuantizeLSTM<hidden_size = 8>(x, w, r, , , , , , one, none, one, none)",
+        {"x": DRAW.standard_normal((5, 1, 6)).astype(np.float32)},
+    ),
+    "MatMulNBits": (
+        "(float[n, 64] x) => (float[n, 16] y)",
+        "y = com.microsoft.MatMulNBits<K = 64, N = 16, bits = 4, block_size = 32>(x, packed, scales)",
+        {"x": DRAW.standard_normal((3, 64)).astype(np.float32)},
+    ),
 }  # fmt: skip
-WEIGHTS = {"half": HALF, "scale": np.float32(0.1), "zero": np.int8(3)}
+WEIGHTS = {
+    "half": HALF,
+    "scale": np.float32(0.1),
+    "zero": np.int8(3),
+    "kernel": DRAW.integers(-3, 3, (4, 3, 3, 3)).astype(np.int8),
+    "w": DRAW.integers(-127, 127, (1, 6, 32)).astype(np.int8),
+    "r": DRAW.integers(-127, 127, (1, 8, 32)).astype(np.int8),
+    "one": np.full(1, 0.01, np.float32),
+    "none": np.zeros(1, np.int8),
+    "packed": DRAW.integers(0, 255, (16, 2, 16)).astype(np.uint8),
+    "scales": DRAW.random(32).astype(np.float32),
+}
 
 
 @pytest.mark.parametrize("precision", [(), ("--fp16",)], ids=["fp32", "fp16"])
@@ -34,7 +60,7 @@ def test_types_of_inputs_and_outputs(
     cli: CommandLine, here: Path, name: str, precision: tuple[str, ...]
 ) -> None:
     ends, body, inputs = TYPES[name]
-    model = save_text(here / "m.onnx", ends, body, WEIGHTS)
+    model = save_text(here / "m.onnx", ends, body, WEIGHTS, domains=("com.microsoft",))
     np.savez("inputs.npz", **inputs)
     words = (model, "--onnxrt", *precision, "--load-inputs", "inputs.npz")
     assert "1 of 1 output" in cli("run", *words).ended(0).out
