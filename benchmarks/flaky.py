@@ -27,6 +27,7 @@ from onnx import helper
 
 from benchmarks.figures import Figure
 from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.check import Check
 from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import DoesNotReproduce, Prober
@@ -71,10 +72,11 @@ class Ended:
     runs: int
 
 
-class CoinCheck:
+class CoinCheck(Check):
     """Fails in a share of its runs on candidates that contain the required units."""
 
     parallel = True
+    runs_user_code = False
 
     def __init__(self, required: frozenset[int], rate: float, seed: int) -> None:
         self.runs = 0

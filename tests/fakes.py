@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.check import Check
 from bisect_trt.probe.ledger import Ledger, Record, Watcher
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Prober
@@ -85,7 +86,7 @@ class NoActivations:
         return {}
 
 
-class FakeCheck:
+class FakeCheck(Check):
     """Answers from a predicate, after a random time if a seed is given.
 
     Attributes:
@@ -95,6 +96,7 @@ class FakeCheck:
     """
 
     parallel = True
+    runs_user_code = False
 
     def __init__(self, predicate: Predicate, seed: int | None = None) -> None:
         self.ended: Counter[Subset] = Counter()

@@ -12,9 +12,9 @@ from bisect_trt.targets.options import Target
 def run(call: Call) -> Result:
     """Find the switches of the target that fix the model."""
     check = call.check(call[Target].required())
-    call.open(check)
+    opened = call.open(check)
     check = switchable(check)
-    with call.searching(check) as session:
+    with opened.searching(check) as session:
         console = session.console
         result = session.result
         result.extra |= {"cause": [], "cause_detail": None}

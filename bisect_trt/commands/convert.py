@@ -48,7 +48,8 @@ def run(call: Call) -> Result:
         raise ConflictError(
             f"{runtime.target.title} has no engines to write to {own.output}; name TensorRT (--trt), or a .onnx file."
         )
-    with call.open().examined(own.timeout, runtime, require=require_target) as session:
+    opened = call.open()
+    with opened.examined(own.timeout, runtime, require=require_target) as session:
         subject = session.subject
         asked = runtime
         if runtime.int8 and not has_quantized(subject.network.proto):
@@ -61,7 +62,7 @@ def run(call: Call) -> Result:
         sample = subject.samples[0]
         failed = subject.models.build("convert", model, sample, own.output, runtime, own.timeout)
         session.answered(failed, asked.describe())
-        call.paths.record(call.workspace.folder, own.output, own.output)  # a worker wrote it
+        call.paths.record(opened.workspace.folder, own.output, own.output)  # a worker wrote it
         call.console.answer(
             f"{own.output}: the engine of {own.model}, {own.output.stat().st_size} bytes."
         )

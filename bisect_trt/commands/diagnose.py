@@ -45,14 +45,14 @@ def run(call: Call) -> Result:
         call.paths.add_outputs([place / name for name in (*WRITTEN, MIXED)])
         ours = call.paths.wrote([place / MODEL, place / INPUTS, place / GOLDEN, *packed])
         check_folder(place, archive if number == 1 else None, overwrite=own.overwrite or ours)
-    call.open()
+    opened = call.open()
     # The latency of the original is measured here, so that a fix is compared with it without
     # another build.
     compares = check.metric is None and check.limits is None
     check = replace(check, timed=target.target.compiles and compares)
-    with call.subject(check.timeout, target, older=own.releases) as subject:
+    with opened.subject(check.timeout, target, older=own.releases) as subject:
         if compares:
             keep_worst_samples(subject, check, call.result)
-        with call.searching(check, subject) as session:
+        with opened.searching(check, subject) as session:
             diagnosis = Diagnosis(session, check, call[Search], own, folder)
             return diagnosis.run() if compares else diagnose_whole(diagnosis)

@@ -22,6 +22,7 @@ from bisect_trt.targets.messages import TINY_MODEL
 from bisect_trt.targets.options import selectable
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import save_npz
+from bisect_trt.worker.deadline import Deadline
 from bisect_trt.worker.guard import scratch
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.pool import WorkerPool
@@ -37,7 +38,7 @@ TIMEOUT_SECONDS = 120.0
 
 def run(call: Call) -> Result:
     """Print versions and devices of this machine or of some places, and what each target lacks."""
-    places = open_places(call[Places], call.console, call.deadline)
+    places = open_places(call[Places], call.console, Deadline())
     console = call.console
     result = call.result
     for problem in (*FAILED, conflicting_builds()):

@@ -24,9 +24,9 @@ def run(call: Call) -> Result:
     values = [own.output.with_suffix(".inputs.npz")] if data.given else []
     fixed = bool(data.input_shapes or values)  # else the piece's inputs keep free dimensions
     call.may_write(own.output, *values, overwrite=own.overwrite)
-    call.open()
-    call.model = replace(call.model, stays_free=not fixed)
-    with call.examined(own.timeout) as session:
+    opened = call.open()
+    opened = replace(opened, model=replace(opened.model, stays_free=not fixed))
+    with opened.examined(own.timeout) as session:
         subject, network = session.subject, session.subject.network
         starts = _tensors(own.inputs, network)
         ends = _tensors(own.outputs, network)

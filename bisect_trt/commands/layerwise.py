@@ -30,8 +30,8 @@ def run(call: Call) -> Result:
     if own.latency and given:
         raise ConflictError(f"--latency compares no values, so {given[0]} has no effect; drop one.")
     tolerance = tolerance_options(call[CompareOptions], target)
-    call.open()
-    with call.examined(own.timeout, target) as session:
+    opened = call.open()
+    with opened.examined(own.timeout, target) as session:
         if own.latency:
             from bisect_trt.steps.latency import latency  # noqa: PLC0415 - few ask for it
 

@@ -28,7 +28,7 @@ from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.probe.workspace import RUNS_FOLDER
 from bisect_trt.report.result import RESULT_FILE, Result, read_result
 from bisect_trt.search.oracle import Minimum
-from bisect_trt.session.call import Call
+from bisect_trt.session.call import Call, OpenCall
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import saving_best
 from bisect_trt.session.subject import Subject
@@ -51,10 +51,10 @@ def run(call: Call) -> Result:
         raise ConflictError(
             f"{settings.low} is emulated on this target, so its time and memory are not measured; drop the limit."
         )
-    call.open(check, precision_files(own))
+    opened = call.open(check, precision_files(own))
     if settings.bits:
-        return _search_groups(call, settings, check)
-    with call.subject(check.timeout, settings.target) as subject:
+        return _search_groups(opened, settings, check)
+    with opened.subject(check.timeout, settings.target) as subject:
         if target is not None:
             by_layer = target.target.compiles and subject.about(target) == "layer"
             settings = replace(settings, by_layer=by_layer)
@@ -65,11 +65,11 @@ def run(call: Call) -> Result:
                 )  # the search lowers to these
                 settings = replace(settings, target=None)
                 check = check.without_target(call.console)
-        return _search_nodes(call, subject, settings, check)
+        return _search_nodes(opened, subject, settings, check)
 
 
 def _search_nodes(
-    call: Call, subject: Subject, settings: PrecisionSettings, check: CheckSettings
+    opened: OpenCall, subject: Subject, settings: PrecisionSettings, check: CheckSettings
 ) -> Result:
     """The search among nodes, once it is known what lowers them."""
     settings = replace(settings, tolerance=check.tolerance)
@@ -77,16 +77,17 @@ def _search_nodes(
     if settings.calibrated:
         check = replace(check, target=settings.target, by_layer=True)
     return _search(
-        call, subject, settings, built_in_check(check, subject, settings.precision), nodes
+        opened, subject, settings, built_in_check(check, subject, settings.precision), nodes
     )
 
 
-def _search_groups(call: Call, settings: PrecisionSettings, check: CheckSettings) -> Result:
+def _search_groups(opened: OpenCall, settings: PrecisionSettings, check: CheckSettings) -> Result:
     """The search among the Q/DQ groups of a quantized model; see :mod:`bisect_trt.mixed_precision.groups`."""
-    call.model = groups.with_samples(call.model)
-    with call.subject(check.timeout, settings.target) as subject:
+    call = opened.call
+    opened = replace(opened, model=groups.with_samples(opened.model))
+    with opened.subject(check.timeout, settings.target) as subject:
         if is_calibrated(subject, settings):
-            return _search_nodes(call, subject, calibrate(subject, settings), check)
+            return _search_nodes(opened, subject, calibrate(subject, settings), check)
         if check.argv and check.target is not None:
             settings = replace(settings, target=None)
             check = check.without_target(call.console)
@@ -107,17 +108,18 @@ def _search_groups(call: Call, settings: PrecisionSettings, check: CheckSettings
         tolerance.check_names(subject.network.outputs)
         timed = settings.target is not None and settings.target.target.compiles
         check = replace(check, tolerance=tolerance, timed=timed)
-        return _search(call, subject, settings, check, space)
+        return _search(opened, subject, settings, check, space)
 
 
 def _search(
-    call: Call,
+    opened: OpenCall,
     subject: Subject,
     settings: PrecisionSettings,
     check: CheckSettings,
     space: PrecisionSpace,
 ) -> Result:
-    with call.searching(check, subject, settings.target) as session:
+    call = opened.call
+    with opened.searching(check, subject, settings.target) as session:
         return find_precision(
             Task(subject, call.console, call.result, session.prober, space, settings), call[Search]
         )

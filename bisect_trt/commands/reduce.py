@@ -14,8 +14,6 @@ from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.oracles import BuiltinCheck
-from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, about_units
@@ -46,7 +44,7 @@ def reduce_model(session: Session, settings: Reduce, search: Search) -> Result:
         BudgetSpent: The best so far has been written.
         KeyboardInterrupt: The user stops; the best so far has been written.
     """
-    if settings.find_all and isinstance(session.prober.check, PromptCheck):
+    if settings.find_all and session.prober.check.asks_user:
         raise ConflictError("--all asks too many questions for a prompt; give a --check command.")
     with saving_best(lambda: session.save_best(settings.output)):
         case = session.until_done(lambda: _reduce(session, settings, search))
@@ -109,7 +107,7 @@ def _find_case(session: Session, settings: Reduce, search: Search) -> Case:
     if search.repeat is not None or looks:
         session.probe_original(search)
     suspects: list[int] = []
-    if looks and isinstance(check, BuiltinCheck) and check.compares:
+    if looks and check.compares:
         console.step("Find the first wrong tensor")
         suspects = find_suspects(session, check, lambda _: None)
         if (case := extract_suspect(session, target, suspects)) is not None:
@@ -173,6 +171,6 @@ def run(call: Call) -> Result:
     for number in range(2, MOST_FAILURES + 1) if own.find_all else ():
         call.may_write(*own.of_another(number).files, overwrite=own.overwrite)
     check = call.check(call[Target].settings())
-    call.open(check)
-    with call.searching(check.without_target(call.console)) as session:
+    opened = call.open(check)
+    with opened.searching(check.without_target(call.console)) as session:
         return reduce_model(session, own, call[Search])

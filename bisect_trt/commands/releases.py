@@ -56,14 +56,13 @@ def run(call: Call) -> Result:
         )
     wanted = Range.read(own.from_, own.to)
     check = call.check(target)
-    call.open(check)
+    opened = call.open(check)
     check = replace(check, target=None) if check.argv else check
     with (
-        call.subject(check.timeout, check.target, older=True) as subject,
-        call.searching(
-            check, subject, target, lambda here: in_releases(here, subject, target)
-        ) as session,
+        opened.subject(check.timeout, check.target, older=True) as subject,
+        opened.searching(check, subject, target, elsewhere=True) as session,
     ):
+        elsewhere = in_releases(session.prober.check, subject, target)
         pythons = list_releases(package.index_name, wanted)
         console.step(
             f"{len(pythons)} releases of {package.name}: {next(iter(pythons))} to {[*pythons][-1]}"
@@ -77,7 +76,7 @@ def run(call: Call) -> Result:
             call.result.extra["reference_doubt"] = doubt.sentence
             model = replace(model, values=doubt.values)
         found = ask_releases(
-            session, package, pythons, model, beside=own.beside, every=own.find_all
+            session, elsewhere, package, pythons, model, beside=own.beside, every=own.find_all
         )
         if own.find_all:
             console.table(("release", "verdict", "reason"), found.rows(), len(pythons))

@@ -17,8 +17,8 @@ from bisect_trt.errors import ConflictError, RunFolderError
 from bisect_trt.options.searches import Repeat
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.engine_cache import ENGINE
 from bisect_trt.probe.ledger import Record
-from bisect_trt.probe.oracles import ENGINE, BuiltinCheck, EngineCheck
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.statistics import INTERVAL_METHOD, rate_interval
@@ -251,7 +251,7 @@ def _conclude(story: Repetition) -> None:
         console.answer(f"Stopped before --until {story.until}: {result.why}; -n allows more.")
     elif not good:
         result.why = f"it fails in every {what}"
-        command = "diagnose" if isinstance(story.session.prober.check, BuiltinCheck) else "reduce"
+        command = "diagnose" if story.session.prober.check.judges_runtime else "reduce"
         console.answer(
             f"It fails in every {what}, so it is deterministic: `bisect-trt {command}` finds the reason."
         )
@@ -334,28 +334,28 @@ def run(call: Call) -> Result:
         )
     most, until = own.limits()
     check = call.check(call[Target].settings())
-    call.open(check)
     target = check.target
+    rebuilds = target is not None and target.target.compiles and not own.same_engine
+    opened = call.open(check, fresh_process=rebuilds)
     if check.argv and target is not None:  # the command judges what is built, if something is
         check = (
             replace(check, by_layer=True)
             if target.target.engines
             else check.without_target(call.console)
         )
-    call.fresh_process |= target is not None and target.target.compiles and not own.same_engine
-    with call.searching(check) as session:
+    with opened.searching(check) as searching:
+        session = searching
         prober = session.prober
         builder = None
         engine = None
         inner = prober.check
-        if isinstance(inner, BuiltinCheck | EngineCheck):
-            builder = inner.target
+        if inner.runtime is not None:
+            builder = inner.runtime
             if own.same_engine:
                 prober.workers = 1
                 engine = _build_once(session, builder)
-            if isinstance(inner, BuiltinCheck):
-                inner = replace(inner, layers=True, same=own.same_engine)
-            prober.check = replace(inner, records=not own.same_engine)
+            recording = inner.under(layers=True, same=own.same_engine, records=not own.same_engine)
+            session = replace(session, probing=replace(prober, check=recording))
         sorted_to = kept.artifacts or kept.artifacts_dir != CheckOptions().artifacts_dir
         folder = kept.artifacts_dir if sorted_to else session.subject.workspace.folder
         return repeat(

@@ -99,7 +99,7 @@ def run(call: Call) -> Result:
         call.paths.write(data_file(options.save_onnx), "the weights of --save-onnx")
         check_output(options.save_onnx, overwrite=True)
     metric, limits = call.deciding(bounded=False)
-    call.open(None, options.load_outputs)
+    opened = call.open(None, options.load_outputs)
     if limits is not None:
         refuse_options(
             options,
@@ -107,9 +107,9 @@ def run(call: Call) -> Result:
             "does not apply to limits, which measure the whole model; drop it.",
         )
         check = CheckSettings(CheckOptions(timeout=options.timeout), target=target, limits=limits)
-        with call.searching(check) as session:
+        with opened.searching(check) as session:
             return measure(session, target)
-    with call.examined(options.timeout, target) as session:
+    with opened.examined(options.timeout, target) as session:
         for path in filter(None, (options.save_inputs, options.save_outputs)):
             for file in sample_files(path, len(session.subject.samples)):
                 if file != path:

@@ -311,8 +311,8 @@ def run(call: Call) -> Result:
     own = call[Samples]
     check = call.check(call[Target].settings())
     call.may_write(own.output, overwrite=own.overwrite)
-    call.open(check)
+    opened = call.open(check)
     refuse_repeat(call)
     check = check.without_target(call.console)
-    with call.searching(check, fed=False) as session:
+    with opened.searching(check, fed=False) as session:
         return look_at_samples(session, check, own.output)

@@ -394,7 +394,7 @@ def run(call: Call) -> Result:
     own = call[Sweep]
     fixed = call[Data].input_shapes
     check = call.check(call[Target].settings())
-    call.open(check)
+    opened = call.open(check)
     refuse_repeat(call)
     if not any(len(each.sizes) > 1 for _, shape in own.shapes for each in shape):
         raise MissingOptionError(
@@ -407,7 +407,7 @@ def run(call: Call) -> Result:
                 f"--shapes: the shape of the input '{name}' is given twice; give it once."
             )
     check = check.without_target(call.console)
-    shapes = {**fixed, **first_shapes(own.shapes, check.target, call.model)}
-    call.model = replace(call.model, data=replace(call.model.data, input_shapes=shapes))
-    with call.searching(check, fed=False) as session:
+    shapes = {**fixed, **first_shapes(own.shapes, check.target, opened.model)}
+    model = replace(opened.model, data=replace(opened.model.data, input_shapes=shapes))
+    with replace(opened, model=model).searching(check, fed=False) as session:
         return sweep(session, check, own.shapes, own.tries)

@@ -41,8 +41,8 @@ def run(call: Call) -> Result:
     check = inner_check(call, call[Target].required(), own.timeout)
     folder = own.output.parent
     call.may_write(own.output, rewritten(own.output), folder / MIXED, overwrite=own.overwrite)
-    call.open()
-    with call.searching(check) as session:
+    opened = call.open()
+    with opened.searching(check) as session:
         result.extra["workarounds"] = []
         if check.limits is not None:
             return work_around_limits(session, check, call[Search], own.output)

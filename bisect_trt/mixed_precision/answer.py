@@ -29,8 +29,6 @@ from bisect_trt.options.shared import Search
 from bisect_trt.options.spec import written as written_options
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record
-from bisect_trt.probe.metric_check import MetricCheck
-from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import IN_JSON, Console, listed
@@ -170,9 +168,7 @@ def measured_on(task: Task) -> str:
     check = task.prober.check
     if settings.target is None:
         return "the check"
-    samples = (
-        check.scale.data.count if isinstance(check, MetricCheck) else len(task.subject.samples)
-    )
+    samples = len(task.subject.samples) if check.metric is None else check.metric.data.count
     more = f" only: others may need more {task.space.noun}s in {task.space.high}"
     seen = f"{samples} input sample{more if samples == 1 else 's'}"
     if settings.emulated and not settings.bits:
@@ -296,7 +292,7 @@ def _models(task: Task, lowering: LayerLowering, keep: Subset, *, tried: bool) -
         command = shlex.join(["bisect-trt", "run", str(output), *how.flags()])
         passed = None
         reason = why or "a check command judges engines; try the model yourself"
-        if why is None and isinstance(check, BuiltinCheck):
+        if why is None and check.judges_runtime:
             candidate = with_metadata(
                 lowering.cast.read_back(keep, output), "bisect-trt.use", command
             )
@@ -304,7 +300,7 @@ def _models(task: Task, lowering: LayerLowering, keep: Subset, *, tried: bool) -
                 candidate, title=f"{output.name}, built with {' '.join(how.flags())}"
             )
             try:
-                built = replace(check, target=how, engine_cache=None, timed=False)
+                built = check.under(target=how, engine_cache=None, timed=False)
                 record = prober.beside(built, 1).probe(candidate)
                 passed = record.verdict is Verdict.PASS
                 reason = record.reason
@@ -419,8 +415,10 @@ def find_fix(
     fixed = make_check(
         built_in_check(replace(check, by_layer=by_layer), subject, precision), subject.workers
     )
-    if isinstance(prober.check, MetricCheck) and isinstance(fixed, BuiltinCheck):
-        fixed = replace(prober.check, runs=fixed)
+    if prober.check.metric is not None and fixed.runtime is not None:
+        fixed = prober.check.under(
+            target=fixed.runtime, engine_cache=fixed.engines, confirm=False, timed=check.timed
+        )
     fixer = prober.beside(
         fixed, workers_within(search.workers, subject.workers.width)
     )  # it shares journal and budget

@@ -16,10 +16,8 @@ from bisect_trt.mixed_precision.lowering import CastLowering
 from bisect_trt.mixed_precision.search import Task, probe_ends, search_keep
 from bisect_trt.mixed_precision.validation import Fresh, Round, run_on
 from bisect_trt.probe.ledger import Record, Watcher
-from bisect_trt.probe.metric_check import MetricCheck
-from bisect_trt.probe.oracles import SEVERE, BuiltinCheck
+from bisect_trt.probe.oracles import SEVERE
 from bisect_trt.probe.outcome import Ending
-from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.report.text import Entry, Json
 from bisect_trt.search.keep import find_keep, grow_and_shrink
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
@@ -258,12 +256,10 @@ class Fix(Watcher):
         task, minimum, size = self.task, self.minimum, len(self.minimum.units)
         check = task.prober.check
         prober = task.prober
-        if (
-            not isinstance(check, MetricCheck)
-            or not (minimum.proven and size)
-            or task.settings.most is not None
-        ):
+        if check.metric is None or not (minimum.proven and size) or task.settings.most is not None:
             return
+
+        lower_is_better = check.metric.metric.lower_is_better
 
         def ask(units: Subset) -> Verdict:
             return prober.probe(task.lowering.candidate(units)).verdict
@@ -273,7 +269,7 @@ class Fix(Watcher):
             if outcome is None or outcome.ending is not Ending.PASSED or outcome.metric is None:
                 return -math.inf
             value = outcome.metric.candidate
-            return -value if check.scale.metric.lower_is_better else value
+            return -value if lower_is_better else value
 
         others = task.everything - minimum.units
         if task.cheap and ask(others) is Verdict.PASS:
@@ -344,9 +340,9 @@ class Fix(Watcher):
     def _passes_on_given(self, units: Subset) -> bool:
         """Return whether a larger set passes on the samples that were given; its engine is the one to keep from here on."""
         task = self.task
-        engine_cache = getattr(task.prober.check, "engine_cache", None)
-        if engine_cache is not None:
-            engine_cache.clear()
+        engines = task.prober.check.engines
+        if engines is not None:
+            engines.clear()
         return task.prober.probe(task.lowering.candidate(units)).verdict is Verdict.PASS
 
     def _run_on(self, units: Subset, samples: Round) -> Point | None:
@@ -426,8 +422,8 @@ def _spread(places: Sequence[int], count: int) -> list[int]:
 def _why_not_judged(task: Task) -> str | None:
     """Why the check cannot judge other samples, if so."""
     check = task.prober.check
-    if isinstance(check, PromptCheck):
+    if check.asks_user:
         return "you are the check"
-    if isinstance(check, MetricCheck):
+    if check.metric is not None:
         return "the metric is measured on all given samples"
-    return None if isinstance(check, BuiltinCheck) else "a check command judges the samples given"
+    return None if check.tolerances is not None else "a check command judges the samples given"

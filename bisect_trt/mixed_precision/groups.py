@@ -23,7 +23,7 @@ from bisect_trt.mixed_precision.search import (
 from bisect_trt.onnxlib.nodes import all_nodes, label
 from bisect_trt.onnxlib.qdq import TYPES, Group, Quantized, find_quantized
 from bisect_trt.options.compare import ErrorStat
-from bisect_trt.probe.oracles import BuiltinCheck, error_of
+from bisect_trt.probe.oracles import error_of
 from bisect_trt.probe.reference import Reference
 from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Subset
@@ -206,9 +206,9 @@ class GroupSpace(PrecisionSpace):
         that builds engines would take hours. It decides nothing.
         """
         check = task.prober.check
-        if not isinstance(check, BuiltinCheck):
+        if check.tolerances is None:
             return
-        error = _meter(self.subject, check.tolerance)
+        error = _meter(self.subject, check.tolerances)
         units = self.lowering.units
         everything = frozenset(units)
         if self._settings.options.sensitivity:

@@ -22,9 +22,9 @@ from bisect_trt.mixed_precision.search import Task
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.qdq import HUB, find_quantized, is_dequantize, is_quantize
-from bisect_trt.probe.metric_check import MetricCheck
-from bisect_trt.probe.oracles import BuiltinCheck, EngineCache
-from bisect_trt.probe.prober import Check, DoesNotReproduce
+from bisect_trt.probe.check import Check
+from bisect_trt.probe.engine_cache import EngineCache
+from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Subset
@@ -165,13 +165,9 @@ def _task_above(task: Task, space: GroupSpace, groups: Subset) -> Task:
 def _checked(check: Check, target: TargetSettings | None) -> Check:
     """Return the check with a target that chooses precisions itself."""
     assert target is not None, "it lowers layers"
-    if isinstance(check, MetricCheck):
-        return replace(check, runs=replace(check.runs, target=target, engine_cache=EngineCache()))
-    return (
-        replace(check, target=target, engine_cache=EngineCache())
-        if isinstance(check, BuiltinCheck)
-        else check
-    )
+    if not check.judges_runtime:  # its target builds engines already
+        return check
+    return check.under(target=target, engine_cache=EngineCache())
 
 
 def quantized_nodes(network: Network) -> dict[int, str]:

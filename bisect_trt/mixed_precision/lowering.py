@@ -38,7 +38,7 @@ from bisect_trt.onnxlib.rewrites import RULES, NetworkView, disjoint, matches, s
 from bisect_trt.onnxlib.roundings import emulate
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.oracles import ENGINE
+from bisect_trt.probe.engine_cache import ENGINE
 from bisect_trt.search.oracle import Subset
 from bisect_trt.session.places import require_target
 from bisect_trt.session.subject import Subject

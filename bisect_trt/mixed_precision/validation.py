@@ -15,7 +15,7 @@ from bisect_trt.onnxlib.nodes import attribute
 from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.oracles import ENGINE, BuiltinCheck, FreshCheck
+from bisect_trt.probe.engine_cache import ENGINE
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
 from bisect_trt.search.oracle import Subset
@@ -83,7 +83,7 @@ class Fresh:
             UsageError: The user's do not fit the model, or there is nothing to compare on them.
         """
         options = task.settings.options
-        if options.validation_data and not isinstance(task.prober.check, BuiltinCheck):
+        if options.validation_data and task.prober.check.tolerances is None:
             raise ConflictError(
                 "--validation-data is for a target that is compared with the reference; with --check or --metric drop it, "
                 "and use these samples there."
@@ -207,9 +207,9 @@ def run_on(task: Task, units: Subset, samples: Round, what: str) -> Outcome:
     """
     check = task.prober.check
     tolerance = task.settings.tolerance
-    assert isinstance(check, BuiltinCheck)
+    assert check.tolerances is not None, "values are compared"
     if tolerance is None or task.settings.bits:
-        tolerance = check.tolerance
+        tolerance = check.tolerances
     else:
         tolerance = replace(tolerance, precision=Precision(task.settings.precision))
     candidate = task.lowering.candidate(units)
@@ -226,15 +226,15 @@ def probe_on(
     Raises:
         BudgetSpent: No more probes may be made.
     """
-    check = prober.check
-    assert isinstance(check, BuiltinCheck)
-    candidate = replace(candidate, title=f"{candidate.title}, on {what}")
     files = tuple(each for each, _ in samples)
+    check = prober.check.on_samples(files, tolerance)
+    assert check is not None, "values are compared"
+    candidate = replace(candidate, title=f"{candidate.title}, on {what}")
     names = " ".join(
         each.inputs.name for each in files
     )  # the same set is another candidate on other samples
     candidate = with_metadata(candidate, "bisect-trt.samples", f"{what}: {names}")
-    record = prober.beside(FreshCheck(check, files, tolerance), 1).probe(candidate)
+    record = prober.beside(check, 1).probe(candidate)
     outcome = prober.ledger.outcome(record.key)
     assert outcome is not None, "it was probed"
     return outcome

@@ -202,6 +202,16 @@ class Ledger:
             if (self.original, self.severity) != (before["original"], before["severity"]):
                 vars(self).update(before)
 
+    @contextmanager
+    def judging_apart(self, *, apart: bool) -> Iterator[None]:
+        """Judge each candidate by itself meanwhile, or by the original's failure."""
+        before = self.apart
+        self.apart = apart
+        try:
+            yield
+        finally:
+            self.apart = before
+
     @property
     def is_broken(self) -> bool:
         """Whether the original's failure is that it does not run: a crash, a time-out, a refused build."""

@@ -15,12 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any
 
 from bisect_trt.errors import UnknownNameError
 from bisect_trt.options.compare import Limits
 from bisect_trt.options.spec import entries
-from bisect_trt.probe.oracles import ENGINE, BuiltinCheck, outcome_of_failure
+from bisect_trt.probe.engine_cache import ENGINE
+from bisect_trt.probe.oracles import BuiltinCheck, outcome_of_failure
 from bisect_trt.probe.outcome import UNDECIDED, Ending, Outcome
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.targets import names
@@ -79,13 +80,22 @@ class LimitCheck(BuiltinCheck):
         lost: Returns the milliseconds that the original loses to the baseline, once they are known.
     """
 
-    compares: ClassVar[bool] = False
     limits: Limits = field(default_factory=Limits)
     baseline: TargetSettings | None = None
     beside: Place | None = None
     yardstick: Path | None = None
     lost: Callable[[], float | None] = lambda: None
     parallel: bool = False
+
+    @property
+    def compares(self) -> bool:
+        """No: values are not looked at."""
+        return False
+
+    @property
+    def bounds_whole(self) -> bool:
+        """Limits are of the whole model."""
+        return True
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate."""

@@ -8,19 +8,24 @@ from the result. So it is the score of a model in which only the piece runs on t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from bisect_trt.probe.oracles import BuiltinCheck, EngineCache, outcome_of_failure
-from bisect_trt.probe.outcome import Ending, MetricScore, Outcome
+from bisect_trt.probe.check import Check, Conditions
+from bisect_trt.probe.engine_cache import EngineCache
+from bisect_trt.probe.oracles import BuiltinCheck, outcome_of_failure
+from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.scale import Scale
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.metrics import Evaluation, Metric
 from bisect_trt.worker.process import Cancel
-from bisect_trt.worker.protocol import Failed, Score, Scored, Scoring
+from bisect_trt.worker.protocol import Failed, Score, Scored
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 SIGNATURE = "metric"
 Rest = Callable[[onnx.ModelProto], "tuple[onnx.ModelProto | None, onnx.ModelProto | None]"]
@@ -28,72 +33,42 @@ Rest = Callable[[onnx.ModelProto], "tuple[onnx.ModelProto | None, onnx.ModelProt
 
 
 @dataclass(frozen=True)
-class Scale:
-    """A metric on a set of samples, and its bound.
-
-    Attributes:
-        metric: The metric.
-        asked: The metric as the user gave it.
-        data: The set.
-        reference: The score of the reference.
-        bound: The bound of the score; ``None`` to measure only.
-        runtime: The runtime of the reference, which runs the parts of the model around a piece.
-    """
-
-    metric: Metric
-    asked: str
-    data: Evaluation
-    reference: float
-    bound: float | None
-    runtime: TargetSettings | None = None
-
-    def scoring(self) -> Scoring:
-        """The settings by which a worker scores."""
-        return Scoring(self.data, self.asked, self.metric.lower_is_better, self.bound)
-
-    def describe(self, measured: Scored) -> str:
-        """A sentence without its end."""
-        said = f"{self.metric.name} is {self.metric.say(measured.value)}"
-        if self.bound is not None:
-            side = "at most" if self.metric.lower_is_better else "at least"
-            said += (
-                f", {'' if measured.passed else 'required: '}{side} {self.metric.say(self.bound)}"
-            )
-        return f"{said} (of all {self.data.count} samples)"
-
-    def score(self, measured: Scored) -> MetricScore:
-        """Return a score with the facts of the metric."""
-        return MetricScore(
-            name=self.metric.name,
-            reference=self.reference,
-            candidate=measured.value,
-            bound=self.bound,
-            lower_is_better=self.metric.lower_is_better,
-            passed=measured.passed,
-            samples=self.data.count,
-            of=self.data.count,
-        )
-
-
-@dataclass(frozen=True)
-class MetricCheck:
+class MetricCheck(Check):
     """Decides by a metric whether a candidate fails; ``rest`` returns the parts of the model around a piece."""
 
     runs: BuiltinCheck
     scale: Scale
     rest: Rest
-    compares: ClassVar[bool] = False
     parallel: bool = True
 
     @property
-    def target(self) -> TargetSettings:
+    def runs_user_code(self) -> bool:
+        """No: a metric has one value for the same outputs."""
+        return False
+
+    @property
+    def runtime(self) -> TargetSettings:
         """The runtime under test."""
         return self.runs.target
 
     @property
-    def engine_cache(self) -> EngineCache | None:
+    def bounds_whole(self) -> bool:
+        """The bound is of the outputs of the whole model."""
+        return True
+
+    @property
+    def metric(self) -> Scale:
+        """The metric."""
+        return self.scale
+
+    @property
+    def engines(self) -> EngineCache | None:
         """The cache of the engines of passing candidates, if they are kept."""
         return self.runs.engine_cache
+
+    def under(self, **conditions: Unpack[Conditions]) -> MetricCheck:
+        """Return the same metric, with candidates run under other conditions."""
+        return replace(self, runs=self.runs.under(**conditions))
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate.
@@ -104,8 +79,8 @@ class MetricCheck:
         reply = self.measure(files, cancel)
         if isinstance(reply, Failed):
             return outcome_of_failure(reply)
-        if self.engine_cache is not None and files.engine is None:
-            self.engine_cache.offer(files, passed=bool(reply.passed))
+        if self.engines is not None and files.engine is None:
+            self.engines.offer(files, passed=bool(reply.passed))
         reason = self.scale.describe(reply)
         files.note(reason)
         known: dict[str, Any] = {"latency_ms": reply.latency_ms, "layers": reply.layers}

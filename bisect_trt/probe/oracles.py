@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from bisect_trt.errors import OutputFileError, ValueRefusedError
 from bisect_trt.options.spec import written
+from bisect_trt.probe.check import Check, Conditions
+from bisect_trt.probe.engine_cache import ENGINE, EngineCache
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.user_checks import CommandCheck, note_command
 from bisect_trt.probe.workspace import CandidateFiles
@@ -23,44 +24,14 @@ from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import Cancel
 from bisect_trt.worker.protocol import BuildEngine, Compare, Compared, Failed, Sample
 
-ENGINE = "model.engine"
-"""A candidate's engine, in its folder."""
-
-
-class EngineCache:
-    """Keeps the engine of the candidate that passed with the fewest nodes in fp32; all engines would fill the disk."""
-
-    def __init__(self) -> None:
-        """None was kept yet."""
-        self._lock = threading.Lock()
-        self._best: tuple[int, Path] | None = None
-
-    def clear(self) -> None:
-        """Remove the engine: the next one is of another set of nodes, which may be larger."""
-        with self._lock:
-            if self._best is not None:
-                self._best[1].unlink(missing_ok=True)
-            self._best = None
-
-    def offer(self, files: CandidateFiles, *, passed: bool) -> None:
-        """Keep a candidate's engine in its folder, or remove it."""
-        engine = files.folder / ENGINE
-        count = len(files.keep or ())
-        with self._lock:
-            best = self._best
-            if not passed or (best is not None and best[0] <= count and best[1] != engine):
-                engine.unlink(missing_ok=True)
-                return
-            if best is not None and best[1] != engine:
-                best[1].unlink(missing_ok=True)
-            self._best = count, engine
-
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 CRASHED = "the target crashed"
 
 
 @dataclass(frozen=True)
-class BuiltinCheck:
+class BuiltinCheck(Check):
     """Compares a target with the reference, in a worker process.
 
     Attributes:
@@ -80,7 +51,6 @@ class BuiltinCheck:
         records: Whether each build leaves its engine, and what it chose, in the candidate's folder.
     """
 
-    compares: ClassVar[bool] = True
     workers: WorkerPool
     target: TargetSettings
     tolerance: ToleranceOptions
@@ -94,6 +64,44 @@ class BuiltinCheck:
     same: bool = False
     finds_weights: bool = True
     records: bool = False
+
+    @property
+    def runs_user_code(self) -> bool:
+        """No: the target and the reference decide."""
+        return False
+
+    @property
+    def runtime(self) -> TargetSettings:
+        """The target."""
+        return self.target
+
+    @property
+    def tolerances(self) -> ToleranceOptions:
+        """How far the target may be off."""
+        return self.tolerance
+
+    @property
+    def compares(self) -> bool:
+        """Whether outputs are compared."""
+        return True
+
+    @property
+    def engines(self) -> EngineCache | None:
+        """The store of engines."""
+        return self.engine_cache
+
+    def under(self, **conditions: Unpack[Conditions]) -> BuiltinCheck:
+        """Return the same check under other conditions."""
+        names = {entry.name for entry in fields(self)}
+        known: dict[str, Any] = {name: value for name, value in conditions.items() if name in names}
+        return replace(self, **known)
+
+    def on_samples(self, samples: Sequence[Sample], tolerance: ToleranceOptions) -> FreshCheck:
+        """Return a comparison on other samples."""
+        return FreshCheck(self, tuple(samples), tolerance)
+
+    def require_portable(self) -> None:
+        """Runtimes are loaded by workers, in whichever interpreter."""
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate.
@@ -242,7 +250,7 @@ SEVERE = 10.0
 
 
 @dataclass(frozen=True)
-class FreshCheck:
+class FreshCheck(Check):
     """Runs a candidate on all samples, whatever it does on the first; a missing tolerance follows from the values of each."""
 
     check: BuiltinCheck
@@ -250,6 +258,16 @@ class FreshCheck:
     tolerance: ToleranceOptions
     parallel: bool = True
     finds_weights: bool = True
+
+    @property
+    def runs_user_code(self) -> bool:
+        """No: the target and the reference decide."""
+        return False
+
+    @property
+    def runtime(self) -> TargetSettings:
+        """The target."""
+        return self.check.target
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate; ``Outcome.errors`` has one number for each sample."""
@@ -299,7 +317,7 @@ POLYGRAPHYS_ENGINE = Path("polygraphy_debug.engine")
 
 
 @dataclass(frozen=True)
-class EngineCheck:
+class EngineCheck(Check):
     """Builds a candidate's engine, then runs a command on it.
 
     Attributes:
@@ -320,6 +338,25 @@ class EngineCheck:
     def parallel(self) -> bool:
         """Whether several may run at a time."""
         return self.command.parallel
+
+    @property
+    def runtime(self) -> TargetSettings:
+        """The runtime that builds."""
+        return self.target
+
+    @property
+    def engines(self) -> EngineCache:
+        """Which engines stay."""
+        return self.engine_cache
+
+    def under(self, **conditions: Unpack[Conditions]) -> EngineCheck:
+        """Return the same check under those of the conditions that concern a build."""
+        return replace(
+            self,
+            workers=conditions.get("workers", self.workers),
+            target=conditions.get("target", self.target),
+            records=conditions.get("records", self.records),
+        )
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate.

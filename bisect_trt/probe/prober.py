@@ -24,10 +24,10 @@ from bisect_trt.errors import (
 )
 from bisect_trt.onnxlib.cut import Cut
 from bisect_trt.probe.candidate import Candidate, Identity
+from bisect_trt.probe.check import Check
 from bisect_trt.probe.ledger import Ledger, Record
 from bisect_trt.probe.outcome import UNDECIDED, Ending, Outcome
 from bisect_trt.probe.speculation import Speculation
-from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
 from bisect_trt.search.confirm import FLAKY
 from bisect_trt.search.oracle import (
@@ -58,17 +58,6 @@ class DoesNotReproduce(BisectError):  # noqa: N818 - an ending, not an error
     status = ExitStatus.NOT_REPRODUCED
     code = "BT3001"
     remedy = "Try other input values, tolerances or conditions of the check."
-
-
-class Check(Protocol):
-    """Returns an outcome for a candidate: the built-in comparison, a command, a function, a prompt, a metric."""
-
-    @property
-    def parallel(self) -> bool:
-        """Whether several may run at a time."""
-
-    def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
-        """Check one candidate once."""
 
 
 class Activations(Protocol):
@@ -168,7 +157,7 @@ class Prober:
         if outcome is None:
             self.ledger.start(identity)
             with ExitStack() as terminal:
-                for watcher in self.ledger.watchers if isinstance(self.check, PromptCheck) else ():
+                for watcher in self.ledger.watchers if self.check.asks_user else ():
                     terminal.enter_context(watcher.asking())
                 outcome = run()
             self.ledger.end(identity, outcome)
@@ -346,7 +335,7 @@ class Prober:
 
     def write(self, candidate: Candidate) -> CandidateFiles:
         """The files of a candidate, written where they are not there."""
-        if candidate.has_external_data and not getattr(self.check, "finds_weights", False):
+        if candidate.has_external_data and not self.check.finds_weights:
             self.workspace.weights.bring(candidate.proto)
         own = candidate.values
         inputs = candidate.inputs
@@ -406,7 +395,7 @@ def reconfirm(
     """
     check = prober.check
     flakiness = prober.flakiness
-    if isinstance(check, PromptCheck):
+    if check.asks_user:
         return Confirmation(prober.probe(passing, again=True))
     if not flakiness.is_steady:  # each pass was as many passes, and so is this one
         seen = f"{flakiness.passes_needed} runs in a row pass, {flakiness.failures} of {flakiness.runs} fail without it"
@@ -429,8 +418,8 @@ def reconfirm(
 
 def _runs(check: Check, flakiness: Flakiness, ways: int, failures: int) -> tuple[int, int]:
     """Return the runs of the failing and of the passing candidate; 0 and 1 where a probe takes minutes and no rate is known."""
-    target = getattr(check, "target", None)
-    costly = not getattr(check, "compares", True) or (target is not None and target.target.compiles)
+    compiles = check.runtime is not None and check.runtime.target.compiles
+    costly = check.bounds_whole or compiles
     if costly and flakiness.runs == 1:
         return 0, 1
     more, passes = confirmations(flakiness.runs + failures, [0] * ways, 1 - flakiness.confidence)

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from bisect_trt.errors import BisectError, CheckCommandError, ScriptError
+from bisect_trt.errors import BisectError, CheckCommandError, MissingOptionError, ScriptError
+from bisect_trt.probe.check import Check
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.search.oracle import Verdict
@@ -73,7 +74,7 @@ def note_command(files: CandidateFiles, line: str) -> None:
 
 
 @dataclass(frozen=True)
-class CommandCheck:
+class CommandCheck(Check):
     """A command, and the conditions on how it ends (docs/checks.md).
 
     Attributes:
@@ -120,6 +121,18 @@ class CommandCheck:
     def parallel(self) -> bool:
         """Whether several may run at a time."""
         return self.names_placeholder
+
+    def require_portable(self) -> None:
+        """Check that the command is given the interpreter of a release.
+
+        Raises:
+            MissingOptionError: It is not.
+        """
+        if not any(PYTHON in word for word in self.argv):
+            raise MissingOptionError(
+                "the --check command does not contain {python}, so it would run the same for each release; use {python} for the "
+                "interpreter of the release: --check {python} check.py {model}"
+            )
 
     def command_line(self, files: CandidateFiles) -> list[str]:
         """The command for one candidate."""
@@ -295,7 +308,7 @@ _OUTCOMES = {
 
 
 @dataclass(frozen=True)
-class FunctionCheck:
+class FunctionCheck(Check):
     """Calls a function with each candidate, in this process, one at a time.
 
     Attributes:
@@ -306,7 +319,6 @@ class FunctionCheck:
     """
 
     function: Callable[..., object]
-    parallel: bool = False
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:  # noqa: ARG002 - it cannot be ended
         """Call it with one input sample after the other, until one fails."""
@@ -367,10 +379,18 @@ _ANSWERS: dict[str, tuple[Ending, str, str] | type[BaseException]] = {
 
 
 @dataclass(frozen=True)
-class PromptCheck:
+class PromptCheck(Check):
     """Asks at the terminal: good, bad, skip, undo or quit; first letters do."""
 
-    parallel: bool = False
+    @property
+    def asks_user(self) -> bool:
+        """A person decides."""
+        return True
+
+    @property
+    def runs_user_code(self) -> bool:
+        """No code decides."""
+        return False
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:  # noqa: ARG002 - nothing to cancel
         """Ask until the answer is one of the five.

@@ -19,13 +19,12 @@ from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
 from bisect_trt.options.shared import CheckOptions, Data, Places, Search
 from bisect_trt.options.spec import Group, Params, changed, written
 from bisect_trt.plugins import conflicting_builds
-from bisect_trt.probe.prober import Check
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.session.binding import Binding, bind_function
-from bisect_trt.session.checks import CheckSettings, make_prober, tolerance_options
+from bisect_trt.session.checks import CheckSettings, make_prober, open_ledger, tolerance_options
 from bisect_trt.session.oracle import Oracle
 from bisect_trt.session.paths import Paths, check_files, read_outputs
 from bisect_trt.session.places import open_places, require_fit
@@ -46,19 +45,16 @@ from bisect_trt.worker.place import Place
 
 @dataclass
 class Call:
-    """The options of one call, its console and result; and its run, once that is open.
+    """The options of one call, its console and result.
 
     Attributes:
         words: The words of the command line, or the keywords of the Python call, which the run is
             bound to.
         source: The model and its inputs as given in Python; ``None`` on the command line.
-        folder: The folder of the run; ``None`` before it is open.
+        folder: The folder of the run; ``None`` until :meth:`open` has created it.
         function: The Python function that checks candidates, if given.
         kept: Context managers that end with the call: locks of the run's folder.
         paths: The files that it reads and writes.
-        places: Where targets run; none for this machine.
-        fresh_process: Whether each probe gets a worker process of its own.
-        deadline: The end of the time that the run may take; it begins when the run is opened.
     """
 
     command: str
@@ -72,11 +68,6 @@ class Call:
     function: Callable[..., object] | None = None
     kept: ExitStack = field(default_factory=ExitStack)
     paths: Paths = field(default_factory=Paths)
-    model: ModelSettings = field(init=False)
-    workspace: Workspace = field(init=False)
-    places: tuple[Place, ...] = ()
-    fresh_process: bool = False
-    deadline: Deadline = field(default_factory=Deadline)
 
     def __post_init__(self) -> None:
         if self.resumed and self.folder is not None:
@@ -94,10 +85,18 @@ class Call:
 
     @property
     def oracle(self) -> Oracle | None:
-        """The oracle of another package, if one of its options is given."""
-        return next(
-            (each for each in self.options if isinstance(each, Oracle) and changed(each)), None
-        )
+        """The oracle of another package, if one of its options is given.
+
+        Raises:
+            UsageError: Options of two oracles are given.
+        """
+        oracles = [each for each in self.options if isinstance(each, Oracle) and changed(each)]
+        if len(oracles) > 1:
+            first, second = (each.flag for each in oracles[:2])
+            raise ConflictError(
+                f"{first} and {second} both decide whether a candidate fails; drop one."
+            )
+        return next(iter(oracles), None)
 
     def may_write(self, *paths: Path, overwrite: bool) -> None:
         """Check that files of the answer can be written; see :meth:`Paths.may_write`."""
@@ -154,17 +153,22 @@ class Call:
         files: Iterable[Path] = (),
         *,
         input_shapes: Mapping[str, tuple[int, ...]] | None = None,
-    ) -> Call:
+        fresh_process: bool = False,
+    ) -> OpenCall:
         """Open the run: its folder, bound to everything that its verdicts depend on, its model and its places.
 
-        ``files`` are more files that it depends on; ``input_shapes`` override ``--input-shapes``.
+        Args:
+            check: The check, which may write candidates to a path of its own.
+            files: More files that the run depends on.
+            input_shapes: Shapes by input that override ``--input-shapes``.
+            fresh_process: Whether each probe gets a worker of its own, whatever the options say.
 
         Raises:
             UnavailableError: A place is not available, or the model cannot be exported.
             UsageError: The folder cannot be created, the resumed run is bound to something else, or
                 an option is wrong.
         """
-        self.deadline = Deadline(self[Search].max_time)
+        deadline = Deadline(self[Search].max_time)
         conflict = conflicting_builds()
         if conflict is not None:
             self.console.warn(conflict)
@@ -178,33 +182,32 @@ class Call:
         fixed_path = None if check is None else check.fixed_path
         if fixed_path is not None:
             self.paths.write(fixed_path, "--candidate")
-        self.places = open_places(self[Places], self.console, self.deadline)
-        self.fresh_process = self[Target].fresh_process
+        places = open_places(self[Places], self.console, deadline)
         self.kept.enter_context(claimed_path(fixed_path))
         new = self.folder is None
         self.folder = self.folder or Workspace.new_folder(self.command, source.named)
-        self.workspace = Workspace(self.folder, fixed_path)
+        workspace = Workspace(self.folder, fixed_path)
         if new or self.source is not None:  # `resume` has locked its folder
             self.kept.enter_context(claimed_run(self.folder))
         self.kept.enter_context(self.paths.recording(self.folder))
-        self.model, exported = source.place(ModelSettings(source.named, data), self.folder)
+        model, exported = source.place(ModelSettings(source.named, data), self.folder)
         if exported is not None:
             self.console.say(
                 f"Exported by torch.onnx.export (dynamo) of PyTorch {exported['torch']}"
             )
             self.result.extra["export"] = exported
         python = self.source is not None
-        files += self.model.data.load_inputs if python else ()
-        binding = Binding.of(
-            self.words, self.model.path, files, data.external_data_dir, python=python
-        )
+        files += model.data.load_inputs if python else ()
+        binding = Binding.of(self.words, model.path, files, data.external_data_dir, python=python)
         if self.function is not None:
             binding.files.update(bind_function(self.function))
         if self.resumed:
             Binding.read(self.folder).check(binding, self.folder)
         else:
             binding.write(self.folder)
-        return self
+        # A process that has run other models has memory to spare.
+        fresh_process |= self[Target].fresh_process or bool(self[Limits].memory_limit_of)
+        return OpenCall(self, model, workspace, places, deadline, fresh_process)
 
     def _files(self) -> list[Path]:
         """Return the files named by options.
@@ -229,17 +232,38 @@ class Call:
         files += [] if self.oracle is None else [Path(inspect.getfile(type(self.oracle)))]
         return [*files, *self[Target].files()]
 
+
+@dataclass(frozen=True)
+class OpenCall:
+    """A call whose run is open.
+
+    Attributes:
+        call: The call.
+        model: The model file, and how it is read.
+        workspace: The folder of the run.
+        places: Where targets run; none for this machine.
+        deadline: The end of the time that the run may take; it began when the run was opened.
+        fresh_process: Whether each probe gets a worker process of its own.
+    """
+
+    call: Call
+    model: ModelSettings
+    workspace: Workspace
+    places: tuple[Place, ...]
+    deadline: Deadline
+    fresh_process: bool
+
     def subject(
         self, timeout: float | None, target: TargetSettings | None = None, *, older: bool = False
     ) -> Subject:
         """Return the model, opened for a target or its ``older`` releases; the caller closes it."""
         # A search by a metric cuts candidates with the first sample; the metric reads the whole set
         # itself.
-        most = None if self[MetricOptions].metric is None else 1
+        most = None if self.call[MetricOptions].metric is None else 1
         return Subject(
             replace(self.model, most=most, older=older or bool(self.places)),
             self.workspace,
-            self.console,
+            self.call.console,
             fresh_process=self.fresh_process,
             timeout=timeout,
             target=target,
@@ -256,7 +280,7 @@ class Call:
     ) -> Iterator[Session]:
         """Open a session without a search, if its target is available and fits; the result is recorded however it ends."""
         with self.subject(timeout, target) as subject:
-            session = Session(subject, self.console, self.result, None)
+            session = Session(subject, self.call.console, self.call.result, None)
             with recorded(session, target):
                 if target is not None:
                     require(subject, target)
@@ -268,8 +292,8 @@ class Call:
         check: CheckSettings,
         subject: Subject | None = None,
         target: TargetSettings | None = None,
-        elsewhere: Callable[[Check], Check] | None = None,
         *,
+        elsewhere: bool = False,
         fed: bool = True,
     ) -> Iterator[Session]:
         """Open a session with a prober, of a subject or of the model opened for the check's target.
@@ -278,9 +302,11 @@ class Call:
         """
         with ExitStack() as stack:
             subject = subject or stack.enter_context(self.subject(check.timeout, check.target))
-            prober = make_prober(check, self[Search], subject, self.console, elsewhere, fed=fed)
-            session = Session(subject, self.console, self.result, prober)
-            stack.callback(prober.ledger.close)
+            search = self.call[Search]
+            ledger = open_ledger(check, search, subject, self.call.console)
+            stack.callback(ledger.close)
+            prober = make_prober(check, search, subject, ledger, elsewhere=elsewhere, fed=fed)
+            session = Session(subject, self.call.console, self.call.result, prober)
             stack.callback(session.note_score)
             stack.enter_context(recorded(session, target or check.target))
             yield session

@@ -25,11 +25,14 @@ from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.options.spec import written
+from bisect_trt.probe.check import Check
+from bisect_trt.probe.engine_cache import EngineCache
 from bisect_trt.probe.ledger import Ledger, Record, Watcher
-from bisect_trt.probe.metric_check import MetricCheck, Scale
-from bisect_trt.probe.oracles import BuiltinCheck, EngineCache, EngineCheck, outcome_of_failure
+from bisect_trt.probe.metric_check import MetricCheck
+from bisect_trt.probe.oracles import BuiltinCheck, EngineCheck, outcome_of_failure
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.probe.prober import Check, Prober, Vet
+from bisect_trt.probe.prober import Prober, Vet
+from bisect_trt.probe.scale import Scale
 from bisect_trt.probe.user_checks import CommandCheck, FunctionCheck, PromptCheck
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH, CandidateFiles
 from bisect_trt.report.console import Console, is_interactive
@@ -59,6 +62,14 @@ _FEW = 30
 
 class CheckFactory(Protocol):
     """Makes a check from its settings, as an oracle of another package does."""
+
+    @property
+    def takes_command(self) -> bool:
+        """Whether it uses the check command of the user."""
+
+    @property
+    def flag(self) -> str:
+        """Its option that was given."""
 
     def check(self, settings: CheckSettings, workers: WorkerPool) -> Check:
         """Return the check that decides whether a candidate fails."""
@@ -93,6 +104,13 @@ class CheckSettings:
     def timeout(self) -> float | None:
         """Seconds a candidate may take."""
         return self.options.timeout
+
+    @property
+    def judged_runtime(self) -> TargetSettings | None:
+        """The target, where neither a command, a function nor a plug-in decides."""
+        if self.argv or self.function is not None or self.oracle is not None:
+            return None
+        return self.target
 
     @property
     def words(self) -> list[str]:
@@ -163,6 +181,10 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
     own = settings.options
     target = settings.target
     if settings.oracle is not None:
+        if settings.argv and not settings.oracle.takes_command:
+            raise ConflictError(
+                f"{settings.oracle.flag} decides whether a candidate fails, and so does --check; drop one."
+            )
         return settings.oracle.check(settings, workers)
     if settings.function is not None:
         return FunctionCheck(settings.function)
@@ -184,11 +206,7 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
         if getattr(own, name):
             raise MissingOptionError(f"--{name.replace('_', '-')} needs a --check command.")
     if target is not None:
-        cache = EngineCache() if settings.by_layer else None
-        known = settings.tolerance, settings.timeout
-        if settings.limits is not None:
-            return limit_check(workers, target, settings.limits, *known)
-        return BuiltinCheck(workers, target, *known, timed=settings.timed, engine_cache=cache)
+        return _runtime_check(settings, workers, target)
     if not is_interactive():
         raise MissingOptionError(
             "no check: give a --check command, or a target such as --onnxrt. Prompts for each candidate need a terminal."
@@ -196,14 +214,45 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
     return PromptCheck()
 
 
+def _runtime_check(
+    settings: CheckSettings,
+    workers: WorkerPool,
+    target: TargetSettings,
+    lost: Callable[[], float | None] = lambda: None,
+) -> BuiltinCheck:
+    """Return the check of a target by its limits, or by comparison with the reference.
+
+    Raises:
+        UnavailableError: As :func:`limit_check`.
+        UsageError: As :func:`limit_check`.
+    """
+    if settings.limits is not None:
+        return limit_check(workers, target, settings, settings.limits, lost)
+    return BuiltinCheck(
+        workers,
+        target,
+        settings.tolerance,
+        settings.timeout,
+        timed=settings.timed,
+        engine_cache=EngineCache() if settings.by_layer else None,
+    )
+
+
 def limit_check(
     workers: WorkerPool,
     target: TargetSettings,
+    settings: CheckSettings,
     limits: Limits,
-    tolerance: ToleranceOptions,
-    timeout: float | None,
+    lost: Callable[[], float | None],
 ) -> BuiltinCheck:
     """Return the check by limits.
+
+    Args:
+        workers: The processes that run models.
+        target: The runtime under test.
+        settings: The tolerances and the time limit of a probe.
+        limits: The limits.
+        lost: Returns the milliseconds that the original loses to the baseline, once they are known.
 
     Raises:
         UnavailableError: The environment of the baseline cannot be made.
@@ -219,11 +268,16 @@ def limit_check(
         raise ConflictError(
             "--slower-than and --latency-limit time runs, and --build-only runs nothing; drop one."
         )
-    # A process that has run other models has memory to spare.
-    workers.fresh_process = workers.fresh_process or bool(limits.memory_limit_of)
     baseline, beside = baseline_of(workers, limits.baseline, target)
     return LimitCheck(
-        workers, target, tolerance, timeout, limits=limits, baseline=baseline, beside=beside
+        workers,
+        target,
+        settings.tolerance,
+        settings.timeout,
+        limits=limits,
+        baseline=baseline,
+        beside=beside,
+        lost=lost,
     )
 
 
@@ -280,44 +334,15 @@ class CheckLeavings(Watcher):
             sort_file(file, self.options.artifacts_dir, record.verdict, record.number)
 
 
-def make_prober(
-    settings: CheckSettings,
-    search: Search,
-    subject: Subject,
-    console: Console,
-    elsewhere: Callable[[Check], Check] | None = None,
-    *,
-    fed: bool = True,
-) -> Prober:
-    """Return a prober for a check; candidates that are not ``fed`` the reference's activations have values of their own.
-
-    ``elsewhere`` wraps the check for environments in which the target may not be the one that is
-    installed here.
+def open_ledger(
+    settings: CheckSettings, search: Search, subject: Subject, console: Console
+) -> Ledger:
+    """Open the ledger of a search, which its caller closes.
 
     Raises:
-        UsageError: An option does not fit the check or the model.
-        UnavailableError: The target or the reference cannot run the model.
+        UsageError: The journal cannot be written.
+        UnavailableError: The journal is damaged.
     """
-    check = make_check(settings, subject.workers)
-    if elsewhere is not None:
-        require_reference(subject)
-        check = elsewhere(check)
-    elif isinstance(check, BuiltinCheck):
-        require_fit(subject, check.target)
-        if fed and not check.target.target.compiles:
-            require_reference(subject)
-        # Without a measured failure rate, a crash is confirmed: another process may have caused it.
-        check = replace(check, confirm=search.repeat == 1)
-        if settings.metric is not None:
-            check = metric_check(subject, check, settings.metric)
-    elif subject.workers.places:
-        raise ConflictError(
-            "--on runs a target elsewhere, and a check runs here; drop --on, or use a target."
-        )
-    workers = workers_within(search.workers, subject.workers.width)
-    if settings.fixed_path is not None or settings.options.artifacts:
-        workers = 1  # a fixed path holds one candidate at a time
-    activations = subject.reference if fed else None
     watchers: list[Watcher] = [console, CheckLeavings(settings.options)]
     ledger = Ledger(
         subject.workspace.folder,
@@ -325,17 +350,79 @@ def make_prober(
         max_probes=search.max_probes,
         deadline=subject.workers.deadline,
     )
-    if settings.limits is not None and elsewhere is None:  # releases run the original only
-        from bisect_trt.probe.limit_check import LimitCheck  # noqa: PLC0415 - as above
-
-        assert isinstance(check, LimitCheck), "limits were given"
-        check = replace(check, lost=lambda: None if ledger.apart else ledger.severity)
     for entry in ledger.unfinished.values():
         console.say(
             f"  unfinished when the run ended, and probed again if needed: {entry['title']}"
         )
-    vet = make_vet(subject) if elsewhere is None and isinstance(check, BuiltinCheck) else None
+    return ledger
+
+
+def make_prober(
+    settings: CheckSettings,
+    search: Search,
+    subject: Subject,
+    ledger: Ledger,
+    *,
+    elsewhere: bool = False,
+    fed: bool = True,
+) -> Prober:
+    """Return a prober for a check.
+
+    Args:
+        settings: The check.
+        search: How many probes run at a time, and how often the original is probed.
+        subject: The model.
+        ledger: Records the probes.
+        elsewhere: Whether candidates run in environments of their own only, so that the target
+            need not be installed here.
+        fed: Whether candidates are fed the reference's activations; else they have values of their
+            own.
+
+    Raises:
+        UsageError: An option does not fit the check or the model.
+        UnavailableError: The target or the reference cannot run the model.
+    """
+    workers = workers_within(search.workers, subject.workers.width)
+    if settings.fixed_path is not None or settings.options.artifacts:
+        workers = 1  # a fixed path holds one candidate at a time
+    vet = None
+    if elsewhere:
+        require_reference(subject)
+        check = make_check(settings, subject.workers)
+    elif settings.judged_runtime is not None:
+        check = _judging(settings, subject, settings.judged_runtime, ledger, fed=fed)
+        # Without a measured failure rate, a crash is confirmed: another process may have caused it.
+        check = check.under(confirm=search.repeat == 1)
+        vet = make_vet(subject) if check.metric is None else None
+    else:
+        check = make_check(settings, subject.workers)
+        if subject.workers.places and not check.follows_places:
+            raise ConflictError(
+                "--on runs a target elsewhere, and a check runs here; drop --on, or use a target."
+            )
+    activations = subject.reference if fed else None
     return Prober(check, subject.workspace, activations, ledger, workers, vet=vet)
+
+
+def _judging(
+    settings: CheckSettings, subject: Subject, target: TargetSettings, ledger: Ledger, *, fed: bool
+) -> Check:
+    """Return the check of a target that no code of the user judges, by values, limits or a metric.
+
+    Raises:
+        UsageError: An option does not fit the check or the model.
+        UnavailableError: The target or the reference cannot run the model.
+    """
+    check = _runtime_check(
+        settings,
+        subject.workers,
+        target,
+        lost=lambda: None if ledger.apart else ledger.severity,
+    )
+    require_fit(subject, target)
+    if fed and not target.target.compiles:
+        require_reference(subject)
+    return check if settings.metric is None else metric_check(subject, check, settings.metric)
 
 
 def make_vet(subject: Subject) -> Vet:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
+
+from bisect_trt.options.spec import written
 
 if TYPE_CHECKING:  # the parser imports this module
-    from bisect_trt.probe.prober import Check
+    from bisect_trt.probe.check import Check
     from bisect_trt.session.checks import CheckSettings
     from bisect_trt.worker.pool import WorkerPool
 
@@ -16,6 +18,14 @@ class Oracle:
     Every command that takes ``--check`` takes these options too. A call uses the oracle once one of
     them is given.
     """
+
+    takes_command: ClassVar[bool] = False
+    """Whether it uses the command of ``--check``, which is refused beside it otherwise."""
+
+    @property
+    def flag(self) -> str:
+        """The first of its options that differs from its default."""
+        return next(iter(written(self)), type(self).__name__)
 
     def check(self, settings: CheckSettings, workers: WorkerPool) -> Check:
         """Return the check that decides whether a candidate fails.

@@ -15,11 +15,9 @@ from bisect_trt.options.shared import Search
 from bisect_trt.options.spec import written
 from bisect_trt.probe.candidate import Candidate, Identity
 from bisect_trt.probe.ledger import Record
-from bisect_trt.probe.metric_check import MetricCheck
-from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.user_checks import CommandCheck, FunctionCheck, PromptCheck, Undo
+from bisect_trt.probe.user_checks import Undo
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result, says_less
 from bisect_trt.report.text import Entry
@@ -135,7 +133,7 @@ class Session:
     @property
     def unreferenced(self) -> bool:
         """Whether the user's check runs without golden values, because the reference cannot run the model."""
-        reference = None if isinstance(self.prober.check, BuiltinCheck) else self.subject.reference
+        reference = None if self.prober.check.judges_runtime else self.subject.reference
         return reference is not None and (reference.refused is not None or bool(reference.missing))
 
     def probe_original(self, search: Search, candidate: Candidate | None = None) -> Record:
@@ -212,7 +210,7 @@ class Session:
         nodes; ``without`` returns all units that can be kept without some, or ``None`` if that is
         no candidate.
         """
-        if isinstance(self.prober.check, PromptCheck):
+        if self.prober.check.asks_user:
             return minimum
         flakiness = self.prober.flakiness if self.prober.measured else None
         return confirm(minimum, oracle, complete or self.subject.units.bare, flakiness, without)
@@ -245,7 +243,7 @@ class Session:
 
     def _passes_now(self) -> bool:
         """Whether the original, which failed, passes in another probe; not probed with a measured rate or a prompt."""
-        if self.prober.measured or isinstance(self.prober.check, PromptCheck):
+        if self.prober.measured or self.prober.check.asks_user:
             return False
         with suppress(BudgetSpent):
             return self.prober.probe(self.subject.original, again=True).verdict is Verdict.PASS
@@ -298,12 +296,12 @@ class Session:
             answer: The units of the answer; ``None`` if they are not nodes.
         """
         prober, check = self.prober, self.prober.check
-        by_user = isinstance(check, CommandCheck | FunctionCheck) and not prober.measured
+        by_user = check.runs_user_code and not prober.measured
         single = answer is None or len(answer.intersection(self.subject.units.searched)) <= 1
-        if isinstance(check, PromptCheck) or (prober.ledger.passed and not (by_user and single)):
+        if check.asks_user or (prober.ledger.passed and not (by_user and single)):
             return None
-        if isinstance(
-            check, MetricCheck
+        if (
+            check.metric is not None
         ):  # Identity nodes have no score, and the reference meets the bound
             return NEVER_PASSES if prober.ledger.is_broken else None
         rest = self.subject.rest(answer) if answer else None
@@ -359,17 +357,15 @@ class Session:
     def score_whole(self, candidate: Candidate) -> None:
         """Put the score of a candidate on the whole set into the result, if the check is a metric."""
         prober, check = self.prober, self.prober.check
-        if not isinstance(check, MetricCheck):
+        if check.metric is None:
             return
-        scale = check.scale
+        scale = check.metric
         original = self.outcome(prober.ledger.records[0]).metric
-        measured = check.measure(prober.write(candidate))
-        if isinstance(measured, Failed):
-            self.console.warn(
-                f"the answer could not be scored on the whole set: {measured.message}"
-            )
+        outcome = check.run(prober.write(candidate))
+        if outcome.metric is None:
+            self.console.warn(f"the answer could not be scored on the whole set: {outcome.reason}")
             return
-        self.result.extra["metric"] = to_plain(scale.score(measured)) | {
+        self.result.extra["metric"] = to_plain(outcome.metric) | {
             "original": None if original is None else to_plain(original.candidate),
             "probes": [
                 {"probe": record.number, "candidate": to_plain(seen.candidate)}
@@ -378,7 +374,7 @@ class Session:
             ],
         }
         self.console.answer(
-            f"  {scale.describe(measured)}; the reference has {scale.metric.say(scale.reference)}"
+            f"  {outcome.reason}; the reference has {scale.metric.say(scale.reference)}"
         )
 
     def note_score(self) -> None:

@@ -89,12 +89,8 @@ class Series(Generic[Unit]):
 
             return strategy(about)
 
-        before = prober.ledger.apart
-        prober.ledger.apart = self.apart
-        try:
+        with prober.ledger.judging_apart(apart=self.apart):
             return prober.search(over_units(asking), built)
-        finally:
-            prober.ledger.apart = before
 
     def probe(self, prober: Prober, unit: Unit) -> Verdict:
         """Probe one unit.

@@ -19,7 +19,6 @@ from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Diagnose, Reduce
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.reproducer import MODEL, SCRIPT, Since, pack
@@ -267,15 +266,14 @@ class Diagnosis:
 
     def locate(self) -> list[int]:
         """Compare every tensor: returns the nodes that compute a wrong tensor from right ones."""
-        session, check = self.session, self.session.prober.check
-        assert isinstance(check, BuiltinCheck)
+        session = self.session
         session.console.step("Find the first wrong tensor")
 
         def show(layers: LayerComparison) -> None:
             session.result.extra |= to_json(session.subject, layers)
             tell(session.subject, layers, session.console)
 
-        return find_suspects(session, check, show)
+        return find_suspects(session, session.prober.check, show)
 
     def stop_at_rounding(self, amplified: Entry) -> None:
         """End where rounding alone fails the whole model: whether a piece of it fails depends on its last digit."""

@@ -22,10 +22,8 @@ from bisect_trt.onnxlib.shapes import (
     free_inputs,
 )
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.probe.reference import Reference
-from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.free_dims import Axis, Freed
 from bisect_trt.session.session import Session
@@ -65,7 +63,7 @@ def free_symbols(subject: Subject, target: TargetSettings | None) -> dict[str, l
 def target_of(session: Session) -> TargetSettings | None:
     """The target of the built-in check; ``None`` for another check."""
     check = session.prober.check
-    return check.target if isinstance(check, BuiltinCheck) else None
+    return check.runtime if check.judges_runtime else None
 
 
 def free_where_needed(session: Session) -> bool:
@@ -81,7 +79,7 @@ def free_where_needed(session: Session) -> bool:
     prober = session.prober
     target = target_of(session)
     symbols = free_symbols(subject, target)
-    if not symbols or subject.freed is not None or isinstance(prober.check, PromptCheck):
+    if not symbols or subject.freed is not None or prober.check.asks_user:
         return False
     names = ", ".join(symbols)
     console.step(

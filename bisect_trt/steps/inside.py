@@ -21,9 +21,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output, label
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Ledger
-from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending
-from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.report.summary import describe_inside
 from bisect_trt.report.text import Entry, plural
 from bisect_trt.search.oracle import Mode, Verdict
@@ -72,7 +70,7 @@ def look_inside(session: Session, case: Candidate) -> list[Entry]:
     """
     check = session.prober.check
     levels: list[Entry] = []
-    if isinstance(check, PromptCheck) or not getattr(check, "compares", True):
+    if check.asks_user or check.bounds_whole:
         return levels
     network = session.subject.network
     nodes = [
@@ -177,11 +175,9 @@ def _search(level: _Level, inner: Session, body: Body, entry: Entry) -> _Level |
     check = inner.prober.check
     network = inner.subject.network
     suspects: list[int] = []
-    target = None
-    if isinstance(check, BuiltinCheck):
+    if check.compares:
         suspects = find_suspects(inner, check, lambda _: None)
-        target = check.target
-    case = extract_suspect(inner, target, suspects) or Case(
+    case = extract_suspect(inner, check.runtime, suspects) or Case(
         find_minimum(inner, Mode.AUTO, suspects)
     )
     whole = inner.settle(case)

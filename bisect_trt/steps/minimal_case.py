@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.oracles import BuiltinCheck
+from bisect_trt.probe.check import Check
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
-from bisect_trt.probe.user_checks import PromptCheck
 from bisect_trt.search.confirm import read_back
 from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, Verdict, about_units
 from bisect_trt.search.strategy import make_minimal
@@ -87,7 +86,7 @@ def tell_modules(session: Session, nodes: Sequence[int]) -> None:
 
 
 def find_suspects(
-    session: Session, check: BuiltinCheck, show: Callable[[LayerComparison], None]
+    session: Session, check: Check, show: Callable[[LayerComparison], None]
 ) -> list[int]:
     """Find the nodes that compute a wrong tensor from right ones, by marking every tensor as an output.
 
@@ -105,7 +104,7 @@ def find_suspects(
     if ledger.is_broken:
         console.say("  the model does not run at all, so there is nothing to compare")
         return named_nodes(subject.network, outcome.reason)[:1] if outcome is not None else []
-    layers = compare_layers(Marking(subject, check.target, check.tolerance, check.timeout), outcome)
+    layers = compare_layers(Marking.by(check, subject), outcome)
     if layers.refused:
         console.say(
             f"  the target does not run the model with every tensor marked: {layers.refused}"
@@ -264,13 +263,12 @@ def _own_errors(session: Session, answer: Candidate, nodes: Sequence[int]) -> di
     """Return the severity of each node's own error, if it has one; infinite for NaN or Inf."""
     check = session.prober.check
     subject = session.subject
-    if not (isinstance(check, BuiltinCheck) and check.compares) or session.prober.ledger.is_broken:
+    if not check.compares or session.prober.ledger.is_broken:
         return {}
     from bisect_trt.steps.layers import Marking, compare_own  # noqa: PLC0415 - as the module says
 
-    target = replace(check.target, held=answer.held or check.target.held)
     names = [name for node in nodes for name in subject.network.made(node)]
-    own = compare_own(Marking(subject, target, check.tolerance, check.timeout), names, MOST_BUILDS)
+    own = compare_own(Marking.by(check, subject, held=answer.held), names, MOST_BUILDS)
     errors: dict[int, float] = {}
     for name, comparison in own.tensors.items():
         if not comparison.passed:
@@ -323,7 +321,7 @@ def look_for_others(
             in the result.
     """
     result = session.result
-    if deliver is None and isinstance(session.prober.check, PromptCheck):
+    if deliver is None and session.prober.check.asks_user:
         return
     prepare_report()
     first = {"culprits": result.culprits, "minimality": result.minimality, "why": result.why}
@@ -397,7 +395,7 @@ def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) ->
     candidate = replace(candidate, title=f"the rest: {candidate.title}")
     record = session.prober.probe(candidate)
     outcome = session.outcome(record)
-    fails = isinstance(session.prober.check, BuiltinCheck) and outcome.ending in (
+    fails = session.prober.check.judges_runtime and outcome.ending in (
         Ending.BROKEN,
         Ending.MISMATCHED,
     )

@@ -9,7 +9,6 @@ from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.report.console import listed
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import named
@@ -35,7 +34,7 @@ _SHOWN = 12
 def smallest(session: Session, settings: Reduce, search: Search, case: Case) -> Candidate:
     """A case as a candidate, its tensors shrunk unless the user does not want that."""
     settled = session.settle(case)
-    if not getattr(session.prober.check, "compares", True):
+    if session.prober.check.bounds_whole:
         return settled  # the rest of the model could not run on other tensors, and small ones are not slow
     answer = needed_dimensions(session, settled)
     if not (search.shrink and settings.both_ends):
@@ -72,10 +71,10 @@ def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Mini
         console.answer(f"  {result.why}")
     if inside := look_inside(session, answer):
         result.extra["inside"] = inside
-    if isinstance(check, BuiltinCheck) and check.compares:
+    if check.compares and check.runtime is not None and check.tolerances is not None:
         from bisect_trt.steps.arbitration import arbitrate  # noqa: PLC0415 - as the module says
 
-        fault = arbitrate(session, answer.target or check.target, check.tolerance, answer)
+        fault = arbitrate(session, answer.target or check.runtime, check.tolerances, answer)
         result.extra["fault"] = fault.to_json()
         console.answer(f"  {fault.sentence}")
     return result

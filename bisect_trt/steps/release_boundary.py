@@ -18,7 +18,6 @@ from packaging.version import InvalidVersion, Version
 from bisect_trt.errors import (
     BisectError,
     ConflictError,
-    MissingOptionError,
     PlaceError,
     UnavailableError,
     UsageError,
@@ -26,11 +25,9 @@ from bisect_trt.errors import (
 )
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.check import Check
 from bisect_trt.probe.ledger import Record
-from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.probe.prober import Check
-from bisect_trt.probe.user_checks import PYTHON, CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.report.console import Console
 from bisect_trt.report.reproducer import Since
@@ -60,7 +57,7 @@ _INDEX_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class ReleaseCheck:
+class ReleaseCheck(Check):
     """The built-in comparison, or a command, in the environment with the packages of a candidate.
 
     A release that cannot be installed or started, or that does not support the model, is
@@ -78,7 +75,7 @@ class ReleaseCheck:
             operator.
     """
 
-    check: BuiltinCheck | CommandCheck
+    check: Check
     subject: Subject
     target: TargetSettings | None
     network: Network
@@ -89,6 +86,16 @@ class ReleaseCheck:
     def parallel(self) -> bool:
         """Whether several may run at a time."""
         return self.check.parallel
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether the check does."""
+        return self.check.runs_user_code
+
+    @property
+    def runtime(self) -> TargetSettings | None:
+        """The runtime that is compared, if one is."""
+        return self.target
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate; its environment is created first if needed."""
@@ -102,7 +109,7 @@ class ReleaseCheck:
     def _run(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
         seconds = self.subject.workers.deadline.seconds_left()
         python = interpreter(Environment.parse(files.packages), cancel=cancel, timeout=seconds)
-        if isinstance(self.check, CommandCheck):
+        if not self.check.judges_runtime:
             return self.check.run(replace(files, python=python), cancel)
         place = make_place(f"env={files.packages}", lambda _: str(python))
         subject = self.subject
@@ -116,7 +123,7 @@ class ReleaseCheck:
             deadline=subject.workers.deadline,
         ) as pool:
             began = time.monotonic()  # without the making of the environment
-            outcome = replace(self.check, workers=pool).run(files, cancel)
+            outcome = self.check.under(workers=pool).run(files, cancel)
             seconds = time.monotonic() - began
         # The size of the error may differ between releases.
         return replace(outcome, seconds=seconds, severity=None)
@@ -172,15 +179,7 @@ def in_releases(
     Raises:
         UsageError: It cannot run there.
     """
-    if isinstance(check, CommandCheck) and not any(PYTHON in word for word in check.argv):
-        raise MissingOptionError(
-            "the --check command does not contain {python}, so it would run the same for each release; use {python} for the "
-            "interpreter of the release: --check {python} check.py {model}"
-        )
-    if not isinstance(check, BuiltinCheck | CommandCheck):
-        raise MissingOptionError(
-            "releases runs checks in other interpreters; give a target such as --onnxrt, or a --check command."
-        )
+    check.require_portable()
     return ReleaseCheck(check, subject, target, network or subject.network, failure)
 
 
@@ -345,6 +344,7 @@ class Boundaries:
 
 def ask_releases(
     session: Session,
+    check: ReleaseCheck,
     package: Package,
     pythons: Mapping[str, str],
     model: Candidate,
@@ -356,7 +356,8 @@ def ask_releases(
     """Find the boundaries; the probed releases are in the result however the search ends.
 
     Args:
-        session: Its prober's check is a :class:`ReleaseCheck`.
+        session: The session of the model.
+        check: Runs a candidate in the environment of a release.
         package: The package.
         pythons: The releases, the oldest first, with their interpreters; see :func:`list_releases`.
         model: The candidate to run.
@@ -368,7 +369,6 @@ def ask_releases(
         BudgetSpent: No more probes may be made.
     """
     releases = tuple(pythons)
-    prober = session.prober
 
     def build(place: int) -> Candidate:
         release = releases[place]
@@ -377,16 +377,13 @@ def ask_releases(
         return replace(model, title=f"{package.name} {release}", packages=str(environment))
 
     space = Series(build)
-    check = prober.check
-    assert isinstance(check, ReleaseCheck)
     if check.failure is None:
         # The newest release defines the failure; an older one may lack an operator because of its
         # age.
-        prober.check = replace(check, newest=True)
-        fails = space.probe(prober, len(releases) - 1) is Verdict.FAIL
-        prober.check = replace(
-            check, failure=space.seen(prober)[len(releases) - 1] if fails else None
-        )
+        newest = session.prober.beside(replace(check, newest=True))
+        if space.probe(newest, len(releases) - 1) is Verdict.FAIL:
+            check = replace(check, failure=space.seen(newest)[len(releases) - 1])
+    prober = session.prober.beside(check)
     hint = releases.index(failing) if failing in releases else None
     history: History | None = None
     try:
@@ -432,14 +429,10 @@ def since_when(
     try:
         # Other nodes of the whole model may have the names that a message about the case is made
         # of.
-        beside = prober.beside(
-            in_releases(prober.check, subject, target, failure, Network(case.proto))
-        )
+        elsewhere = in_releases(prober.check, subject, target, failure, Network(case.proto))
         pythons = list_releases(package.index_name, Range())
         case = replace(case, runs=1)
-        found = ask_releases(
-            replace(session, probing=beside), package, pythons, case, failing="".join(known[:1])
-        )
+        found = ask_releases(session, elsewhere, package, pythons, case, failing="".join(known[:1]))
     except (BisectError, BudgetSpent) as error:
         console.say(
             f"  not found: {error}"

@@ -17,7 +17,6 @@ from packaging.version import Version
 
 from bisect_trt.onnxlib.nodes import drawing_nodes
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.report.reproducer import Since
 from bisect_trt.session.checks import CheckSettings
@@ -103,7 +102,7 @@ def right_here(session: Session, check: CheckSettings, case: Candidate) -> Since
     subject = session.subject
     target = check.target
     check_here = session.prober.check
-    if target is None or not isinstance(check_here, BuiltinCheck) or not subject.workers.places:
+    if target is None or not check_here.judges_runtime or not subject.workers.places:
         return None
     failing = {str(seen.target.get("version", "")) for seen in subject.seen.values()}
     try:
@@ -118,7 +117,7 @@ def right_here(session: Session, check: CheckSettings, case: Candidate) -> Since
     with WorkerPool(
         subject.workspace.folder, timeout=check_here.timeout, deadline=deadline
     ) as pool:
-        outcome = replace(check_here, workers=pool).run(files)
+        outcome = check_here.under(workers=pool).run(files)
     if outcome.ending is not Ending.PASSED:
         return None
     older = ", ".join(sorted(failing))

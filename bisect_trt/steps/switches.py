@@ -164,9 +164,7 @@ def search_switches(session: Session, panel: Panel, most: int | None = None) -> 
 
     def story(ask: Ask) -> Alternatives:
         def find(units: Sequence[int], *, likely: bool = False) -> Alternatives:
-            if not getattr(
-                session.prober.check, "compares", True
-            ):  # a switch may undo what another one gains
+            if session.prober.check.bounds_whole:  # a switch may undo what another one gains
                 return Alternatives(
                     tuple(one for unit in units if ask(one := frozenset({unit})) is Verdict.PASS)
                 )

@@ -34,7 +34,7 @@ from bisect_trt.onnxlib.save import said_beside, save_model
 from bisect_trt.onnxlib.shapes import input_infos, take_input_shapes
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.oracles import BuiltinCheck, error_of
+from bisect_trt.probe.oracles import error_of
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import Console
@@ -105,7 +105,7 @@ class Way:
 def _candidate(session: Session, model: onnx.ModelProto, title: str) -> Candidate:
     """Return the whole model in another form; only the original's outputs are compared, or the limit holds as it is given."""
     check = session.prober.check
-    target = check.target if isinstance(check, BuiltinCheck) and not check.compares else None
+    target = check.runtime if check.bounds_whole else None
     return replace(session.subject.original, made=model, title=title, target=target)
 
 
@@ -122,7 +122,7 @@ def _held(session: Session, way: Way, candidate: Candidate) -> Way:
     """Return a workaround that passes on the given inputs, run on fresh ones; it fails if one of them fails."""
     check = session.prober.check
     fresh = Fresh(session.subject, FRESH_INPUTS)
-    assert isinstance(check, BuiltinCheck), "a target is compared with the reference"
+    assert check.tolerances is not None, "a target is compared with the reference"
     none = fresh.why_none
     samples = None if none is not None else fresh.round(0)
     if samples is None:
@@ -131,7 +131,7 @@ def _held(session: Session, way: Way, candidate: Candidate) -> Way:
         )
     count = len(samples)
     what = f"{count} fresh inputs"
-    outcome = probe_on(session.prober, candidate, samples, check.tolerance, what)
+    outcome = probe_on(session.prober, candidate, samples, check.tolerances, what)
     if not outcome.errors:
         return replace(way, passes=False, why=f"on {what}: {outcome.reason}", fresh=(count, 0))
     passed = sum(error <= 1 for error in outcome.errors)
@@ -172,10 +172,10 @@ def _written(session: Session, way: Way, change: Change, output: Path) -> Way:
 def _run_as_file(session: Session, way: Way, candidate: Candidate, output: Path) -> Way:
     """Return a workaround that passes, run at its path in a process that has run nothing else, as the user will run it."""
     check = session.prober.check
-    if not isinstance(check, BuiltinCheck) or not check.compares:
+    if not check.compares:
         return way
     files = replace(session.prober.write(candidate), model=output.absolute())
-    outcome = replace(check, fresh=True, same=False).run(files)
+    outcome = check.under(fresh=True, same=False).run(files)
     if outcome.ending is Ending.PASSED:
         return way
     return replace(way, passes=False, why=f"the file fails in a new process: {outcome.reason}")
@@ -362,8 +362,6 @@ def work_around_limits(
         BudgetSpent: No more probes may be made.
         UsageError: The patched model cannot be written.
     """
-    from bisect_trt.probe.limit_check import LimitCheck  # noqa: PLC0415 - of such checks alone
-
     console = session.console
     subject = session.subject
     result = session.result
@@ -374,11 +372,12 @@ def work_around_limits(
     result.culprits = subject.describe_searched(minimum.units)
     name_cause(session, check, subject.original)
     console.step("Search barriers and rewrites")
-    if isinstance(
-        session.prober.check, LimitCheck
-    ):  # else a form that slows the baseline down would pass
-        yardstick = subject.models.write("yardstick", subject.original.proto)
-        session.prober.check = replace(session.prober.check, yardstick=yardstick)
+    # Else a form that slows the baseline down would pass.
+    yardstick = subject.models.write("yardstick", subject.original.proto)
+    prober = session.prober
+    session = replace(
+        session, probing=replace(prober, check=prober.check.under(yardstick=yardstick))
+    )
     ways = work_around(session, Case(minimum), Fault("target", record.reason), output)
     print_ways(result, console)
     passes = any(way.passes for way in ways)

@@ -37,8 +37,8 @@ def run(call: Call) -> Result:
     own = call[Prefix]
     check = call.check(call[Target].settings())
     call.may_write(own.output, overwrite=own.overwrite)
-    call.open(check)
-    with call.searching(check) as session:
+    opened = call.open(check)
+    with opened.searching(check) as session:
         session.probe_original(call[Search])
         subject, units = session.subject, session.subject.units
         space = Space(lambda subset: subject.cut(units.bare(subset)))

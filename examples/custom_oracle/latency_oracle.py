@@ -7,11 +7,12 @@ from typing import Annotated
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.spec import option
+from bisect_trt.probe.check import Check
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.probe.prober import Check
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.session.checks import CheckSettings, make_check
 from bisect_trt.session.oracle import Oracle
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import Cancel
 
@@ -39,12 +40,21 @@ class Latency(Oracle):
 
 
 @dataclass(frozen=True)
-class LatencyCheck:
+class LatencyCheck(Check):
     """Compares the latency of a candidate with a limit in milliseconds; its outputs do not matter."""
 
     timed: Check
     limit: float
-    parallel: bool = False
+
+    @property
+    def runs_user_code(self) -> bool:
+        """No: the clock decides."""
+        return False
+
+    @property
+    def runtime(self) -> TargetSettings | None:
+        """The target, which runs in the places of --on too."""
+        return self.timed.runtime
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Measure one candidate; a target that cannot run it gives no answer."""

@@ -21,10 +21,11 @@ from bisect_trt.commands.reduce import reduce_model
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
+from bisect_trt.probe.check import Check
 from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.probe.prober import Check, Prober
+from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
@@ -59,7 +60,7 @@ def investigating(
 
 
 @dataclass(frozen=True)
-class Needs:
+class Needs(Check):
     """Fails while the model has all of some nodes; held to a low precision others are enough.
 
     Attributes:
@@ -74,7 +75,7 @@ class Needs:
     held: tuple[str, ...] | None = None
     says: str = ""
     otherwise: str = ""
-    parallel: bool = False
+    runs_user_code: bool = False
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         del cancel
@@ -171,7 +172,7 @@ def test_the_node_that_a_refusal_names_is_tried_first(
     check = Needs(needed, says="the parser refuses Add node '<5>': In node 5")
     with investigating(chain(tmp_path / "m.onnx", 12), lambda _: check) as investigation:
         investigation.prober.probe_original(investigation.subject.original)
-        suspects = find_suspects(investigation, check, print)  # type: ignore[arg-type]  # it is not asked
+        suspects = find_suspects(investigation, check, print)
         assert [name_of(investigation, node) for node in suspects] == ["<5>"]
         case = extract_suspect(investigation, None, suspects)
         assert case is not None

@@ -28,7 +28,7 @@ from bisect_trt.options.shared import Search
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
-from bisect_trt.session.checks import CheckSettings, make_prober
+from bisect_trt.session.checks import CheckSettings, make_prober, open_ledger
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import ModelSettings, Subject
 from bisect_trt.targets.settings import TargetSettings
@@ -100,7 +100,9 @@ def searching(target: TensorRt, folder: Path, most: int | None = None) -> Iterat
         options = PrecisionOptions(model, folder / "mixed.onnx", overwrite=True)
         settings = PrecisionSettings(options, "fp16", FP16, by_layer=True)
         check = built_in_check(CheckSettings(target=FP16, by_layer=True), subject, "fp16")
-        prober = make_prober(check, Search(workers=1, max_probes=most), subject, console)
+        search = Search(workers=1, max_probes=most)
+        ledger = open_ledger(check, search, subject, console)
+        prober = make_prober(check, search, subject, ledger)
         try:
             yield Task(
                 subject,

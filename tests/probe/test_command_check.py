@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from support import candidate_files, examples, script
 
 from bisect_trt.errors import UsageError
-from bisect_trt.probe.oracles import FIXED_ENGINE, BuiltinCheck, EngineCache, EngineCheck
+from bisect_trt.probe.engine_cache import EngineCache
+from bisect_trt.probe.oracles import FIXED_ENGINE, BuiltinCheck, EngineCheck
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
