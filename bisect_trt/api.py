@@ -334,7 +334,7 @@ def _run(
     **options: Any,  # noqa: ANN401 - of many types
 ) -> Any:  # noqa: ANN401 - the answer's type is the caller's
     """Return the answer of a command; ``result.json`` and ``report.html`` are left in the run's folder however it ends."""
-    from bisect_trt.probe.workspace import Workspace  # noqa: PLC0415
+    from bisect_trt.probe.workspace import Workspace, make_run_folder  # noqa: PLC0415
     from bisect_trt.report.answers import answer_of  # noqa: PLC0415
     from bisect_trt.report.console import Console, QuietConsole  # noqa: PLC0415
     from bisect_trt.report.result import Result  # noqa: PLC0415
@@ -397,7 +397,7 @@ def _run(
         function,
         paths=paths,
     )
-    Workspace(folder)
+    make_run_folder(folder)
     keep_spare()  # the next call finds TensorRT started, and its timing cache warm
     with call.kept, closing(console):
         status, ending = attempt(call, lambda: COMMANDS[command].load()(call))

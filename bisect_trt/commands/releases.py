@@ -68,7 +68,7 @@ def run(call: Call) -> Result:
             f"{len(pythons)} releases of {package.name}: {next(iter(pythons))} to {[*pythons][-1]}"
         )
         console.step("Probe each release" if own.find_all else "Bisect the releases")
-        model = replace(subject.original, runs=call[Search].repeat or 1)
+        model = subject.original
         asks = not check.argv and len(subject.samples) == 1
         doubt = ask_evaluator(subject) if asks else None
         if isinstance(doubt, Disagreement):
@@ -76,7 +76,14 @@ def run(call: Call) -> Result:
             call.result.extra["reference_doubt"] = doubt.sentence
             model = replace(model, values=doubt.values)
         found = ask_releases(
-            session, elsewhere, package, pythons, model, beside=own.beside, every=own.find_all
+            session,
+            elsewhere,
+            package,
+            pythons,
+            model,
+            beside=own.beside,
+            every=own.find_all,
+            runs=call[Search].repeat or 1,
         )
         if own.find_all:
             console.table(("release", "verdict", "reason"), found.rows(), len(pythons))

@@ -154,7 +154,7 @@ class Fix(Watcher):
     """
 
     def __init__(self, task: Task) -> None:
-        """Write each much smaller set of the search for the minimal one as it is seen to pass.
+        """Prepare a search, which writes each much smaller set as it is seen to pass.
 
         Raises:
             UsageError: The user's samples do not fit the model, or there is nothing to compare on
@@ -175,7 +175,6 @@ class Fix(Watcher):
         self._learned: set[int] = set()  # of the user's samples, which are the same in each round
         self._dropped = 0
         self._drawn = 0
-        task.prober.ledger.watchers += (self,)
 
     @property
     def kept(self) -> Subset:
@@ -236,8 +235,9 @@ class Fix(Watcher):
             UsageError: The answer cannot be written.
         """
         task = self.task
-        nothing = probe_ends(task, nothing_may_pass=nothing_may_pass)
-        self.minimum = nothing or search_keep(task)
+        with task.prober.ledger.watched_by(self):
+            nothing = probe_ends(task, nothing_may_pass=nothing_may_pass)
+            self.minimum = nothing or search_keep(task)
         for step in self.minimum.steps:
             task.console.say(f"  {step}")
         self._widen_margin()

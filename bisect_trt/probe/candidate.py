@@ -1,4 +1,4 @@
-"""A model to probe."""
+"""A model to probe, and a question about it."""
 
 from __future__ import annotations
 
@@ -74,10 +74,6 @@ class Candidate(Setup):
         values: Of its inputs and outputs, where they are not the reference's activations of the
             original.
         sample: The number of its input sample, from 1; a search uses all samples.
-        again: Whether it is probed once more although its verdict may be known, so that both
-            answers are remembered.
-        runs: How often the check runs at most then; ``None`` for as often as the first time.
-        until: The verdict that ends the runs.
         repetition: Which of several builds or runs of the same it is, from 1; each is remembered by
             itself.
     """
@@ -89,9 +85,6 @@ class Candidate(Setup):
     units: Subset = frozenset()
     values: Values | None = None
     sample: int = 1
-    again: bool = False
-    runs: int | None = None
-    until: Verdict = Verdict.FAIL
     repetition: int = 0
 
     @property
@@ -115,8 +108,8 @@ class Candidate(Setup):
         return bytes(self.made.SerializeToString(deterministic=True))
 
     @cached_property
-    def identity(self) -> Identity:
-        """The description without the model."""
+    def digest(self) -> str:
+        """SHA-256 of the model, of the values that it has of its own, and of its setup."""
         digest = hashlib.sha256(self.content())
         for name, value in (self.values or {}).items():
             # A model with free dimensions may be fed the same bytes in several shapes.
@@ -129,10 +122,46 @@ class Candidate(Setup):
             self.target,
             self.repetition,
         )
-        digest.update(repr((*how, self.again, self.runs, self.until)).encode())
-        return Identity(digest.hexdigest(), self.title, Units(self.units))
+        digest.update(repr(how).encode())
+        return digest.hexdigest()
+
+    @property
+    def identity(self) -> Identity:
+        """The description without the model, of the first question about it."""
+        return Probe(self).identity
 
     @property
     def key(self) -> str:
         """Names the candidate by its content."""
+        return self.identity.key
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A question about a candidate, and how often the check runs to answer it.
+
+    Attributes:
+        candidate: The candidate.
+        again: Whether it is probed once more although its verdict may be known, so that both
+            answers are remembered.
+        runs: How often the check runs at most; ``None`` for as often as the first time.
+        until: The verdict that ends the runs.
+    """
+
+    candidate: Candidate
+    again: bool = False
+    runs: int | None = None
+    until: Verdict = Verdict.FAIL
+
+    @cached_property
+    def identity(self) -> Identity:
+        """The description without the model; questions with other runs have other keys."""
+        candidate = self.candidate
+        policy = repr((self.again, self.runs, self.until))
+        key = hashlib.sha256(f"{candidate.digest} {policy}".encode()).hexdigest()
+        return Identity(key, candidate.title, Units(candidate.units))
+
+    @property
+    def key(self) -> str:
+        """Names the question by the candidate's content and the runs."""
         return self.identity.key

@@ -203,6 +203,16 @@ class Ledger:
                 vars(self).update(before)
 
     @contextmanager
+    def watched_by(self, watcher: Watcher) -> Iterator[None]:
+        """Show each probe to one more watcher meanwhile."""
+        before = self.watchers
+        self.watchers = (*before, watcher)
+        try:
+            yield
+        finally:
+            self.watchers = before
+
+    @contextmanager
     def judging_apart(self, *, apart: bool) -> Iterator[None]:
         """Judge each candidate by itself meanwhile, or by the original's failure."""
         before = self.apart

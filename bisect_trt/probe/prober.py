@@ -23,7 +23,7 @@ from bisect_trt.errors import (
     ResourceError,
 )
 from bisect_trt.onnxlib.cut import Cut
-from bisect_trt.probe.candidate import Candidate, Identity
+from bisect_trt.probe.candidate import Candidate, Identity, Probe
 from bisect_trt.probe.check import Check
 from bisect_trt.probe.ledger import Ledger, Record
 from bisect_trt.probe.outcome import UNDECIDED, Ending, Outcome
@@ -132,7 +132,7 @@ class Prober:
         outcome = self._outcome(
             identity,
             lambda: self._bounded(
-                identity, lambda cancel: self.measure(candidate, repeat or 1, cancel)
+                identity, lambda cancel: self.measure(Probe(candidate), repeat or 1, cancel)
             ),
         )
         self.flakiness = Flakiness(
@@ -141,14 +141,15 @@ class Prober:
         self.measured = repeat is not None
         return self._must_fail(self.ledger.decide(candidate.identity, outcome), candidate)
 
-    def probe(self, candidate: Candidate, *, again: bool = False) -> Record:
-        """Probe one candidate, ``again`` if its verdict is known.
+    def probe(self, question: Candidate | Probe, *, again: bool = False) -> Record:
+        """Answer a question about a candidate, ``again`` if its verdict is known.
 
         Raises:
             BudgetSpent: No more probes may be made.
         """
-        identity = self.ledger.once_more(candidate.identity) if again else candidate.identity
-        bounded = partial(self._bounded, identity, partial(self.run_check, candidate))
+        probe = question if isinstance(question, Probe) else Probe(question)
+        identity = self.ledger.once_more(probe.identity) if again else probe.identity
+        bounded = partial(self._bounded, identity, partial(self.run_check, probe))
         return self.ledger.decide(identity, self._outcome(identity, bounded))
 
     def _outcome(self, identity: Identity, run: Callable[[], Outcome]) -> Outcome:
@@ -185,7 +186,7 @@ class Prober:
     def search(
         self,
         search: Search[Result],
-        build: Callable[[Subset], Candidate],
+        build: Callable[[Subset], Candidate | Probe],
         original: Candidate | None = None,
     ) -> Result:
         """Return the result of a search over the candidates that ``build`` makes; ``original`` is for questions about that.
@@ -194,20 +195,24 @@ class Prober:
             BudgetSpent: No more probes may be made.
         """
 
-        def candidate_for(question: Question) -> Candidate:
+        def probe_for(question: Question) -> Probe:
             if isinstance(question, Again):
-                candidate = candidate_for(question.question)
+                candidate = probe_for(question.question).candidate
                 title = question.title or f"{candidate.title}, once more"
-                return replace(
-                    candidate, title=title, again=True, runs=question.runs, until=question.until
+                return Probe(
+                    replace(candidate, title=title),
+                    again=True,
+                    runs=question.runs,
+                    until=question.until,
                 )
             if isinstance(question, Units):
-                return build(question.units)
+                built = build(question.units)
+                return built if isinstance(built, Probe) else Probe(built)
             assert original is not None, "the search asks about an original that it was not given"
-            return original
+            return Probe(original)
 
         if self.workers > 1:
-            speculation = Speculation(self.run_check, self.ledger, candidate_for, self.workers)
+            speculation = Speculation(self.run_check, self.ledger, probe_for, self.workers)
             try:
                 with speculation:
                     return speculation.run(search)
@@ -219,7 +224,7 @@ class Prober:
             if question in memory:
                 self.ledger.cached += 1
             else:
-                memory[question] = self.probe(candidate_for(question)).verdict
+                memory[question] = self.probe(probe_for(question)).verdict
             return memory[question]
 
         return search(oracle)
@@ -259,20 +264,20 @@ class Prober:
             f"the failure does not reproduce on the original model: {record.reason}."
         )
 
-    def run_check(self, candidate: Candidate, cancel: Cancel | None = None) -> Outcome:
-        """The first failure, or the last of enough passes; or the other way round, if the candidate says so.
+    def run_check(self, probe: Probe, cancel: Cancel | None = None) -> Outcome:
+        """The first failure, or the last of enough passes; or the other way round, if the question says so.
 
         A sequential test: a candidate that fails is mostly known after one or two runs.
         """
-        most = self.flakiness.passes_needed if candidate.runs is None else candidate.runs
-        until = candidate.until
-        if candidate.again and candidate.runs is None and self.flakiness.is_steady:
+        most = self.flakiness.passes_needed if probe.runs is None else probe.runs
+        until = probe.until
+        if probe.again and probe.runs is None and self.flakiness.is_steady:
             most = self.flakiness.runs
             until = Verdict.PASS
         going = (Ending.PASSED,) if until is Verdict.FAIL else _FAILURES
         began = time.monotonic()
         outcomes = list[Outcome]()
-        for outcome in self._each(candidate, most, cancel):
+        for outcome in self._each(probe, most, cancel):
             outcomes.append(outcome)
             if outcome.ending not in going:
                 break
@@ -284,7 +289,7 @@ class Prober:
             began,
         )
 
-    def measure(self, candidate: Candidate, repeat: int, cancel: Cancel | None = None) -> Outcome:
+    def measure(self, probe: Probe, repeat: int, cancel: Cancel | None = None) -> Outcome:
         """Run the original ``repeat`` times.
 
         Returns:
@@ -295,7 +300,7 @@ class Prober:
         """
         began = time.monotonic()
         outcomes = list[Outcome]()
-        for outcome in self._each(candidate, repeat, cancel):
+        for outcome in self._each(probe, repeat, cancel):
             if outcome.cancelled:
                 return outcome
             if outcome.signature == LOST:
@@ -311,11 +316,10 @@ class Prober:
             )
         return _summed(outcome, outcomes, began)
 
-    def _each(
-        self, candidate: Candidate, most: int, cancel: Cancel | None = None
-    ) -> Iterator[Outcome]:
+    def _each(self, probe: Probe, most: int, cancel: Cancel | None = None) -> Iterator[Outcome]:
         """Yield the outcomes of so many runs of a candidate, which is written anew before each."""
-        files = self.write(candidate)
+        files = self.write(probe)
+        candidate = probe.candidate
         for number in range(max(most, 1)):
             if number:
                 files.renew()
@@ -333,8 +337,10 @@ class Prober:
             # A command reports its own time, without what it waited for.
             yield replace(outcome, seconds=outcome.seconds or time.monotonic() - began)
 
-    def write(self, candidate: Candidate) -> CandidateFiles:
+    def write(self, question: Candidate | Probe) -> CandidateFiles:
         """The files of a candidate, written where they are not there."""
+        probe = question if isinstance(question, Probe) else Probe(question)
+        candidate = probe.candidate
         if candidate.has_external_data and not self.check.finds_weights:
             self.workspace.weights.bring(candidate.proto)
         own = candidate.values
@@ -344,11 +350,11 @@ class Prober:
             fed, made = (
                 {name: own[name] for name in names if name in own} for names in (inputs, outputs)
             )
-            return self.workspace.write(candidate, [(fed, made)])
+            return self.workspace.write(probe, [(fed, made)])
         assert self.activations is not None, "the candidate has no values"
         samples = (self.activations, *self.activations.more)
         return self.workspace.write(
-            candidate, [(each.select(inputs), each.select(outputs)) for each in samples]
+            probe, [(each.select(inputs), each.select(outputs)) for each in samples]
         )
 
 
@@ -438,10 +444,14 @@ def _passes_now(prober: Prober, failing: Candidate, runs: int) -> bool:
 
 def _repeated(
     candidate: Candidate, times: int, *, runs: int | None = None, until: Verdict = Verdict.FAIL
-) -> Candidate:
+) -> Probe:
+    """Return the question whether a candidate does the same again, so many times."""
     title = (
         f"{candidate.title}, once more" if times == 1 else f"{candidate.title}, {times} times more"
     )
-    return replace(
-        candidate, title=title, again=True, runs=times if runs is None else runs, until=until
+    return Probe(
+        replace(candidate, title=title),
+        again=True,
+        runs=times if runs is None else runs,
+        until=until,
     )

@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import count
 
-from bisect_trt.probe.candidate import Candidate, Identity
+from bisect_trt.probe.candidate import Identity, Probe
 from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.search.oracle import Question, Result, Search, Verdict
@@ -95,9 +95,9 @@ class Speculation:
 
     def __init__(
         self,
-        run: Callable[[Candidate, Cancel], Outcome],
+        run: Callable[[Probe, Cancel], Outcome],
         ledger: Ledger,
-        build: Callable[[Question], Candidate],
+        build: Callable[[Question], Probe],
         workers: int,
     ) -> None:
         """Prepare to run so many probes at a time."""
@@ -171,8 +171,8 @@ class Speculation:
         """Have a question probed if there is room; ``False`` if its answer turns out to be known, so guess anew."""
         if question in self._running or len(self._running) == self._workers:
             return True
-        candidate = self._build(question)
-        identity = self._identities.setdefault(question, candidate.identity)
+        probe = self._build(question)
+        identity = self._identities.setdefault(question, probe.identity)
         if self._ledger.outcome(identity.key) is not None:
             return False  # another question is about the same model, or an earlier session of the run probed it
         if any(running.identity.key == identity.key for running in self._running.values()):
@@ -180,7 +180,7 @@ class Speculation:
         self._ledger.start(identity)
         cancel = Cancel()
         self._running[question] = Running(
-            identity, self._pool.submit(self._run, candidate, cancel), cancel
+            identity, self._pool.submit(self._run, probe, cancel), cancel
         )
         return True
 

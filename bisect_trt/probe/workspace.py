@@ -26,7 +26,7 @@ from bisect_trt.onnxlib.save import (
     save_model,
     share_weights,
 )
-from bisect_trt.probe.candidate import Candidate, Setup
+from bisect_trt.probe.candidate import Candidate, Probe, Setup
 from bisect_trt.targets.base import ELSEWHERE
 from bisect_trt.tensors.files import Values, replacing, save_npz
 from bisect_trt.worker.protocol import Sample
@@ -122,6 +122,22 @@ class CandidateFiles(Setup):
         } | sample
 
 
+CANDIDATES = "candidates"
+"""The folder of candidates, in the folder of a run."""
+
+
+def make_run_folder(folder: Path) -> None:
+    """Make the folder of a run, and in it the folder of candidates.
+
+    Raises:
+        UsageError: It cannot be made.
+    """
+    try:
+        (folder / CANDIDATES).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_make(folder, error) from error
+
+
 class Workspace:
     """The folder of one run.
 
@@ -137,16 +153,13 @@ class Workspace:
             UsageError: The folder cannot be made, or the fixed path holds another program's file.
         """
         self.folder = folder
-        self.candidates = folder / "candidates"
+        self.candidates = folder / CANDIDATES
         self.weights = Weights(self.candidates)
         self.fixed_path = fixed_path
         self._beside: dict[
             Path, bool
         ] = {}  # weights beside the fixed path, and whether they were copied there
-        try:
-            self.candidates.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise _cannot_make(folder, error) from error
+        make_run_folder(folder)
         if fixed_path is not None:
             _refuse_foreign(fixed_path)
 
@@ -178,16 +191,19 @@ class Workspace:
         model = folder.with_suffix(".onnx") if shared_weights else folder / "model.onnx"
         return CandidateFiles(folder, model, (), folder / "output.log")
 
-    def write(
-        self, candidate: Candidate, values: Sequence[tuple[Values, Values]]
-    ) -> CandidateFiles:
-        """Write a candidate, with the inputs and the reference's outputs of each sample.
+    def write(self, probe: Probe, values: Sequence[tuple[Values, Values]]) -> CandidateFiles:
+        """Write a candidate into the folder of a question about it.
+
+        Args:
+            probe: The question.
+            values: The inputs and the reference's outputs of each sample.
 
         Raises:
             UsageError: The disk is full or the folder is gone.
         """
+        candidate = probe.candidate
         shared = candidate.has_external_data
-        files = self.files(candidate.key, shared_weights=shared)
+        files = self.files(probe.key, shared_weights=shared)
         folder = files.folder
         path = files.model
         ends = ("", *(f"-{number}" for number in range(2, len(values) + 1)))

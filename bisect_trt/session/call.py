@@ -235,7 +235,7 @@ class Call:
 
 @dataclass(frozen=True)
 class OpenCall:
-    """A call whose run is open.
+    """A call with an open run.
 
     Attributes:
         call: The call.

@@ -13,7 +13,7 @@ from typing import TypeVar
 from bisect_trt.errors import BisectError, ModelRefusedError
 from bisect_trt.options.shared import Search
 from bisect_trt.options.spec import written
-from bisect_trt.probe.candidate import Candidate, Identity
+from bisect_trt.probe.candidate import Candidate, Identity, Probe
 from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
@@ -308,9 +308,8 @@ class Session:
         try:
             for candidate in filter(None, (rest, self.subject.identity)):
                 if prober.probe(candidate).verdict is Verdict.PASS:
-                    again = replace(
-                        candidate, title=f"{candidate.title}, twice more", again=True, runs=2
-                    )
+                    title = f"{candidate.title}, twice more"
+                    again = Probe(replace(candidate, title=title), again=True, runs=2)
                     if by_user and prober.probe(again).verdict is Verdict.FAIL:
                         return FLAKY.format(
                             f"'{candidate.title}' passed, and failed when asked again"

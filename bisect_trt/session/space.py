@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import onnx
 
 from bisect_trt.onnxlib.shapes import Shape, fix_input_shapes, free_inputs
-from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.candidate import Candidate, Probe
 from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.prober import Prober
 from bisect_trt.search.oracle import Ask, Result, Subset, Verdict, over_units
@@ -52,13 +52,13 @@ class Series(Generic[Unit]):
     """Units that are probed one at a time, each a candidate of its own: sizes, samples, releases, runs.
 
     Attributes:
-        build: Returns the candidate of a unit.
+        build: Returns the candidate of a unit, or a question about it.
         refuse: Returns why a unit cannot be probed; such a unit is ``UNRESOLVED`` and costs no
             probe.
         apart: Whether each unit may fail in its own way, rather than like the first failure.
     """
 
-    build: Callable[[Unit], Candidate]
+    build: Callable[[Unit], Candidate | Probe]
     refuse: Callable[[Unit], str | None] = lambda _: None
     apart: bool = False
     _numbers: dict[Unit, int] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Series(Generic[Unit]):
             BudgetSpent: No more probes may be made; :meth:`seen` has the verdicts so far.
         """
 
-        def built(subset: Subset) -> Candidate:
+        def built(subset: Subset) -> Candidate | Probe:
             return self._built([*self._numbers][next(iter(subset))])
 
         def asking(ask: Ask) -> Result:
@@ -121,7 +121,7 @@ class Series(Generic[Unit]):
             for unit, (verdict, reason, signature) in {**refused, **seen}.items()
         }
 
-    def _built(self, unit: Unit) -> Candidate:
+    def _built(self, unit: Unit) -> Candidate | Probe:
         candidate = self.build(unit)
         self._keys[unit] = candidate.key
         return candidate

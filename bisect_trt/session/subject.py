@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import shlex
-from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx
 
 from bisect_trt.errors import ModelFileError, RuntimeMissingError, UnavailableError
@@ -20,10 +18,8 @@ from bisect_trt.onnxlib.load import load_model, needed_ir_version
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import clone, keep_only, share_names
 from bisect_trt.onnxlib.shapes import (
-    element_type,
     fix_input_shapes,
     free_inputs,
-    identity_model,
     input_infos,
     input_sizes,
     take_input_shapes,
@@ -33,7 +29,7 @@ from bisect_trt.onnxlib.units import NetworkUnits
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.reference import Models, Reference, stored_values
+from bisect_trt.probe.reference import Models, Reference
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
@@ -51,12 +47,11 @@ from bisect_trt.worker.pool import WorkerPool, visible_gpus
 from bisect_trt.worker.protocol import About, Failed
 
 if TYPE_CHECKING:
-    from bisect_trt.session.free_dims import Freed
+    from bisect_trt.session.facts import ModelFacts
+from bisect_trt.session.free_dims import Freed
 
 _KNOWN_IR = 10
 """The newest IR version that every supported release of ONNX Runtime reads, from 1.18 on."""
-_MADE = ("infos", "element_types", "units", "constants", "original")
-"""The cached properties that depend on the network."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +106,7 @@ class Subject:
         ir_version: The IR versions of the ``file`` and ``written`` into candidates, where these
             differ.
         freed: The dimensions that candidates keep free, where the failure needs that.
+        facts: What follows from the network and the samples; another object once these change.
     """
 
     freed: Freed | None = None
@@ -165,6 +161,7 @@ class Subject:
         self.truth = self.network
         self.seen: dict[Place, Seen] = {}
         self._about: dict[TargetSettings, Lowering] = {}
+        self.facts = self._facts(self._run_reference)
 
     def _lower_version(self, proto: onnx.ModelProto) -> None:
         """Give a model the lowest IR version that it needs, if a runtime may refuse its own."""
@@ -243,8 +240,7 @@ class Subject:
         for sample, labels in labelled:
             if common_shapes([*self.samples, sample]) != common_shapes(self.samples):
                 self.samples.append(sample)
-                for made in ("reference", *_MADE):
-                    self.__dict__.pop(made, None)
+                self.facts = self._facts(self._run_reference)
             yield sample, labels
 
     def _warn_of_names(self, samples: Sequence[Sample]) -> None:
@@ -287,10 +283,10 @@ class Subject:
 
     def free(self, freed: Freed) -> None:
         """Keep these dimensions free in all later candidates."""
+        before = self.facts
         self.freed = freed
         self.network = freed.network
-        for made in _MADE:
-            self.__dict__.pop(made, None)
+        self.facts = self._facts(lambda: before.reference)
 
     def other(self, path: Path, reference: Reference) -> Subject:
         """Return the subject of a model derived from this one, with the same inputs and expected outputs."""
@@ -301,9 +297,7 @@ class Subject:
         proto = self.workspace.read_back(path)
         take_input_shapes(proto, self.network)
         made.network = Network(proto)
-        for name in _MADE:
-            made.__dict__.pop(name, None)
-        made.__dict__["reference"] = reference
+        made.facts = made._facts(lambda: reference)
         return made
 
     def of_body(self, model: onnx.ModelProto, values: Sample, number: int) -> Subject:
@@ -319,10 +313,12 @@ class Subject:
         made.samples = [values]
         made.freed = None
         made.ir_version = None
-        for name in _MADE:
-            made.__dict__.pop(name, None)
-        made.__dict__["reference"] = made.run_reference(made.network, number)
+        made.facts = made._facts(lambda: made.run_reference(made.network, number))
         return made
+
+    def _facts(self, reference: Callable[[], Reference]) -> ModelFacts:
+        """Return the facts about the network, with a function that runs it."""
+        return ModelFacts(self.network, self.models, reference, self.freed, self.as_in_file)
 
     def close(self) -> None:
         """End the workers, and remove the activations and the candidate at the fixed path."""
@@ -354,9 +350,8 @@ class Subject:
             first.add(reference)
         return first
 
-    @cached_property
-    def reference(self) -> Reference:
-        """The expected values of every tensor; computed when first used."""
+    def _run_reference(self) -> Reference:
+        """Return the expected values of every tensor, with a warning where some are missing."""
         first = self.run_reference(self.truth)
         if first.refused is not None:
             self.console.warn(
@@ -369,6 +364,41 @@ class Subject:
                 "reference values, so no candidate starts at them."
             )
         return first
+
+    @property
+    def reference(self) -> Reference:
+        """The expected values of every tensor."""
+        return self.facts.reference
+
+    @property
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """Types and shapes of tensors: from the reference run, else from shape inference."""
+        return self.facts.infos
+
+    @property
+    def element_types(self) -> dict[str, int]:
+        """ONNX's element type of each tensor."""
+        return self.facts.element_types
+
+    @property
+    def units(self) -> NetworkUnits:
+        """The units that searches keep or drop."""
+        return self.facts.units
+
+    @property
+    def constants(self) -> StoredValue:
+        """Values of weights that nodes compute."""
+        return self.facts.constants
+
+    @property
+    def original(self) -> Candidate:
+        """The model itself."""
+        return self.facts.original
+
+    @property
+    def identity(self) -> Candidate:
+        """A model that has nothing to fail."""
+        return self.facts.identity
 
     @property
     def lowering(self) -> str:
@@ -388,67 +418,12 @@ class Subject:
         command = shlex.join(["bisect-trt", "sanitize", str(path), "-o", f"{path.stem}-named.onnx"])
         return f" `{command}` gives each node a unique name."
 
-    @cached_property
-    def infos(self) -> Mapping[str, TensorInfo]:
-        """Types and shapes of tensors: from the reference run, else from shape inference."""
-        known: Mapping[str, TensorInfo] = ChainMap(
-            cast("Any", self.reference.infos), cast("Any", self.network.infos)
-        )
-        return known if self.freed is None else self.freed.infos(known)
-
-    @cached_property
-    def element_types(self) -> dict[str, int]:
-        """ONNX's element type of each tensor, as it ran or else as inference says."""
-        return {name: element_type(info.dtype) for name, info in self.infos.items()}
-
-    @cached_property
-    def units(self) -> NetworkUnits:
-        """The units that searches keep or drop."""
-        return NetworkUnits(self.network, self.reference.infos, self.infos, self.reference.lost)
-
-    @cached_property
-    def constants(self) -> StoredValue:
-        """Values of weights that nodes compute."""
-        return stored_values(self.network, self.models)
-
-    @cached_property
-    def original(self) -> Candidate:
-        """The model itself."""
-        network = self.network
-        units = self.units.everything
-        title = "the original" if self.freed is None else "the original, its dimensions free"
-        original = Candidate(
-            self.as_in_file(network.proto),
-            tuple(network.inputs),
-            tuple(network.outputs),
-            title,
-            units,
-        )
-        return original if self.freed is None else self.freed.dress(original)
-
     @property
     def fixed(self) -> Candidate:
         """The model with the input shapes of the samples; dimensions that differ between samples stay free."""
         proto = clone(self.network.proto)
         fix_input_shapes(proto, common_shapes(self.samples), assume=False)
         return replace(self.original, made=proto, title="the original, with fixed shapes")
-
-    @cached_property
-    def identity(self) -> Candidate:
-        """A model that has nothing to fail: zeros of the types and shapes of the inputs pass through Identity nodes."""
-        infos: dict[str, TensorInfo] = {}
-        for name in self.network.inputs or self.network.outputs:
-            if name in self.infos:
-                sizes = tuple(
-                    dim if isinstance(dim, int) else 1 for dim in self.infos[name].shape or ()
-                )
-                infos[name] = TensorInfo(name, self.infos[name].dtype, sizes)
-        inputs = {name: np.zeros(info.sizes or (), info.dtype) for name, info in infos.items()}
-        outputs = {f"{name}/identity": value for name, value in inputs.items()}
-        proto = identity_model(self.network.proto, infos)
-        return Candidate(
-            proto, tuple(inputs), tuple(outputs), "Identity nodes only", values=inputs | outputs
-        )
 
     def rest(self, taken: Subset, *, held: bool = False) -> Candidate | None:
         """Return the model without some units and what depends on them for a value; ``None`` if nothing is left."""

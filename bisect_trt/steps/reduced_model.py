@@ -8,7 +8,7 @@ from pathlib import Path
 from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
-from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.candidate import Candidate, Probe
 from bisect_trt.report.console import listed
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import named
@@ -94,7 +94,8 @@ def write_reduced(
     workspace = session.subject.workspace
     workspace.save(answer.proto, settings.output)
     console.step("Write the model, read it back: does it still fail?")
-    again = replace(answer, made=workspace.read_back(settings.output), title=READ_BACK, again=True)
+    read_back = replace(answer, made=workspace.read_back(settings.output), title=READ_BACK)
+    again = Probe(read_back, again=True)
     if prober.ledger.outcome(again.key) is not None:
         console.say("  the same bytes were probed once more just now")
     record = prober.probe(again)

@@ -24,7 +24,7 @@ from bisect_trt.errors import (
     ValueRefusedError,
 )
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.candidate import Candidate, Probe
 from bisect_trt.probe.check import Check
 from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.outcome import Ending, Outcome
@@ -352,6 +352,7 @@ def ask_releases(
     failing: str = "",
     beside: Sequence[str] = (),
     every: bool = False,
+    runs: int = 1,
 ) -> Boundaries:
     """Find the boundaries; the probed releases are in the result however the search ends.
 
@@ -364,17 +365,19 @@ def ask_releases(
         failing: A release that most likely fails.
         beside: Other packages to install in each environment, as pip takes them.
         every: Whether all releases are probed, instead of bisecting them.
+        runs: How often each is run, at most.
 
     Raises:
         BudgetSpent: No more probes may be made.
     """
     releases = tuple(pythons)
 
-    def build(place: int) -> Candidate:
+    def build(place: int) -> Probe:
         release = releases[place]
         wanted = with_numpy((*package.requirements(release), *beside))
         environment = Environment(wanted, pythons[release], alone=bool(package.parts))
-        return replace(model, title=f"{package.name} {release}", packages=str(environment))
+        title = f"{package.name} {release}"
+        return Probe(replace(model, title=title, packages=str(environment)), runs=runs)
 
     space = Series(build)
     if check.failure is None:
@@ -431,7 +434,6 @@ def since_when(
         # of.
         elsewhere = in_releases(prober.check, subject, target, failure, Network(case.proto))
         pythons = list_releases(package.index_name, Range())
-        case = replace(case, runs=1)
         found = ask_releases(session, elsewhere, package, pythons, case, failing="".join(known[:1]))
     except (BisectError, BudgetSpent) as error:
         console.say(

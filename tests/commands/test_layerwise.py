@@ -21,6 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support import overflowing
 
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.probe.candidate import Probe
 from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome
@@ -329,7 +330,7 @@ def alone(look: Marking, name: str) -> Outcome:
     check = BuiltinCheck(subject.workers, look.target, look.tolerance)
     with closing(Ledger(subject.workspace.folder)) as ledger:
         prober = Prober(check, subject.workspace, subject.reference, ledger)
-    return prober.run_check(subject.cut(subject.units.with_weights({unit})))
+    return prober.run_check(Probe(subject.cut(subject.units.with_weights({unit}))))
 
 
 def numbers(comparison: TensorComparison) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import random
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from support import assert_gone, chain, examples, has, rest_slow, script
 
 from benchmarks.flaky import simulate, simulate_in_memory
 from bisect_trt.errors import BisectError
-from bisect_trt.probe.candidate import Identity
+from bisect_trt.probe.candidate import Identity, Probe
 from bisect_trt.probe.ledger import JOURNAL, Ledger, read_journal, read_probes
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Prober
@@ -318,7 +317,7 @@ def test_runs_end_with_the_answer_that_ends_them(
     said = iter([*fails, *[until is Verdict.FAIL] * most])
     check = FakeCheck(lambda _: Verdict.FAIL if next(said) else Verdict.PASS)
     with scratch() as folder, FakeRun(Path(folder), check) as run:
-        record = run.prober.probe(replace(build([0]), again=True, runs=most, until=until))
+        record = run.prober.probe(Probe(build([0]), again=True, runs=most, until=until))
     taken = [*fails, *[until is Verdict.FAIL] * most][:most]
     ending = (until is Verdict.FAIL) in taken
     assert (record.verdict is until) == ending
