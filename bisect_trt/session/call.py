@@ -141,6 +141,10 @@ class Call:
             check_output(
                 own.candidate, overwrite=True
             )  # the workspace refuses to replace files of other programs
+        if self.oracle is not None and own.check and not self.oracle.takes_command:
+            raise ConflictError(
+                f"{self.oracle.flag} decides whether a candidate fails, and so does --check; drop one."
+            )
         argv = CommandCheck.parse(own.check) if own.check else ()
         tolerance = tolerance_options(self[CompareOptions], target)
         return CheckSettings(

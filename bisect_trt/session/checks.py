@@ -63,14 +63,6 @@ _FEW = 30
 class CheckFactory(Protocol):
     """Makes a check from its settings, as an oracle of another package does."""
 
-    @property
-    def takes_command(self) -> bool:
-        """Whether it uses the check command of the user."""
-
-    @property
-    def flag(self) -> str:
-        """Its option that was given."""
-
     def check(self, settings: CheckSettings, workers: WorkerPool) -> Check:
         """Return the check that decides whether a candidate fails."""
 
@@ -181,10 +173,6 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
     own = settings.options
     target = settings.target
     if settings.oracle is not None:
-        if settings.argv and not settings.oracle.takes_command:
-            raise ConflictError(
-                f"{settings.oracle.flag} decides whether a candidate fails, and so does --check; drop one."
-            )
         return settings.oracle.check(settings, workers)
     if settings.function is not None:
         return FunctionCheck(settings.function)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 
@@ -35,6 +35,8 @@ from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Subset
+from bisect_trt.session.facts import ModelFacts
+from bisect_trt.session.free_dims import Freed
 from bisect_trt.targets.runtime import Lowering
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import Values, common_shapes, sha256_of
@@ -45,10 +47,6 @@ from bisect_trt.worker.deadline import Deadline
 from bisect_trt.worker.place import Place, Seen
 from bisect_trt.worker.pool import WorkerPool, visible_gpus
 from bisect_trt.worker.protocol import About, Failed
-
-if TYPE_CHECKING:
-    from bisect_trt.session.facts import ModelFacts
-from bisect_trt.session.free_dims import Freed
 
 _KNOWN_IR = 10
 """The newest IR version that every supported release of ONNX Runtime reads, from 1.18 on."""
