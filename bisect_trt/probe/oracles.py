@@ -77,7 +77,7 @@ class BuiltinCheck(Check):
 
     @property
     def tolerances(self) -> ToleranceOptions:
-        """How far the target may be off."""
+        """The tolerances of the user, or none."""
         return self.tolerance
 
     @property
@@ -346,11 +346,11 @@ class EngineCheck(Check):
 
     @property
     def engines(self) -> EngineCache:
-        """Which engines stay."""
+        """The store of engines."""
         return self.engine_cache
 
     def under(self, **conditions: Unpack[Conditions]) -> EngineCheck:
-        """Return the same check under those of the conditions that concern a build."""
+        """Return the same check under the conditions that concern a build."""
         return replace(
             self,
             workers=conditions.get("workers", self.workers),
