@@ -20,6 +20,8 @@ Message = tuple[dict[str, Any], bytearray]
 LAST = (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP)
 """Exit statuses of a process in a place after which the place ends: the driver is gone, or a
 message may be cut short."""
+RESUME = b"\nbisect-trt resumes 9f2c51d0a7e84b36b1d4\n"
+"""What the driver sends after a crash, before its next message; no message ends with it."""
 _HEAD = struct.Struct(">IQ")
 _CHUNK = 1 << 20
 
@@ -63,6 +65,25 @@ def write_all(fd: int, content: Buffer) -> None:
             left = left[os.write(fd, left[:_CHUNK]) :]
         except OSError as error:
             raise Closed(str(error)) from error
+
+
+def discard(fd: int) -> None:
+    """Read whatever was written before :data:`RESUME`, the writer of which sends nothing more until it is answered.
+
+    A process that crashes may have read all of a message, a part of it, or nothing.
+
+    Raises:
+        Closed: The other side is gone.
+    """
+    tail = b""
+    while tail != RESUME:
+        try:
+            content = os.read(fd, _CHUNK)
+        except OSError as error:
+            raise Closed(str(error)) from error
+        if not content:
+            raise Closed("the end of the pipe")
+        tail = (tail + content)[-len(RESUME) :]
 
 
 def receive(fd: int, wait: Callable[[], object] = bool) -> Message:

@@ -34,6 +34,7 @@ from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 from bisect_trt.tensors.kernel import readable
 from bisect_trt.worker.channel import (
     LAST,
+    RESUME,
     Buffer,
     Closed,
     ConnectionLost,
@@ -120,7 +121,6 @@ class Connection:
         self._in = -1
         self._out = -1
         self.memory: Mapping[str, int] = dict.fromkeys(("host", "peak", "gpu"), 0)
-        self._calls = 0
         self._files: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._kept = contextlib.ExitStack()
@@ -146,17 +146,14 @@ class Connection:
         try:
             if self._process is None:
                 self._start()
-            self._calls += 1
-            send(self._in, {"call": method, "number": self._calls, **(arguments or {})}, payload)
-            died: int | None = None
-            answered = False
-            while not answered:
-                header, content = receive(self._out)
-                self.printed += header["printed"]
-                died = header.get("died", died)
-                # If a process died before it received this call, the next one answers it: no answer
-                # may stay in the pipe.
-                answered = "died" not in header or died in LAST or header["call"] == self._calls
+            send(self._in, {"call": method, **(arguments or {})}, payload)
+            header, content = self._receive()
+            died: int | None = header.get("died")
+            if died is not None and died not in LAST:
+                # Nobody knows how much of this call was read before the process died.
+                write_all(self._in, RESUME)
+                if "died" in self._receive()[0]:
+                    raise Closed("the process that runs models crashes when it starts")
         except Closed as error:
             raise self._lost(str(error)) from error
         self.memory = header.get("memory", self.memory)
@@ -167,6 +164,11 @@ class Connection:
         if "error" in header:
             _raise_error(**header["error"])
         return {**header, "payload": content}
+
+    def _receive(self) -> tuple[dict[str, Any], bytearray]:
+        header, content = receive(self._out)
+        self.printed += header["printed"]
+        return header, content
 
     def has(self, files: Mapping[str, bytes | Path]) -> None:
         """Send files that the other end lacks: their content, or its path, by SHA-256."""

@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 from bisect_trt.errors import BisectError, PlaceError
 from bisect_trt.targets.messages import RuntimeFailure
 from bisect_trt.tensors.kernel import end_with_parent, forget_peak, status_bytes
-from bisect_trt.worker.channel import LAST, Closed, receive, send
+from bisect_trt.worker.channel import LAST, Closed, discard, receive, send
 
 _MOST_RUNTIMES = 16
 _OUTPUT_MOST = 32 << 20
@@ -38,8 +38,6 @@ _OUTPUT_MOST = 32 << 20
 _LOOK_SECONDS = 0.1
 _PROCESS = "process-"
 """Start of the name of the folder of a process that runs models."""
-_CALL = "call"
-"""Name of the file that holds the number of the last call."""
 Call = dict[str, Any]
 Reply = dict[str, Any]
 """The headers of messages. A call has its ``payload``, and a reply if there is any."""
@@ -62,19 +60,21 @@ def main(own: str) -> NoReturn:
     log = Path(own, "output.log")
     child = 0
     crashed = True
+    resumes = False
     log.touch()
     try:
         while crashed:
             child = os.fork()
             if child == 0:
-                _run_models(source, sink, Path(own), log)
+                _run_models(source, sink, Path(own), log, resumes=resumes)
             _watch(child, source, sink)
             code = _end(child)
             child = 0
             crashed = code not in LAST
             for folder in Path(own).glob(f"{_PROCESS}*"):
                 shutil.rmtree(folder, ignore_errors=True)
-            send(sink, {"died": code, "call": number_of_call(Path(own)), "printed": printed(log)})
+            send(sink, {"died": code, "printed": printed(log)})
+            resumes = True
     except (Closed, SystemExit):
         pass
     finally:
@@ -116,14 +116,8 @@ def printed(log: Path) -> str:
     return text.decode(errors="replace")
 
 
-def number_of_call(own: Path) -> int:
-    """The number of the call that a process in this folder received last; 0 where it received none."""
-    path = own / _CALL
-    return int(path.read_text()) if path.exists() else 0
-
-
-def _run_models(source: int, sink: int, own: Path, log: Path) -> NoReturn:
-    """Be the process that runs models, until the pipe is closed."""
+def _run_models(source: int, sink: int, own: Path, log: Path, *, resumes: bool) -> NoReturn:
+    """Be the process that runs models, until the pipe is closed; ``resumes`` after a crash of another."""
     status = 1
     try:
         os.setsid()
@@ -135,9 +129,11 @@ def _run_models(source: int, sink: int, own: Path, log: Path) -> NoReturn:
             os.dup2(output, fd)
         host = Host(own)
         os.chdir(host.folder)
+        if resumes:
+            discard(source)
+            send(sink, {"printed": ""})
         while True:
             header, payload = receive(source)
-            Path(own, _CALL).write_text(str(header["number"]))
             reply = host.answer({**header, "payload": payload})
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()

@@ -195,6 +195,34 @@ def test_a_crash_is_reported_and_the_next_call_is_answered(connection: Connectio
             )
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found by /proc")
+def test_a_call_that_a_dying_process_has_read_is_not_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is stopped reads the call before it dies, or does not; both end the call."""
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    monkeypatch.setenv("PLACE_TEST", mark)
+    connection = Connection(place())
+    try:
+        for number in range(6):
+            assert connection.call("facts", {"packages": []})["facts"]
+            running = max(
+                pid
+                for pid, words in marked(f"PLACE_TEST={mark}").items()
+                if b"bisect-trt-worker" in words
+            )
+            if number % 2:  # it wakes with the call in its pipe, and with the signal
+                os.kill(running, signal.SIGSTOP)
+                threading.Timer(0.1, os.kill, (running, signal.SIGSEGV)).start()
+                threading.Timer(0.2, os.kill, (running, signal.SIGCONT)).start()
+            else:
+                os.kill(running, signal.SIGSEGV)
+            with pytest.raises(ProcessDied):
+                connection.call("facts", {"packages": []})
+    finally:
+        connection.close()
+
+
 def test_nothing_of_a_process_that_crashed_is_read_by_the_next(connection: Connection) -> None:
     """Neither its model, nor files beside it, nor what it left in its working folder or as a file to send back."""
 
