@@ -361,7 +361,9 @@ def _run(
     named = {entry.name for group in groups for entry in entries(group)}
     for name in given.keys() - (named - {"model"} - ({"output"} if home is not None else set())):
         raise UnknownNameError(
-            f"`{command}` has no option '{name}'; `bisect-trt {command} --help-all` lists them."
+            f"`{command}` has no option '{name}'; `bisect-trt {command} --help-all` lists them.",
+            name,
+            named,
         )
     if check is not None and not callable(check):
         if not isinstance(check, Sequence):
@@ -421,7 +423,9 @@ def _refuse_target(check: object, target: str | None) -> None:
     known = [plugin.name for plugin in selectable()]
     if target is not None and target not in known:
         raise UnknownNameError(
-            f"there is no target '{target}'; write one of {', '.join(map(repr, known))}."
+            f"there is no target '{target}'; write one of {', '.join(map(repr, known))}.",
+            target,
+            known,
         )
     if isinstance(check, str) and check in known and shutil.which(check) is None:
         raise ValueRefusedError(

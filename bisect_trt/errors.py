@@ -124,6 +124,20 @@ class UnknownNameError(UsageError):
     code = "BT1005"
     remedy = "Use one of the names that the message lists."
 
+    def __init__(self, message: str, name: str = "", names: Iterable[str] = ()) -> None:
+        """Add the names that are spelt much like the unknown one.
+
+        Args:
+            message: One or more sentences.
+            name: The unknown name.
+            names: The names that exist.
+        """
+        from difflib import get_close_matches  # noqa: PLC0415 - of this error alone
+
+        close = get_close_matches(name, [*names], n=2) if name else []
+        ending = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        super().__init__(f"{message}{ending}")
+
 
 class OutputFileError(UsageError):
     """A file cannot be written, or exists."""

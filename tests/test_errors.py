@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from bisect_trt import errors
-from bisect_trt.errors import CommandLineError, UsageError, kind_of, kinds
+from bisect_trt.errors import CommandLineError, UnknownNameError, UsageError, kind_of, kinds
 from bisect_trt.session.session import RebuiltPasses
 
 _SENTENCE = re.compile(r"[A-Za-z`][^.]*( \.bisect-trt)?\.")
@@ -52,3 +52,13 @@ def test_an_error_of_another_process_keeps_its_code_where_it_is_known_here() -> 
     assert kind_of(names) is CommandLineError
     assert kind_of(["KeyError"]) is None
     assert issubclass(CommandLineError, UsageError)
+
+
+def test_an_unknown_name_is_answered_with_those_that_are_spelt_like_it() -> None:
+    names = ["layer.1/output", "layer.2/output", "mask"]
+    said = str(UnknownNameError("the model has no tensor 'layer1/output'.", "layer1/output", names))
+    assert (
+        said
+        == "the model has no tensor 'layer1/output'. Did you mean 'layer.1/output' or 'layer.2/output'?"
+    )
+    assert str(UnknownNameError("none.", "z", names)) == "none."

@@ -83,10 +83,13 @@ def _convert_to_onnx(call: Call, own: Convert, target: Target) -> Result:
     source = ModelSettings(own.model, call[Data])
     model = load_model(source.path, source.data.external_data_dir)
     sort_nodes(model)
-    if unknown := set(target.keep_fp32) - {address for address, _ in addressed(model.graph)}:
+    addresses = {address for address, _ in addressed(model.graph)}
+    if unknown := set(target.keep_fp32) - addresses:
         raise UnknownNameError(
             f"--keep-fp32: no node makes '{min(unknown)}' first; `bisect-trt inspect model {shlex.quote(str(own.model))} --show "
-            "layers` lists them."
+            "layers` lists them.",
+            min(unknown),
+            addresses,
         )
     census = count_lowered(Network(model), target.keep_fp32, low=LOW_TYPES[precision])
     left = describe_left(census, precision)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -65,32 +67,56 @@ def run(call: Call) -> Result:
                 known = {**seen.to_json(), "said": seen.describe()}
                 rows = {**seen.table(), "place": place.said}
                 rows |= {"host": seen.found["host"], "interpreter": seen.found["executable"]}
-            targets = missing_parts(workers, Path(folder), place)
-            found.append({**known, "targets": targets})
-            rows |= {
-                name: "yes" if missing is None else f"no: {missing}"
-                for name, missing in targets.items()
-            }
+            examined = examine(workers, Path(folder), place)
+            found.append(
+                {**known, "targets": {name: each.missing for name, each in examined.items()}}
+            )
+            rows |= {name: each.describe() for name, each in examined.items()}
+            if providers := examined.get("--onnxrt", Examined()).facts.get("available"):
+                rows["providers of ONNX Runtime"] = ", ".join(providers)
             for name, value in rows.items():
                 console.answer(f"{name}: {value}")
     result.extra |= {"places": found} if places else {"environment": environment(), **found[0]}
     return result.end()
 
 
-def missing_parts(workers: WorkerPool, folder: Path, place: Place | None) -> dict[str, str | None]:
-    """Return why each target cannot be used here or in a place, by its option; ``None`` if it can."""
+@dataclass(frozen=True)
+class Examined:
+    """A target that was started here or in a place.
+
+    Attributes:
+        missing: Why it cannot be used; ``None`` if it can.
+        facts: Facts of its runtime, if it has started.
+    """
+
+    missing: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        """Return whether it can be used."""
+        return "yes" if self.missing is None else f"no: {self.missing}"
+
+
+def examine(workers: WorkerPool, folder: Path, place: Place | None) -> dict[str, Examined]:
+    """Start each target here or in a place; returns what was seen, by its option.
+
+    Args:
+        workers: The processes that start targets.
+        folder: A folder for the files of the request.
+        place: The place; ``None`` for here.
+    """
     model = folder / "tiny.onnx"
     inputs = folder / "tiny.npz"
     model.write_bytes(TINY_MODEL)
     save_npz(inputs, {"x": np.ones(1, np.float32)})
-    missing: dict[str, str | None] = {}
+    examined: dict[str, Examined] = {}
     asked: dict[str, Request[object]] = {}
     for name in names():
         try:
             plugin = find(name)
             settings = TargetSettings(name)
         except UnavailableError as error:
-            missing[f"--{name}"] = str(error)
+            examined[f"--{name}"] = Examined(str(error))
             continue
         if plugin.selectable and (place is None or plugin.sent):
             asked[f"--{name}"] = About(settings)
@@ -99,20 +125,21 @@ def missing_parts(workers: WorkerPool, folder: Path, place: Place | None) -> dic
                 settings.with_own(providers=("cuda",)), model, inputs
             )
 
-    def ask(request: Request[object], log: Path) -> str | None:
+    def ask(request: Request[object], log: Path) -> Examined:
         try:
             reply = workers.ask(request, TIMEOUT_SECONDS, place=place, log=log)
         except BisectError as error:
-            return str(error)
+            return Examined(str(error))
         if not isinstance(reply, Failed):
-            return None
+            return Examined(facts=reply if isinstance(reply, dict) else {})
         lines = (
             log.read_text(errors="replace").strip().splitlines()
             if reply.kind == "crash" and log.exists()
             else ()
         )
-        return f"{reply.message}, after: {lines[-1]}" if lines else reply.message
+        ending = f", after: {lines[-1]}" if lines else ""
+        return Examined(f"{reply.message}{ending}")
 
     logs = [folder / f"target-{number}.log" for number in range(len(asked))]
     with ThreadPoolExecutor(len(asked)) as threads:
-        return missing | dict(zip(asked, threads.map(ask, asked.values(), logs), strict=True))
+        return examined | dict(zip(asked, threads.map(ask, asked.values(), logs), strict=True))

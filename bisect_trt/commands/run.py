@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -547,10 +546,11 @@ def _matching(
         matching = (name for name in known if fnmatchcase(labels.get(name, ""), pattern))
         names = [pattern] if pattern in known else [*matching]
         if not names:
-            close = get_close_matches(pattern, sorted({*labels.values()}))
             raise UnknownNameError(
                 f"{option}: the model makes no tensor '{pattern}', or it is not compared (to compare all tensors: "
-                f"--onnx-outputs mark all).{f' Close to it: {quoted(close)}.' if close else ''}"
+                "--onnx-outputs mark all).",
+                pattern,
+                sorted({*labels.values()}),
             )
         found += names
     return [*dict.fromkeys(found)]

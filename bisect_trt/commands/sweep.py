@@ -294,7 +294,9 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
     for name, shape in shapes:
         if name not in base:
             raise UnknownNameError(
-                f"--shapes: the model has no input '{name}'; its inputs are: {', '.join(base) or 'none'}."
+                f"--shapes: the model has no input '{name}'; its inputs are: {', '.join(base) or 'none'}.",
+                name,
+                base,
             )
         if len(shape) != len(base[name]):
             raise ValueRefusedError(

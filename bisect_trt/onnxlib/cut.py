@@ -339,7 +339,8 @@ def _no_tensor(network: Network, option: str, name: str) -> UnknownNameError:
                 f"{option}: '{name}' is a node ({node.op_type}), not a tensor; name its output: {outputs}."
             )
     listed = "`bisect-trt inspect model FILE --show layers` lists all"
-    return UnknownNameError(f"{option}: the model has no tensor '{name}'. {listed}.")
+    names = (*network.inputs, *network.producer, *network.initializers)
+    return UnknownNameError(f"{option}: the model has no tensor '{name}'. {listed}.", name, names)
 
 
 _FROZEN_ELEMENTS = 64

@@ -304,7 +304,9 @@ def input_sizes(
     for name, shape in shapes.items():
         if name not in inputs:
             raise UnknownNameError(
-                f"the model has no input '{name}'; its inputs are: {', '.join(inputs) or 'none'}."
+                f"the model has no input '{name}'; its inputs are: {', '.join(inputs) or 'none'}.",
+                name,
+                inputs,
             )
         declared = infos[name].shape if name in infos else None
         if declared is not None and len(shape) != len(declared):

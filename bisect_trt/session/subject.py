@@ -276,7 +276,7 @@ class Subject:
                 raise RuntimeMissingError(
                     f"{target.describe()} does not start: {reply.message}; run `bisect-trt doctor` for details."
                 )
-            self._about[target] = reply
+            self._about[target] = "layer" if reply.get("lowers_by") == "layer" else "cast"
         return self._about[target]
 
     def free(self, freed: Freed) -> None:

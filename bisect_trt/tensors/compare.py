@@ -41,6 +41,7 @@ from bisect_trt.tensors.info import (
     tensor_stats,
 )
 from bisect_trt.tensors.inputs import NamedOutputs, script_attribute, split_script, user_code
+from bisect_trt.tensors.signals import cosine_similarity, signal_to_noise
 from bisect_trt.tensors.tolerance import (
     DEFAULT_QUANTILE,
     RIPPLE,
@@ -326,10 +327,18 @@ def _compare_numbers(
         passed = needed[0] <= tolerance.atol or needed[1] <= tolerance.rtol
         found["of_tolerance"] = _of_tolerance(np.array(needed[:1]), np.array(needed[1:]), tolerance)
     if details:
-        found["details"] = Details(*needed)
+        found["details"] = _details(needed, ours, theirs)
     return TensorComparison(
         passed=passed, kind=ComparisonKind.MATCH if passed else kind, **known, **found
     )
+
+
+def _details(needed: tuple[float, float], reference: Array, target: Array) -> Details:
+    """Return the tolerances that would have passed, with the similarity of the tensors."""
+    if reference.dtype.kind == "c":
+        return Details(*needed)
+    vectors = reference.astype(np.float64), target.astype(np.float64)
+    return Details(*needed, cosine_similarity(*vectors), signal_to_noise(*vectors))
 
 
 def _same_nonfinite(target: Array, reference: Array, options: ToleranceOptions) -> Array:

@@ -97,20 +97,30 @@ class WorstElement:
 
 @dataclass(frozen=True)
 class Details:
-    """The tolerances that a comparison would have passed with.
+    """The tolerances that a comparison would have passed with, and how alike the tensors are.
 
     Attributes:
         atol_needed: The smallest absolute tolerance that would have passed, with the relative one
             as it was; NaN if none.
         rtol_needed: The smallest relative tolerance that would have passed, with the absolute one
             as it was; NaN if none.
+        cosine: Cosine similarity with the reference, from -1 to 1; ``None`` of complex numbers.
+        snr_db: Ratio of the reference to the error in dB; ``None`` of complex numbers.
     """
 
     atol_needed: float
     rtol_needed: float
+    cosine: float | None = None
+    snr_db: float | None = None
 
     def describe(self) -> str:
-        """Return the options that would have passed, as text."""
+        """Return the options that would have passed and the similarity, as text."""
+        alike = ""
+        if self.cosine is not None and self.snr_db is not None and math.isfinite(self.snr_db):
+            alike = f"; cosine similarity {self.cosine:.6f}, SNR {self.snr_db:.1f} dB"
+        return f"{self._options()}{alike}"
+
+    def _options(self) -> str:
         needed = {"--atol": self.atol_needed, "--rtol": self.rtol_needed}
         options = [
             f"{option} {_rounded_up(value)}"

@@ -344,7 +344,9 @@ def _random_samples(infos: Sequence[TensorInfo], data: Data) -> list[Sample]:
     names = [info.name for info in infos]
     if unknown := [name for name in data.val_range if name and name not in names]:
         raise UnknownNameError(
-            f"A value range is given for {quoted(unknown)}; the model's inputs are {quoted(names)}"
+            f"A value range is given for {quoted(unknown)}; the model's inputs are {quoted(names)}.",
+            unknown[0],
+            names,
         )
     if free := [
         f"'{info.name}' {_shape_text(info.shape or ())}" for info in infos if not info.is_static

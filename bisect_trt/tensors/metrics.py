@@ -37,6 +37,7 @@ from bisect_trt.tensors.inputs import (
     split_script,
     user_code,
 )
+from bisect_trt.tensors.signals import cosine_similarity, peak_signal_to_noise
 
 Outputs = Mapping[str, Array]
 Labels = Any
@@ -55,35 +56,6 @@ _IGNORED = -100
 """The label of a position that is not counted, as in PyTorch's ``cross_entropy``."""
 _KIND = "metric"
 _TOP = re.compile(r"top-?([1-9]\d*)")
-
-
-def cosine_similarity(reference: Vector, outputs: Vector) -> float:
-    """Return a number from -1 to 1: 1 for two zero vectors, 0 for one zero vector, NaN for a NaN in either.
-
-    As Polygraphy 0.53.6 defines it (``CosineSimilarityCompareFunc``).
-    """
-    reference_square = float(np.dot(reference, reference))
-    outputs_square = float(np.dot(outputs, outputs))
-    if not reference_square or not outputs_square:
-        return float(reference_square == outputs_square)
-    # Each vector is scaled first: the product of both norms may overflow or underflow.
-    cosine = float(
-        np.dot(reference / math.sqrt(reference_square), outputs / math.sqrt(outputs_square))
-    )
-    return cosine if math.isnan(cosine) else max(-1.0, min(1.0, cosine))
-
-
-def peak_signal_to_noise(reference: Vector, outputs: Vector) -> float:
-    """Return ``10 log10(peak^2 / MSE)`` in dB; the peak is the reference's largest value, or 1 where that is not positive.
-
-    As Polygraphy 0.53.6 defines it (``PsnrCompareFunc``).
-    """
-    peak = float(reference.max())
-    peak = 1.0 if peak <= 0 else peak
-    noise = float(np.square(outputs - reference).mean())
-    if not math.isfinite(noise):
-        return math.nan if math.isnan(noise) else -math.inf
-    return 20 * math.log10(peak) - 10 * math.log10(noise) if noise else math.inf
 
 
 _SIGNALS: dict[str, tuple[Callable[[Vector, Vector], float], float, str]] = {

@@ -269,5 +269,7 @@ class ToleranceOptions(CompareOptions):
         if unknown:
             raise UnknownNameError(
                 f"A tolerance or error statistic is given for {quoted(unknown)}, which is not compared; "
-                f"the outputs are {quoted(names)}"
+                f"the outputs are {quoted(names)}.",
+                unknown[0],
+                names,
             )

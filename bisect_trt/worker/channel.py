@@ -21,7 +21,7 @@ LAST = (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP)
 """Exit statuses of a process in a place after which the place ends: the driver is gone, or a
 message may be cut short."""
 RESUME = b"\nbisect-trt resumes 9f2c51d0a7e84b36b1d4\n"
-"""What the driver sends after a crash, before its next message; no message ends with it."""
+"""The mark that the driver sends after a crash, before its next message; no message ends with it."""
 _HEAD = struct.Struct(">IQ")
 _CHUNK = 1 << 20
 
@@ -68,9 +68,9 @@ def write_all(fd: int, content: Buffer) -> None:
 
 
 def discard(fd: int) -> None:
-    """Read whatever was written before :data:`RESUME`, the writer of which sends nothing more until it is answered.
+    """Read all bytes up to :data:`RESUME`; the writer sends nothing more until it is answered.
 
-    A process that crashes may have read all of a message, a part of it, or nothing.
+    A process that crashes may have read a whole message, the beginning of one, or nothing.
 
     Raises:
         Closed: The other side is gone.

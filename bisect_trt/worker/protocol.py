@@ -128,8 +128,8 @@ class OnModel(Request[R_co]):
 
 
 @dataclass(frozen=True)
-class About(Request[Literal["cast", "layer"]]):
-    """Start the target, and return how it lowers a model."""
+class About(Request[Mapping[str, Any]]):
+    """Start the target, and return its facts; see :mod:`bisect_trt.targets.runtime`."""
 
 
 @dataclass(frozen=True)

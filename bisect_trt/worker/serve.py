@@ -172,7 +172,7 @@ class Worker:
         self._beside: dict[Place | None, Connection | None] = {}
         self._idle: dict[object, tuple[float, ...]] = {}
         self._methods: dict[type[Request[Any]], Callable[[Any], Any]] = {
-            About: lambda request: self._runtime(request.target).facts.get("lowers_by", "cast"),
+            About: lambda request: dict(self._runtime(request.target).facts),
             BuildEngine: self._build,
             Collect: self._collect,
             Compare: self._compare,

@@ -195,6 +195,8 @@ def test_saved_results_alone(cli: CommandLine, here: Path) -> None:
     # As in Polygraphy, the last is what is right.
     assert (first["worst"]["target"], first["worst"]["reference"]) == (0, 0.5)
     assert first["details"]["atol_needed"] == 0.5
+    assert (first["details"]["cosine"], first["details"]["snr_db"]) == (0, 0)  # one side is zeros
+    assert "cosine similarity 0.000000, SNR 0.0 dB" in ran.out
     assert (second["name"], second["passed"]) == ("z", True)
     assert "float64 is compared with float32" in ran.out
     assert "passes with --atol 0.5" in ran.out

@@ -35,7 +35,7 @@ from support import (
 import bisect_trt as package
 from bisect_trt import __version__
 from bisect_trt.commands import doctor
-from bisect_trt.commands.doctor import missing_parts
+from bisect_trt.commands.doctor import examine
 from bisect_trt.commands.table import COMMANDS as GROUPS
 from bisect_trt.commands.table import COMMANDS as TABLE
 from bisect_trt.options.spec import entries
@@ -282,7 +282,7 @@ CRASH = (
 def missing_of_trt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str | None:
     monkeypatch.setattr(doctor, "names", lambda: ["trt"])
     with WorkerPool(folder, fresh_process=True) as workers:
-        return missing_parts(workers, folder, None)["--trt"]
+        return examine(workers, folder, None)["--trt"].missing
 
 
 @pytest.mark.parametrize(

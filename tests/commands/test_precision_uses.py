@@ -62,7 +62,7 @@ class TensorRt:
         if settings is None or settings.runtime != "trt":
             return shared_workers().ask(request, *rest, **more)
         if isinstance(request, About):
-            return "layer"
+            return {"lowers_by": "layer"}
         own = settings.of(TrtSettings)
         if isinstance(request, BuildEngine):
             Path(own.save_engine).write_text(json.dumps(set(settings.keep) >= NEEDED))

@@ -197,7 +197,7 @@ def test_a_crash_is_reported_and_the_next_call_is_answered(connection: Connectio
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found by /proc")
 def test_a_call_that_a_dying_process_has_read_is_not_awaited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A process that is stopped reads the call before it dies, or does not; both end the call."""
     mark = f"{os.getpid()}-{time.monotonic_ns()}"

@@ -94,6 +94,7 @@ class OrtRunner:
             "lowers_by": "cast",
             "version": onnxruntime.__version__,
             "providers": self._providers,
+            "available": onnxruntime.get_available_providers(),
         }
 
     def load(self, path: pathlib.Path, feed: Feed, hints: Plain) -> OrtSession:

@@ -217,7 +217,9 @@ class TensorRtTarget(Target):
         for name, low in options.min_shapes:
             if name not in shapes:
                 raise UnknownNameError(
-                    f"--trt-min-shapes: the model has no input '{name}'; its inputs are: {quoted(shapes)}."
+                    f"--trt-min-shapes: the model has no input '{name}'; its inputs are: {quoted(shapes)}.",
+                    name,
+                    shapes,
                 )
             shape = shapes[name]
             high = highs[name]
