@@ -153,6 +153,7 @@ class ReduceGroup(TypedDict, total=False):
     reduce_outputs: bool
     mode: Literal["auto", "bisect", "linear", "ddmin"]
     find_all: bool
+    no_other_release: bool
     overwrite: bool
 
 
@@ -175,6 +176,7 @@ class LayerwiseGroup(TypedDict, total=False):
     isolate: bool
     latency: bool
     baseline: str
+    no_other_release: bool
 
 
 class RunGroup(TypedDict, total=False):
@@ -198,6 +200,8 @@ class PlotsGroup(TypedDict, total=False):
 
 class CauseGroup(TypedDict, total=False):
     """Options of one group."""
+
+    no_other_release: bool
 
 
 class ReleasesGroup(TypedDict, total=False):
@@ -251,6 +255,7 @@ class WorkaroundGroup(TypedDict, total=False):
     """Options of one group."""
 
     timeout: float
+    no_other_release: bool
     overwrite: bool
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from bisect_trt.options.searches import Cause
 from bisect_trt.options.shared import Search
+from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
 from bisect_trt.session.call import Call
+from bisect_trt.steps.arbiter import Arbiter
 from bisect_trt.steps.switches import explain, switchable
 from bisect_trt.targets.options import Target
 
@@ -21,10 +26,15 @@ def run(call: Call) -> Result:
         console.step(
             f"1. Does it fail with these settings ({len(session.subject.network.nodes)} nodes)?"
         )
-        record = session.probe_original(call[Search])
+        arbiter = Arbiter(session, check, not call[Cause].no_other_release)
+        try:
+            record = session.probe_original(call[Search])
+        except DoesNotReproduce as error:
+            raise arbiter.doubted(error) from error
         console.say(f"  yes: {record.reason}")
         console.step("2. Which of the target's switches fix it?")
         sentence, *_ = explain(session, check)
+        arbiter.judge(replace(session.subject.original, sample=session.outcome(record).sample or 1))
         return (
             result.end()
             if result.extra["cause"]

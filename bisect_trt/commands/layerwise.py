@@ -7,12 +7,21 @@ from dataclasses import replace
 from bisect_trt.errors import ConflictError, MissingOptionError, ModelRefusedError
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Layerwise
+from bisect_trt.options.shared import CheckOptions
 from bisect_trt.options.spec import written
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.report.result import Result
 from bisect_trt.session.call import Call
-from bisect_trt.session.checks import tolerance_options
-from bisect_trt.steps.layers import Marking, compare_layers, compare_own, tell, to_json
+from bisect_trt.session.checks import CheckSettings, tolerance_options
+from bisect_trt.steps.arbiter import Arbiter
+from bisect_trt.steps.layers import (
+    LayerComparison,
+    Marking,
+    compare_layers,
+    compare_own,
+    tell,
+    to_json,
+)
 from bisect_trt.targets.options import Target
 
 
@@ -49,10 +58,7 @@ def run(call: Call) -> Result:
                 "which work without marks."
             )
         if own.isolate:
-            alone = compare_own(look)
-            if alone.refused:
-                console.warn(f"the target does not run the isolated layers: {alone.refused}.")
-            layers = replace(layers, own=alone.tensors, own_unseen=alone.unseen)
+            layers = _isolated(look, layers)
         passes = original.ending is Ending.PASSED
         result.extra["own_outputs"] = {"match": passes, "reason": original.reason}
         console.say(f"  the model's own outputs, without marks: {original.reason}")
@@ -67,12 +73,34 @@ def run(call: Call) -> Result:
                 "inconclusive",
                 "marking tensors hides the failure, so they do not show where it begins",
             )
+        settings = CheckSettings(CheckOptions(timeout=own.timeout), (), target, tolerance)
+        arbiter = Arbiter(session, settings, not own.no_other_release)
         if not layers.origins:
             console.answer("Every tensor matches.")
-            return result.end("not_reproduced")
+            step = arbiter.doubt()
+            return result.end("not_reproduced", step and f"every tensor matches\n  - {step}")
         first = layers.origins[0]
         result.culprits = subject.describe_searched([subject.network.rank[first]])
         console.answer(f"First mismatch: {subject.network.describe(first)}.")
+        _judge(arbiter, layers, first)
         if passes:
             console.answer("The error does not reach the model's own outputs.")
         return result.end()
+
+
+def _isolated(look: Marking, layers: LayerComparison) -> LayerComparison:
+    """Return the comparison with the error of each layer that is fed the reference's values."""
+    alone = compare_own(look)
+    if alone.refused:
+        look.subject.console.warn(f"the target does not run the isolated layers: {alone.refused}.")
+    return replace(layers, own=alone.tensors, own_unseen=alone.unseen)
+
+
+def _judge(arbiter: Arbiter, layers: LayerComparison, first: int) -> None:
+    """Run the first wrong node alone, on the sample on which it is wrong, and decide which side is."""
+    subject = arbiter.session.subject
+    network = subject.network
+    seen = (layers.tensors[name] for name in network.made(first) if name in layers.tensors)
+    sample = next((each.sample for each in seen if not each.passed), None)
+    piece = subject.cut(frozenset({network.rank[first]}))
+    arbiter.judge(replace(piece, sample=sample or 1))

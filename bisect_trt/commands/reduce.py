@@ -7,6 +7,7 @@ than their import.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from bisect_trt.errors import ConflictError
 from bisect_trt.onnxlib.cut import given_back
@@ -14,6 +15,7 @@ from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, about_units
@@ -34,9 +36,20 @@ from bisect_trt.steps.minimal_case import (
 from bisect_trt.steps.reduced_model import deliver, save_min_good, smallest, write_reduced
 from bisect_trt.targets.options import Target
 
+if TYPE_CHECKING:
+    from bisect_trt.steps.arbiter import Arbiter
 
-def reduce_model(session: Session, settings: Reduce, search: Search) -> Result:
+
+def reduce_model(
+    session: Session, settings: Reduce, search: Search, arbiter: Arbiter | None = None
+) -> Result:
     """Probe the original, search, write the answer, and probe it once more.
+
+    Args:
+        session: The session of a search.
+        settings: The options of the command.
+        search: The options of the search.
+        arbiter: Judges the answer, if a target is compared with the reference.
 
     Raises:
         UsageError: All failures are wanted at a prompt.
@@ -47,7 +60,7 @@ def reduce_model(session: Session, settings: Reduce, search: Search) -> Result:
     if settings.find_all and session.prober.check.asks_user:
         raise ConflictError("--all asks too many questions for a prompt; give a --check command.")
     with saving_best(lambda: session.save_best(settings.output)):
-        case = session.until_done(lambda: _reduce(session, settings, search))
+        case = session.until_done(lambda: _reduce(session, settings, search, arbiter))
     if settings.both_ends:
 
         def deliver_another(other: Case, number: int) -> Entry:
@@ -72,7 +85,7 @@ def reduce_model(session: Session, settings: Reduce, search: Search) -> Result:
     return session.result
 
 
-def _reduce(session: Session, settings: Reduce, search: Search) -> Case:
+def _reduce(session: Session, settings: Reduce, search: Search, arbiter: Arbiter | None) -> Case:
     """Find a minimal case with fixed shapes, or with free ones if the model fails only then, and deliver it."""
     subject = session.subject
     session.console.step(
@@ -87,7 +100,10 @@ def _reduce(session: Session, settings: Reduce, search: Search) -> Case:
         case = _find_case(session, settings, search)
     for step in case.minimum.steps:
         session.console.say(f"  {step}")
-    deliver(session, settings, smallest(session, settings, search, case), case.minimum)
+    answer = smallest(session, settings, search, case)
+    deliver(session, settings, answer, case.minimum)
+    if arbiter is not None:
+        arbiter.judge(answer)
     return case
 
 
@@ -173,4 +189,12 @@ def run(call: Call) -> Result:
     check = call.check(call[Target].settings())
     opened = call.open(check)
     with opened.searching(check.without_target(call.console)) as session:
-        return reduce_model(session, own, call[Search])
+        if not session.prober.check.compares:
+            return reduce_model(session, own, call[Search])
+        from bisect_trt.steps.arbiter import Arbiter  # noqa: PLC0415 - as the module says
+
+        arbiter = Arbiter(session, check, not own.no_other_release)
+        try:
+            return reduce_model(session, own, call[Search], arbiter)
+        except DoesNotReproduce as error:
+            raise arbiter.doubted(error) from error

@@ -47,7 +47,7 @@ def run(call: Call) -> Result:
         if check.limits is not None:
             return work_around_limits(session, check, call[Search], own.output)
         search = replace(call[Search], shrink=False)
-        options = Diagnose(session.subject.settings.path)
+        options = Diagnose(session.subject.settings.path, no_other_release=own.no_other_release)
         diagnosis = Diagnosis(session, check, search, options, folder)
         case, suspects = diagnosis.find_case()
         if case is None:
@@ -62,6 +62,7 @@ def run(call: Call) -> Result:
         if inside := look_inside(session, answer.whole):
             result.extra["inside"] = inside
         console.answer(fault.sentence)
+        diagnosis.arbiter.upgrade(answer.whole, fault)
         if fault.is_fixable or fault.whose == "rounding":  # another form may lose less
             if fault.whose != "precision":
                 name_cause(session, check, answer.whole)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from bisect_trt.errors import ConflictError
 from bisect_trt.options.compare import BASELINE
 from bisect_trt.options.reading import Sizes, swept_shape
-from bisect_trt.options.shared import FindAll, Model, Overwrite, time_out, to_file
+from bisect_trt.options.shared import FindAll, Model, NoOtherRelease, Overwrite, time_out, to_file
 from bisect_trt.options.spec import MOST, argument, counted, option, switch
 from bisect_trt.search.oracle import Mode
 
@@ -43,13 +43,7 @@ class Diagnose:
         bool,
         switch("Also find since which release it fails; installs releases from the package index."),
     ] = False
-    no_other_release: Annotated[
-        bool,
-        option(
-            "--no-other-release",
-            help="Do not install the newest release, to see whether it is right.",
-        ),
-    ] = False
+    no_other_release: NoOtherRelease = False
     overwrite: Overwrite = False
 
 
@@ -65,6 +59,7 @@ class Workaround:
     model: Model
     output: Annotated[Path, to_file("Where the patched model goes.")] = Path("patched.onnx")
     timeout: Annotated[float | None, time_out("one candidate")] = None
+    no_other_release: NoOtherRelease = False
     overwrite: Overwrite = False
 
 
@@ -78,6 +73,7 @@ class Cause:
     """
 
     model: Model
+    no_other_release: NoOtherRelease = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +94,7 @@ class Reduce:
     reduce_outputs: Annotated[bool, option(help="Keep the end of the graph.")] = True
     mode: Annotated[Mode, option(help="How to search.")] = Mode.AUTO
     find_all: FindAll = False
+    no_other_release: NoOtherRelease = False
     overwrite: Overwrite = False
 
     @property
@@ -386,6 +383,7 @@ class Layerwise:
         bool, switch("Show the time of each layer beside the baseline's, instead of its values.")
     ] = False
     baseline: Annotated[str | None, BASELINE] = None
+    no_other_release: NoOtherRelease = False
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,12 @@ FindAll = Annotated[
         help="Find every failure, not just one: failing sets that share no node, ten at most.",
     ),
 ]
+NoOtherRelease = Annotated[
+    bool,
+    option(
+        "--no-other-release", help="Do not install the newest release, to see whether it is right."
+    ),
+]
 Overwrite = Annotated[bool, switch("Write over files that exist.")]
 RunFolder = Annotated[
     Path | None, argument("The run's folder, under .bisect-trt; default the newest.")

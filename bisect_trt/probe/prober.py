@@ -343,19 +343,31 @@ class Prober:
         candidate = probe.candidate
         if candidate.has_external_data and not self.check.finds_weights:
             self.workspace.weights.bring(candidate.proto)
-        own = candidate.values
-        inputs = candidate.inputs
-        outputs = candidate.outputs
-        if own is not None:
-            fed, made = (
-                {name: own[name] for name in names if name in own} for names in (inputs, outputs)
-            )
-            return self.workspace.write(probe, [(fed, made)])
-        assert self.activations is not None, "the candidate has no values"
-        samples = (self.activations, *self.activations.more)
-        return self.workspace.write(
-            probe, [(each.select(inputs), each.select(outputs)) for each in samples]
+        return write_candidate(probe, self.workspace, self.activations)
+
+
+def write_candidate(
+    probe: Probe, workspace: Workspace, activations: Activations | None
+) -> CandidateFiles:
+    """Write the files of a candidate where they are not there.
+
+    Args:
+        probe: The candidate, and how it is probed.
+        workspace: The folder of the run.
+        activations: The values of a candidate that has none.
+    """
+    candidate = probe.candidate
+    values = candidate.values
+    inputs = candidate.inputs
+    outputs = candidate.outputs
+    if values is not None:
+        fed, made = (
+            {name: values[name] for name in names if name in values} for names in (inputs, outputs)
         )
+        return workspace.write(probe, [(fed, made)])
+    assert activations is not None, "the candidate has no values"
+    samples = (activations, *activations.more)
+    return workspace.write(probe, [(each.select(inputs), each.select(outputs)) for each in samples])
 
 
 def _summed(outcome: Outcome, outcomes: Sequence[Outcome], began: float) -> Outcome:

@@ -406,10 +406,15 @@ class _Mixed(Answer, frozen=True, kw_only=True):
     ladder: dict[str, Any] = {}
 
 
-class ReduceAnswer(Answer, frozen=True, kw_only=True):
+class _Judged(Answer, frozen=True, kw_only=True):
+    fault: WrongSide | None = None
+    upgrade: str | None = None
+    reference_doubt: str | None = None
+
+
+class ReduceAnswer(_Judged, frozen=True, kw_only=True):
     """The answer of ``reduce``."""
 
-    fault: WrongSide | None = None
     failures: tuple[Failure, ...] = ()
     more_failures: bool | None = None
     held: bool | None = None
@@ -451,7 +456,7 @@ class WorkaroundAnswer(DiagnoseAnswer, frozen=True, kw_only=True):
     """The answer of ``workaround``, like ``diagnose`` without a reproducer."""
 
 
-class LayerwiseAnswer(Answer, frozen=True, kw_only=True):
+class LayerwiseAnswer(_Judged, frozen=True, kw_only=True):
     """The answer of ``layerwise``."""
 
     first_mismatch: Origin | None = None
@@ -475,7 +480,7 @@ class CompareAnswer(Answer, frozen=True, kw_only=True):
     pictures: dict[str, str] = {}
 
 
-class CauseAnswer(Answer, frozen=True, kw_only=True):
+class CauseAnswer(_Judged, frozen=True, kw_only=True):
     """The answer of ``cause``."""
 
     cause: tuple[tuple[str, ...], ...] = ()

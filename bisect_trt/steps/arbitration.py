@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 import onnx
+from packaging.version import Version
 
 from bisect_trt.errors import BisectError
 from bisect_trt.onnxlib.low_plan import LOW_TYPES
@@ -40,6 +41,7 @@ from bisect_trt.steps.rounding import (
     turned_decision,
     with_decision,
 )
+from bisect_trt.steps.second_opinion import installed_versions
 from bisect_trt.steps.standing import objection
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.compare import compare_all
@@ -69,11 +71,15 @@ class Fault:
         sentence: The reason, with the figures.
         figures: The same as numbers: the largest absolute error of each side, and what the rule
             compared.
+        is_seen: Whether the target differs when the case is run once more.
+        right: The inputs, and the evaluator's outputs, where the reference is to blame.
     """
 
     whose: Whose
     sentence: str
     figures: Json = field(default_factory=dict)
+    is_seen: bool = True
+    right: Values = field(default_factory=dict)
 
     @property
     def is_bug(self) -> bool:
@@ -177,10 +183,7 @@ class Opinions:
         """The error of the reference; ``None`` if the evaluator does not run the case."""
         if isinstance(self.right, str) or not self.outputs:
             return None
-        # Two exact computations may differ by the rounding of the types that the model itself has.
-        low = any(value.dtype == np.float16 for value in self.reference.values())
-        precision = Precision.FP16 if low else Precision.FP32
-        exact = replace(self.tolerance, atol={}, rtol={}, check_error_stat={}, precision=precision)
+        exact = exact_tolerance(self.tolerance, self.reference)
         return self._error(self.right, self.reference, exact)
 
     @cached_property
@@ -332,9 +335,9 @@ class Opinions:
 
     def _passes(self) -> Fault | None:
         """The target makes no error any more."""
-        return (
-            self._unknown("run once more, the target does not fail") if self.seen.passed else None
-        )
+        if not self.seen.passed:
+            return None
+        return replace(self._unknown("run once more, the target does not fail"), is_seen=False)
 
     def _rounded(self) -> Fault | None:
         """Rounding alone, without the target, makes the same error."""
@@ -378,7 +381,13 @@ class Opinions:
         off = f"compared with {self.arbiter}, {self.target_name} is off by {beside}, and {self.reference_name} by {self.own}"
         figures = {"target_error": beside.largest}
         if beside.passed:
-            return self._fault("reference", f"The reference is off: {off}.", **figures)
+            fault = self._fault("reference", f"The reference is off: {off}.", **figures)
+            outputs = {
+                name: value.astype(self.reference[name].dtype)
+                for name, value in self.right.items()
+                if name in self.reference
+            }
+            return replace(fault, right={**self.inputs, **outputs})
         times = beside.times(self.own)
         figures["times_worse"] = times
         return (
@@ -393,12 +402,19 @@ class Opinions:
         return self._bug(off)
 
 
+def exact_tolerance(tolerance: ToleranceOptions, values: Values) -> ToleranceOptions:
+    """Return the tolerance of two exact computations, which may differ by the rounding of the types of their values."""
+    low = any(value.dtype == np.float16 for value in values.values())
+    precision = Precision.FP16 if low else Precision.FP32
+    return replace(tolerance, atol={}, rtol={}, check_error_stat={}, precision=precision)
+
+
 def arbitrate(
     session: Session, target: TargetSettings, tolerance: ToleranceOptions, answer: Candidate
 ) -> Fault:
     """Decide which side of a minimal case is wrong: a few runs of a few nodes, none of them a probe."""
     subject = session.subject
-    outcome = session.prober.ledger.outcome(answer.key)
+    outcome = None if session.probing is None else session.probing.ledger.outcome(answer.key)
     name = target.target.title
     right = reference_settings().target.title
     reference = f"the reference ({right})"
@@ -415,11 +431,16 @@ def arbitrate(
     if name == right:  # one runtime with two configurations
         name = target.describe()
         reference = f"the reference ({right} on the CPU, graph optimisations off)"
+    newer = ""
     versions = {str(seen.target.get("version", "")) for seen in subject.seen.values()}
     if (
         len(versions) == 1 and "" not in versions
     ):  # the release in a place, which no page of the report has
-        name = name.replace(target.target.title, f"{target.target.title} {versions.pop()}", 1)
+        version = versions.pop()
+        name = name.replace(target.target.title, f"{target.target.title} {version}", 1)
+        here = max(installed_versions(reference_settings()), key=Version, default=version)
+        if target.target.title == right and Version(version) > Version(here):
+            newer = f" {right} {version} is newer than the reference ({here}): if its values are right, upgrade."
     refusal = (
         None
         if outcome is None or outcome.ending in (Ending.MISMATCHED, Ending.PASSED)
@@ -449,7 +470,7 @@ def arbitrate(
     exact = objected or _attempt(lambda: _in_float64(subject, marked, inputs))
     low, rounded = _round(marked, settings, golden, run, refused=isinstance(made, str))
     reference_values = {**with_decisions(golden), **golden}
-    return Opinions(
+    fault = Opinions(
         marked,
         tuple(each for each in answer.outputs if each in golden),
         inputs,
@@ -465,6 +486,7 @@ def arbitrate(
         rounded,
         low,
     ).judge()
+    return replace(fault, sentence=fault.sentence + newer) if fault.whose == "unknown" else fault
 
 
 def _in_float64(subject: Subject, model: onnx.ModelProto, inputs: Values) -> Computed:

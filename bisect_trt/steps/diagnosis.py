@@ -18,8 +18,6 @@ from bisect_trt.onnxlib.qdq import find_quantized
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Diagnose, Reduce
 from bisect_trt.options.shared import CheckOptions, Search
-from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.reproducer import MODEL, SCRIPT, Since, pack
 from bisect_trt.report.result import Result
@@ -28,6 +26,7 @@ from bisect_trt.search.oracle import Mode
 from bisect_trt.session.call import Call
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Case, RebuiltPasses, Session, saving_best
+from bisect_trt.steps.arbiter import Arbiter
 from bisect_trt.steps.arbitration import Fault, arbitrate
 from bisect_trt.steps.dynamic_dims import free_where_needed, needed_dimensions, tell_dynamic
 from bisect_trt.steps.inside import look_inside
@@ -44,16 +43,15 @@ from bisect_trt.steps.minimal_case import (
     tell_modules,
 )
 from bisect_trt.steps.reduced_model import deliver, smallest
-from bisect_trt.steps.release_boundary import ask_newest, since_when
+from bisect_trt.steps.release_boundary import since_when
 from bisect_trt.steps.reproducer import Left, leave_reproducer, make_folder
 from bisect_trt.steps.rounding import rounding_alone
-from bisect_trt.steps.second_opinion import Disagreement, Vote, ask_evaluator, right_here
 from bisect_trt.steps.shrink import shrink
 from bisect_trt.steps.switches import name_cause
 from bisect_trt.steps.workarounds import (
     after_diagnosis,
 )
-from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.place import rerun_command
 
@@ -67,6 +65,11 @@ class Diagnosis:
     search: Search
     own: Diagnose
     output: Path
+
+    @property
+    def arbiter(self) -> Arbiter:
+        """Asks whether the reference or a release is wrong."""
+        return Arbiter(self.session, self.check, not self.own.no_other_release)
 
     @property
     def archive(self) -> Path | None:
@@ -97,8 +100,12 @@ class Diagnosis:
         try:
             inside = look_inside(session, answer.whole)
             result.extra |= {"inside": inside} if inside else {}
+            arbiter = self.arbiter
+            if self.own.releases and answer.fault.is_fixable:  # they are all asked below
+                arbiter = replace(arbiter, installs=False)
+            failing = answer.candidate if answer.fault.right else answer.whole
+            since = arbiter.upgrade(failing, answer.fault)
             if answer.fault.is_bug:
-                since = self.upgrade(answer.whole)
                 cause = name_cause(session, self.check, answer.whole)
             look_for_others(session, case, self.deliver_another if self.own.find_all else None)
             if answer.fault.is_fixable:
@@ -156,62 +163,9 @@ class Diagnosis:
         try:
             record = session.probe_original(self.search)
         except DoesNotReproduce as error:
-            raise self.doubted(error) from error
+            doubted = self.arbiter.doubted(error)
+            raise (self.advised(error) if doubted is error else doubted) from error
         session.console.say(f"  yes: {record.reason}")
-
-    def doubted(self, error: DoesNotReproduce) -> DoesNotReproduce:
-        """Return the error, with what to do if the reference, which the target matches, may be wrong.
-
-        ONNX's evaluator is asked. Where it has no vote, and target and reference are one release,
-        the newest release is asked.
-        """
-        session = self.session
-        subject = session.subject
-        doubt = ask_evaluator(subject)
-        target = self.check.target
-        assert target is not None
-        is_reference = target.target is reference_settings().target and not subject.workers.places
-        if doubt is Vote.AGREES or (doubt is Vote.NONE and not is_reference):
-            return self.advised(error)
-        case = subject.original
-        if isinstance(doubt, Disagreement):
-            case = replace(case, values=doubt.values)
-            session.result.extra["reference_doubt"] = doubt.sentence
-            session.console.answer(doubt.sentence)
-        newest = None if self.own.no_other_release else ask_newest(session, self.check, case)
-        if isinstance(doubt, Disagreement):
-            self.tell_upgrade(None if newest is None else newest.upgrade)
-            step = f"`{session.command('releases', self.check)}`: finds the releases that are right"
-            return DoesNotReproduce(f"{error}\n  - {step}")
-        if newest is None or newest.outcome.ending is not Ending.MISMATCHED:
-            return self.advised(error)
-        sentence = (
-            f"The reference may be wrong: {newest.release} computes other values than the release of this environment "
-            f"({newest.outcome.reason}), and ONNX's reference evaluator has no vote. If the values of {newest.release} are "
-            "right, upgrade."
-        )
-        session.result.extra["reference_doubt"] = sentence
-        session.console.answer(sentence)
-        command = session.command("diagnose", self.check)
-        command += f" --on env={newest.release.replace(' ', '==')}"
-        return DoesNotReproduce(f"{error}\n  - `{command}`: finds the node that differs")
-
-    def upgrade(self, case: Candidate) -> Since | None:
-        """Return the release of this environment, or the newest on the index, if a failing case passes there."""
-        session = self.session
-        local = all(place.local for place in session.subject.workers.places)
-        since = right_here(session, self.check, case)
-        if since is None and local and not (self.own.no_other_release or self.own.releases):
-            newest = ask_newest(session, self.check, case)
-            since = None if newest is None else newest.upgrade
-        self.tell_upgrade(since)
-        return since
-
-    def tell_upgrade(self, since: Since | None) -> None:
-        """Print a release that is right, and put it into the result."""
-        if since is not None:
-            self.session.result.extra["upgrade"] = since.fixed
-            self.session.console.answer(f"Fix: {since.fixed}.")
 
     def advised(self, error: DoesNotReproduce) -> DoesNotReproduce:
         """Return the error with what to try next, one a line."""

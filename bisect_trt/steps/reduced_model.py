@@ -47,7 +47,6 @@ def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Mini
     """Write the answer, and print it."""
     console = session.console
     result = session.result
-    check = session.prober.check
     minimum, result.culprits = write_reduced(session, settings, answer, minimum)
     session.conclude(minimum)
     result.artifacts |= {
@@ -71,12 +70,6 @@ def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Mini
         console.answer(f"  {result.why}")
     if inside := look_inside(session, answer):
         result.extra["inside"] = inside
-    if check.compares and check.runtime is not None and check.tolerances is not None:
-        from bisect_trt.steps.arbitration import arbitrate  # noqa: PLC0415 - as the module says
-
-        fault = arbitrate(session, answer.target or check.runtime, check.tolerances, answer)
-        result.extra["fault"] = fault.to_json()
-        console.answer(f"  {fault.sentence}")
     return result
 
 

@@ -27,7 +27,9 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.probe.candidate import Candidate, Probe
 from bisect_trt.probe.check import Check
 from bisect_trt.probe.ledger import Record
+from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.prober import write_candidate
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.report.console import Console
 from bisect_trt.report.reproducer import Since
@@ -41,7 +43,7 @@ from bisect_trt.steps.minimal_case import named_nodes
 from bisect_trt.steps.second_opinion import installed_versions
 from bisect_trt.targets.base import Package
 from bisect_trt.targets.messages import error_class
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.environments import Environment, find_python, interpreter, others, with_numpy
 from bisect_trt.worker.environments import releases as list_index
@@ -476,12 +478,12 @@ class Newest:
         return Since(f"{self.release} passes.", f"upgrade to {self.release} or later")
 
 
-def ask_newest(session: Session, check: CheckSettings, case: Candidate) -> Newest | None:
+def ask_newest(session: Session, check: BuiltinCheck, case: Candidate) -> Newest | None:
     """Run a case in the newest release on the index, in an environment of its own.
 
     Args:
         session: The session.
-        check: Has the target.
+        check: Compares the target of the run, or the reference, which runs here.
         case: Is compared with its values, or with the reference's.
 
     Returns:
@@ -489,8 +491,8 @@ def ask_newest(session: Session, check: CheckSettings, case: Candidate) -> Newes
     """
     subject = session.subject
     target = check.target
-    package = None if target is None else target.target.package(target)
-    if target is None or package is None or target.target.compiles:
+    package = target.target.package(target)
+    if package is None or target.target.compiles:
         return None
     console = session.console
     console.step(f"Is the newest release of {package.name} right?")
@@ -505,7 +507,9 @@ def ask_newest(session: Session, check: CheckSettings, case: Candidate) -> Newes
         )
         return None
     release = [*pythons][-1]
-    if any(Version(each) >= Version(release) for each in _failing_releases(session, target)):
+    is_reference = target == reference_settings()
+    failing = installed_versions(target) if is_reference else _failing_releases(session, target)
+    if any(Version(each) >= Version(release) for each in failing):
         console.say(f"  {release} is the newest")
         return None
     environment = Environment(
@@ -513,9 +517,8 @@ def ask_newest(session: Session, check: CheckSettings, case: Candidate) -> Newes
     )
     candidate = replace(case, title=release, packages=str(environment))
     try:
-        outcome = in_releases(session.prober.check, subject, target).run(
-            session.prober.write(candidate)
-        )
+        files = write_candidate(Probe(candidate), subject.workspace, subject.reference)
+        outcome = in_releases(check, subject, target).run(files)
     except BisectError as error:
         console.say(f"  not found: {error}")
         return None

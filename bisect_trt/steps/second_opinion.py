@@ -16,10 +16,11 @@ from importlib import metadata
 from packaging.version import Version
 
 from bisect_trt.onnxlib.nodes import drawing_nodes
-from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.candidate import Candidate, Probe
+from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending
+from bisect_trt.probe.prober import write_candidate
 from bisect_trt.report.reproducer import Since
-from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
 from bisect_trt.steps.layers import Marking, compare_layers
@@ -93,7 +94,7 @@ def ask_evaluator(subject: Subject) -> Disagreement | Vote:
     return Disagreement(network.describe(first), differing.describe(), {**fed, **outputs})
 
 
-def right_here(session: Session, check: CheckSettings, case: Candidate) -> Since | None:
+def right_here(session: Session, check: BuiltinCheck, case: Candidate) -> Since | None:
     """Run the minimal case on the newer release of this environment, where the target ran on an older one in a place.
 
     Returns:
@@ -101,8 +102,7 @@ def right_here(session: Session, check: CheckSettings, case: Candidate) -> Since
     """
     subject = session.subject
     target = check.target
-    check_here = session.prober.check
-    if target is None or not check_here.judges_runtime or not subject.workers.places:
+    if not subject.workers.places:
         return None
     failing = {str(seen.target.get("version", "")) for seen in subject.seen.values()}
     try:
@@ -112,12 +112,12 @@ def right_here(session: Session, check: CheckSettings, case: Candidate) -> Since
     except ValueError:  # nothing is installed here, or a version is unknown
         return None
     title = target.target.title
-    files = session.prober.write(replace(case, title=f"{title} {here}"))
+    files = write_candidate(
+        Probe(replace(case, title=f"{title} {here}")), subject.workspace, subject.reference
+    )
     deadline = subject.workers.deadline
-    with WorkerPool(
-        subject.workspace.folder, timeout=check_here.timeout, deadline=deadline
-    ) as pool:
-        outcome = check_here.under(workers=pool).run(files)
+    with WorkerPool(subject.workspace.folder, timeout=check.timeout, deadline=deadline) as pool:
+        outcome = replace(check, workers=pool).run(files)
     if outcome.ending is not Ending.PASSED:
         return None
     older = ", ".join(sorted(failing))

@@ -22,7 +22,7 @@ from wheels import Index
 import bisect_trt as api
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.steps import second_opinion
+from bisect_trt.steps import arbitration, second_opinion
 from bisect_trt.steps.release_boundary import refusal_of
 from bisect_trt.targets.base import Package
 from bisect_trt.targets.messages import BuildError, RunError
@@ -303,7 +303,8 @@ def test_the_last_step_of_a_diagnosis(here: Path, monkeypatch: pytest.MonkeyPatc
     assert "releases" not in json.loads((here / "result.json").read_text())
     ran = bisect_trt(*words, "--overwrite", "--releases", cwd=here)
     result = json.loads((here / "result.json").read_text())
-    assert (ran.status, result["first_failing"], result["first_passing"]) == (0, "1.1", "1.2")
+    # Nothing passes in the release that fails, so no node is proven to be to blame.
+    assert (ran.status, result["first_failing"], result["first_passing"]) == (3, "1.1", "1.2")
     assert result["releases"] == seen("PFP")
     issue = (here / "out" / "ISSUE.md").read_text()
     assert issue.startswith("> **Fixed in a newer release**")
@@ -398,17 +399,34 @@ def test_the_same_error_on_both_sides_is_seen(
     assert ran.result.get("upgrade") == upgrade
 
 
+COMPARING = {
+    "diagnose": ["-o", "out"],
+    "layerwise": [],
+    "cause": [],
+    "reduce": ["-o", "reduced.onnx"],
+    "workaround": ["-o", "patched.onnx"],
+}
+"""Commands that compare a target with the reference and blame a side, with the options that they need."""
+
+
+@pytest.mark.parametrize("command", rest_slow([*COMPARING], now=2))
 @pytest.mark.parametrize(
     ("text", "doubts"),
     [("y = LRN<size = 3>(x)", True), ("y = Relu(x)", False)],
     ids=["no vote", "the evaluator agrees"],
 )
 def test_the_newest_release_is_asked_where_the_evaluator_has_no_vote(
-    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch, text: str, *, doubts: bool
+    cli: CommandLine,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    text: str,
+    *,
+    doubts: bool,
 ) -> None:
     releases(here, "F", major=99).tell(monkeypatch)
     path = save_text("m.onnx", "(float[1, 3, 2, 2] x) => (float[1, 3, 2, 2] y)", text)
-    ran = cli("diagnose", path, "--onnxrt", "--json", "r.json", "-o", "out")
+    ran = cli(command, path, "--onnxrt", "--json", "r.json", *COMPARING[command])
     assert ran.status == 1
     assert ("onnxruntime 99.0 computes other" in ran.result.get("reference_doubt", "")) is doubts
     assert ("--on env=onnxruntime==99.0" in ran.out + ran.err) is doubts
@@ -432,7 +450,44 @@ def test_the_newest_release_is_asked_where_the_release_here_is_blamed(
     assert ran.result.get("upgrade") == upgrade
     issue = (here / "out" / "ISSUE.md").read_text()
     assert issue.startswith("> **Fixed in a newer release**") is reaches
+    if reaches:
+        for command in ("cause", "reduce", "workaround"):  # marks hide this failure
+            options = ["--json", "r.json", *COMPARING[command]]
+            result = cli(command, path, "--onnxrt", *options).ended(0).result
+            assert (result["fault"]["whose"], result["upgrade"]) == ("target", upgrade), command
+        options = ["--json", "r.json", "--no-other-release"]
+        assert "upgrade" not in cli("cause", path, "--onnxrt", *options).result
     assert ("was not tried, because no package index answers" in ran.out) is not reaches
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMPARING)
+def test_the_upgrade_is_named_where_the_reference_is_to_blame(
+    cli: CommandLine, doubted: list[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """The target is the newer release, which is right."""
+    monkeypatch.setattr(arbitration, "objection", lambda _: "")
+    ran = cli(command, *doubted, "--on", "env=onnxruntime==99.1", *COMPARING[command])
+    assert ran.result["fault"]["whose"] == "reference"
+    assert ran.result["upgrade"] == "upgrade to onnxruntime 99.1 or later"
+    assert "Fix: upgrade to onnxruntime 99.1 or later." in ran.out
+    if command == "diagnose":
+        issue = Path("out/ISSUE.md").read_text()
+        assert "Fix: upgrade to onnxruntime 99.1 or later." in issue.partition("\n")[0]
+
+
+@pytest.mark.slow
+def test_the_newer_of_two_releases_is_named_where_nobody_decides(
+    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    releases(here, "F", major=99).tell(monkeypatch)
+    path = save_text(
+        "m.onnx", "(float[1, 3, 2, 2] x) => (float[1, 3, 2, 2] y)", "y = LRN<size = 3>(x)"
+    )
+    on = ["--on", "env=onnxruntime==99.0", "--json", "r.json"]
+    fault = cli("layerwise", path, "--onnxrt", *on).ended(0).result["fault"]
+    assert fault["whose"] == "unknown"
+    assert "99.0 is newer than the reference" in fault["sentence"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,141 @@
+"""Decides whether the target, the reference, or a release is to blame: one arbiter for all commands that compare.
+
+ONNX's reference evaluator is asked, the release of this environment where the target runs on an
+older one, and the newest release on the package index, in one environment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.oracles import BuiltinCheck
+from bisect_trt.probe.outcome import Ending
+from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.report.reproducer import Since
+from bisect_trt.session.checks import CheckSettings, make_check
+from bisect_trt.session.session import Session
+from bisect_trt.steps.arbitration import Fault, arbitrate, exact_tolerance
+from bisect_trt.steps.release_boundary import Newest, ask_newest
+from bisect_trt.steps.second_opinion import Disagreement, Vote, ask_evaluator, right_here
+from bisect_trt.targets.settings import reference_settings
+
+
+@dataclass(frozen=True)
+class Arbiter:
+    """Asks runtimes beside target and reference; prints the answers and puts them into the result.
+
+    Attributes:
+        session: The session of the command.
+        check: The comparison of the target with the reference.
+        installs: Whether the newest release may be installed.
+    """
+
+    session: Session
+    check: CheckSettings
+    installs: bool = True
+
+    @property
+    def comparison(self) -> BuiltinCheck | None:
+        """The built-in comparison; ``None`` for a check command, a metric or limits."""
+        session = self.session
+        check = (
+            make_check(self.check, session.subject.workers)
+            if session.probing is None
+            else session.probing.check
+        )
+        return check if isinstance(check, BuiltinCheck) and check.compares else None
+
+    def judge(self, case: Candidate) -> Fault | None:
+        """Decide which side of a failing case is wrong.
+
+        Returns:
+            ``None`` where nothing is compared, or a case that was not probed does not fail.
+        """
+        comparison = self.comparison
+        if comparison is None:
+            return None
+        target = case.target or comparison.target
+        fault = arbitrate(self.session, target, comparison.tolerance, case)
+        if not fault.is_seen and self.session.probing is None:
+            return None
+        self.session.result.extra["fault"] = fault.to_json()
+        self.session.console.answer(fault.sentence)
+        self.upgrade(case, fault)
+        return fault
+
+    def upgrade(self, case: Candidate, fault: Fault) -> Since | None:
+        """Return a newer release on which a failing case passes: of the target, or of the reference if that is to blame."""
+        comparison = self.comparison
+        since = None
+        if comparison is None:
+            return None
+        if fault.is_bug and fault.is_seen:
+            since = right_here(self.session, comparison, case)
+            if since is None and all(place.local for place in self.session.subject.workers.places):
+                since = self._upgrade(self._newest(comparison, case))
+        elif fault.right:
+            exact = replace(
+                comparison,
+                target=reference_settings(),
+                tolerance=exact_tolerance(comparison.tolerance, fault.right),
+            )
+            since = self._upgrade(
+                self._newest(exact, replace(case, target=None, values=fault.right))
+            )
+        self._show(since)
+        return since
+
+    def doubted(self, error: DoesNotReproduce) -> DoesNotReproduce:
+        """Return the error with the next step, if the reference, which the target matches, may be wrong."""
+        step = self.doubt()
+        return error if step is None else DoesNotReproduce(f"{error}\n  - {step}")
+
+    def doubt(self) -> str | None:
+        """Ask whether the reference, which the target matches, may be wrong; returns what to do then.
+
+        ONNX's evaluator is asked. Where it has no vote, and target and reference are one release,
+        the newest release is asked.
+        """
+        session = self.session
+        subject = session.subject
+        comparison = self.comparison
+        if comparison is None or comparison.target.build_only:
+            return None
+        opinion = ask_evaluator(subject)
+        is_reference = (
+            comparison.target.target is reference_settings().target and not subject.workers.places
+        )
+        if opinion is Vote.AGREES or (opinion is Vote.NONE and not is_reference):
+            return None
+        if isinstance(opinion, Disagreement):
+            self._tell(opinion.sentence)
+            case = replace(subject.original, values=opinion.values)
+            self._show(self._upgrade(self._newest(comparison, case)))
+            return f"`{session.command('releases', self.check)}`: finds the releases that are right"
+        newest = self._newest(comparison, subject.original)
+        if newest is None or newest.outcome.ending is not Ending.MISMATCHED:
+            return None
+        self._tell(
+            f"The reference may be wrong: {newest.release} computes other values than the release of this environment "
+            f"({newest.outcome.reason}), and ONNX's reference evaluator has no vote. If the values of {newest.release} are "
+            "right, upgrade."
+        )
+        command = session.command("diagnose", self.check)
+        command += f" --on env={newest.release.replace(' ', '==')}"
+        return f"`{command}`: finds the node that differs"
+
+    def _newest(self, comparison: BuiltinCheck, case: Candidate) -> Newest | None:
+        return ask_newest(self.session, comparison, case) if self.installs else None
+
+    def _upgrade(self, newest: Newest | None) -> Since | None:
+        return None if newest is None else newest.upgrade
+
+    def _tell(self, doubt: str) -> None:
+        self.session.result.extra["reference_doubt"] = doubt
+        self.session.console.answer(doubt)
+
+    def _show(self, since: Since | None) -> None:
+        if since is not None:
+            self.session.result.extra["upgrade"] = since.fixed
+            self.session.console.answer(f"Fix: {since.fixed}.")
