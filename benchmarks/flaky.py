@@ -103,6 +103,7 @@ class CoinCheck(Check):
 
 class _Nobody:
     more = ()
+    refused = None
 
     def select(self, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:  # noqa: ARG002 - the models have no inputs
         return {}

@@ -80,6 +80,7 @@ class NoActivations:
     """Nothing is fed to these models."""
 
     more = ()
+    refused = None
 
     def select(self, names: Sequence[str]) -> Mapping[str, NDArray[Any]]:
         assert not names

@@ -19,6 +19,7 @@ from bisect_trt.errors import (
     BisectError,
     CheckCommandError,
     ExitStatus,
+    ModelRefusedError,
     NoisyMachineError,
     ResourceError,
 )
@@ -62,6 +63,10 @@ class DoesNotReproduce(BisectError):  # noqa: N818 - an ending, not an error
 
 class Activations(Protocol):
     """The reference's values of tensors."""
+
+    @property
+    def refused(self) -> str | None:
+        """Why the reference runs no model of this kind, if so."""
 
     @property
     def more(self) -> Sequence[Activations]:
@@ -259,6 +264,12 @@ class Prober:
             raise CheckCommandError(
                 f"the check, or one that ran beside it, has changed {files.model} while it was checked, so the original was not "
                 "checked; have it write elsewhere, or give --workers 1."
+            )
+        compared = self.check.compares and record.signature == "match"
+        refused = self.activations.refused if compared and self.activations is not None else None
+        if refused is not None:
+            raise ModelRefusedError(
+                f"the target runs the model, and the reference does not, so there is nothing to compare with: {refused}."
             )
         raise DoesNotReproduce(
             f"the failure does not reproduce on the original model: {record.reason}."

@@ -102,7 +102,7 @@ class Arbiter:
         comparison = self.comparison
         if comparison is None or comparison.target.build_only:
             return None
-        opinion = ask_evaluator(subject)
+        opinion = ask_evaluator(subject, comparison.tolerance)
         is_reference = (
             comparison.target.target is reference_settings().target and not subject.workers.places
         )

@@ -27,7 +27,7 @@ from bisect_trt.steps.layers import Marking, compare_layers
 from bisect_trt.steps.standing import objection
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.files import Values
-from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import Failed
 
@@ -66,8 +66,10 @@ class Vote(Enum):
     NONE = "none"
 
 
-def ask_evaluator(subject: Subject) -> Disagreement | Vote:
-    """Compare the reference with ONNX's evaluator, tensor by tensor."""
+def ask_evaluator(
+    subject: Subject, tolerance: ToleranceOptions | None = None
+) -> Disagreement | Vote:
+    """Compare the reference with ONNX's evaluator, tensor by tensor; in fp32 where no tolerance is given."""
     network = subject.network
     if (
         subject.truth is not network
@@ -76,9 +78,8 @@ def ask_evaluator(subject: Subject) -> Disagreement | Vote:
         or subject.reference.lost
     ):
         return Vote.NONE
-    layers = compare_layers(
-        Marking(subject, EVALUATOR, ToleranceOptions(nonfinite_equal=True), EVALUATOR_SECONDS)
-    )
+    exact = replace(tolerance or ToleranceOptions(), precision=Precision.FP32, nonfinite_equal=True)
+    layers = compare_layers(Marking(subject, EVALUATOR, exact, EVALUATOR_SECONDS))
     if layers.refused or (layers.outputs_fail and not layers.origins):
         return Vote.NONE
     if not layers.outputs_fail:

@@ -28,6 +28,18 @@ def defaulted(path: Path) -> Path:
     return save(path, [helper.make_node("Add", ["x", "w"], ["y"])], [weight], inputs=ends)
 
 
+def test_nothing_is_compared_where_the_target_alone_runs_the_model(
+    cli: CommandLine, here: Path
+) -> None:
+    """Lowering inlines the function, and with it the opset that no runtime knows."""
+    text = """<ir_version: 8, opset_import: ["": 17, "local": 1]>
+        agraph (float[2, 3] x) => (float[2, 3] y) { a = local.twice(x)  y = Relu(a) }
+        <domain: "local", opset_import: ["": 99]> twice (p) => (q) { q = Add(p, p) }"""
+    onnx.save(onnx.parser.parse_model(text), here / "m.onnx")
+    words = ["m.onnx", "--onnxrt", "--fp16", "-o", "out"]
+    cli("diagnose", *words).refused("BT2004", "nothing to compare with", "Opset 99")
+
+
 def test_inputs_with_a_default_may_be_given(cli: CommandLine, here: Path) -> None:
     defaulted(here / "m.onnx")
     x = np.zeros(SHAPE, np.float32)
