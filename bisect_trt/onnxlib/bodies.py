@@ -26,6 +26,7 @@ from bisect_trt.onnxlib.nodes import (
     first_output,
     free_name,
     function_key,
+    inner_nodes,
     keep_only,
     mentioned_names,
     reads,
@@ -68,11 +69,13 @@ class Outer:
         model: The model.
         place: The node's place in it.
         values: The values of the model's inputs, and of other tensors that the node reads directly.
+        sources: The nodes of the file, by the first output of what functions around were inlined to.
     """
 
     model: onnx.ModelProto
     place: int
     values: Values
+    sources: Mapping[str, onnx.NodeProto] = field(default_factory=dict)
 
     @property
     def node(self) -> onnx.NodeProto:
@@ -110,9 +113,12 @@ class Outer:
         model = inlined(self.model, [key[:2]])
         if key in map(function_key, model.graph.node):
             return None
-        added = model.graph.node[self.place :]
-        sources = {first_output(new): old for new, old in zip(added, function.node, strict=False)}
-        return _pruned(model, self.values, sources)
+        added = inner_nodes(model.graph.node[self.place : self.place + len(function.node)])
+        pairs = zip(added, inner_nodes(function.node), strict=False)
+        sources = {
+            first_output(new): self.sources.get(first_output(old), old) for new, old in pairs
+        }
+        return _pruned(model, self.values, {**self.sources, **sources})
 
     def iteration(self, number: int, state: Sequence[np.ndarray]) -> Body | None:
         """Return one iteration of a Loop or Scan as a model.
@@ -240,7 +246,7 @@ class Outer:
         keep_only(
             graph.output, {each.name: each for each in body.output if each.name in made}.values()
         )
-        return _pruned(model, {**self.values, **fed}, {})
+        return _pruned(model, {**self.values, **fed}, self.sources)
 
 
 def _pruned(

@@ -19,6 +19,7 @@ from bisect_trt.onnxlib.nodes import (
     captured_names,
     defined_names,
     first_output,
+    function_key,
     opset_of,
     reads,
 )
@@ -112,7 +113,7 @@ class Planner:
         self._keep = frozenset(keep)
         self.low = low
         self._opset = opset_of(model) or 1
-        self._functions = {(function.domain, function.name) for function in model.functions}
+        self._functions = frozenset(map(function_key, model.functions))
 
     def plan(
         self, graph: GraphProto, dtypes: Mapping[str, int], sizes: ShapeValues, path: str = ""
@@ -185,7 +186,7 @@ class Planner:
         return single
 
     def _slots(self, node: NodeProto, dtypes: Mapping[str, int]) -> Slots:
-        if (node.domain, node.op_type) in self._functions:
+        if function_key(node) in self._functions:
             return Slots(stays=Stays.FUNCTION)
         if node.domain not in DEFAULT_DOMAINS:
             return Slots(stays=Stays.DOMAIN)

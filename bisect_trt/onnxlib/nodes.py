@@ -254,19 +254,13 @@ def containing(
     model: onnx.ModelProto, wanted: Callable[[onnx.NodeProto], bool]
 ) -> Callable[[Iterable[onnx.NodeProto]], bool]:
     """Return a function: whether some nodes of a model have a wanted one among them, in a body, or in a function they call."""
-    functions: set[tuple[str, str]] = set()
+    functions: set[tuple[str, str, str]] = set()
 
     def has_one(nodes: Iterable[onnx.NodeProto]) -> bool:
-        return any(
-            wanted(node) or (node.domain, node.op_type) in functions for node in inner_nodes(nodes)
-        )
+        return any(wanted(node) or function_key(node) in functions for node in inner_nodes(nodes))
 
     while (
-        callers := {
-            (function.domain, function.name)
-            for function in model.functions
-            if has_one(function.node)
-        }
+        callers := {function_key(each) for each in model.functions if has_one(each.node)}
         - functions
     ):
         functions |= callers

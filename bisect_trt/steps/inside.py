@@ -7,10 +7,11 @@ it is proven with the whole model's node.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import onnx
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.onnxlib.bodies import Body, Outer, has_body
@@ -77,7 +78,7 @@ def look_inside(session: Session, case: Candidate) -> list[Entry]:
         network.order[unit] for unit in case.units if not network.constant[network.order[unit]]
     ]
     names = [label(network.nodes[index]) for index in nodes]
-    level = _level(session, case, nodes, names, _FIRST_NUMBER)
+    level = _level(session, case, nodes, names, _FIRST_NUMBER, {})
     while level is not None and len(levels) < _MOST_LEVELS:
         node = level.session.subject.network.nodes[level.node]
         session.console.step(f"Look inside {node.op_type} '{level.name}'")
@@ -100,7 +101,12 @@ def look_inside(session: Session, case: Candidate) -> list[Entry]:
 
 
 def _level(
-    session: Session, case: Candidate, nodes: Sequence[int], names: Sequence[str], number: int
+    session: Session,
+    case: Candidate,
+    nodes: Sequence[int],
+    names: Sequence[str],
+    number: int,
+    sources: Mapping[str, onnx.NodeProto],
 ) -> _Level | None:
     """Return a case as a level; ``None`` if it is not one node with a body.
 
@@ -110,6 +116,7 @@ def _level(
         nodes: The numbers of its nodes.
         names: Their names behind the names of the nodes around them.
         number: The number of the activations of the body.
+        sources: The nodes of the file that inlined nodes come from, by first output.
     """
     network = session.subject.network
     if len(nodes) != 1 or not has_body(network.proto, network.nodes[nodes[0]]):
@@ -124,7 +131,8 @@ def _level(
         return None
     values = dict(session.subject.values(case, case.inputs))
     values |= _weights(session, case, [name for name in node.input if name and name not in values])
-    return _Level(session, case, nodes[0], names[0], number, Outer(case.proto, places[0], values))
+    outer = Outer(case.proto, places[0], values, sources)
+    return _Level(session, case, nodes[0], names[0], number, outer)
 
 
 def _weights(session: Session, case: Candidate, names: Sequence[str]) -> Arrays:
@@ -192,7 +200,7 @@ def _search(level: _Level, inner: Session, body: Body, entry: Entry) -> _Level |
         entry["nodes"].append(network.plain(index) | names)
     entry["minimality"], entry["why"] = inner.proof(case.minimum)
     named = [each["name"] for each in entry["nodes"]]
-    return _level(inner, whole, nodes, named, level.number + 1)
+    return _level(inner, whole, nodes, named, level.number + 1, body.sources)
 
 
 def _bodies(level: _Level, ledger: Ledger) -> Iterator[tuple[Entry, Body]]:

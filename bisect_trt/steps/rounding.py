@@ -18,7 +18,14 @@ import onnx
 from onnx import helper, numpy_helper
 
 from bisect_trt.onnxlib.load import tensor_bytes
-from bisect_trt.onnxlib.nodes import attribute, bodies, clone, drawing_nodes, keep_only
+from bisect_trt.onnxlib.nodes import (
+    attribute,
+    bodies,
+    clone,
+    drawing_nodes,
+    function_key,
+    keep_only,
+)
 from bisect_trt.onnxlib.roundings import EXACT_OPS
 from bisect_trt.onnxlib.shapes import element_type
 from bisect_trt.session.checks import CheckSettings
@@ -176,10 +183,10 @@ def _amplifier(
 
 def is_continuous(model: onnx.ModelProto) -> bool:
     """Return whether small changes of a model's tensors make small changes of its outputs, as far as operators show."""
-    functions = {(each.domain, each.name) for each in model.functions}
+    functions = frozenset(map(function_key, model.functions))
     return not any(
         any(bodies(node))
-        or (node.domain, node.op_type) in functions
+        or function_key(node) in functions
         or node.op_type in _DISCONTINUOUS
         or node.op_type.startswith("QLinear")
         for node in model.graph.node

@@ -105,6 +105,16 @@ PLANTS = {
         (None, None),
         local("Deep", overflow("v", "r")),
     ),
+    "an If in a function": Plant(
+        "t = own.Gate(s, kilo)",
+        "t/r/huge",
+        (None, None),
+        local(
+            "Gate",
+            "flag = Constant<value = bool {1}>() p = Abs(v) "
+            + chosen("r", overflow("p", "q"), "q", "p"),
+        ),
+    ),
     "a function in a function": Plant(
         "t = own.Outer(s, kilo)",
         "t/f/huge",
