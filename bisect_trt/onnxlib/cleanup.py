@@ -23,6 +23,7 @@ from bisect_trt.onnxlib.nodes import (
     add_initializers,
     attribute,
     clone,
+    function_key,
     held,
     inner_nodes,
     keep_only,
@@ -184,12 +185,12 @@ def strip(proto: onnx.ModelProto) -> onnx.ModelProto:
         model.ClearField(name)
     model.producer_name = PRODUCER
     model.graph.name = "reduced"
-    functions = {(entry.domain, entry.name): entry for entry in model.functions}
-    called = set[tuple[str, str]]()
+    functions = {function_key(function): function for function in model.functions}
+    called = set[tuple[str, str, str]]()
     # Functions may call functions, so those that are reached are searched too.
     waiting = list(inner_nodes(model.graph.node))
     while waiting:
-        key = (waiting[-1].domain, waiting.pop().op_type)
+        key = function_key(waiting.pop())
         if key in functions and key not in called:
             called.add(key)
             waiting += inner_nodes(functions[key].node)

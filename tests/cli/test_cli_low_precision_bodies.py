@@ -182,6 +182,24 @@ def test_a_call_that_cannot_be_inlined_ends_in_an_answer(
     assert "error[BT9" not in ran.err
 
 
+@pytest.mark.parametrize("called", [0, 1])
+def test_the_overload_that_overflows_is_named_and_written(cli: CommandLine, called: int) -> None:
+    """Two functions have one domain and name; a reproducer needs the one that is called."""
+    proto = text_model(ENDS, "y = own.Half(x)", functions=HALF + HALF.replace("Exp", "Tanh"))
+    proto.ir_version = 10  # the first with overloads
+    proto.functions[1 - called].overload = "second"
+    proto.functions[0].node[0].op_type = "Exp"
+    proto.graph.node[0].overload = proto.functions[0].overload
+    onnx.save(proto, "m.onnx")
+    np.savez("x.npz", x=np.full((2, 3), 12, np.float32))
+    words = ("--onnxrt", "--fp16", "--load-inputs", "x.npz", "-o", "out", "--no-other-release")
+    answer = cli("diagnose", "m.onnx", *words, "--json", "r.json").ended(0).result
+    (level,) = answer["inside"]
+    assert [node["op"] for node in level["nodes"]] == ["Exp"]
+    (kept,) = onnx.load("out/model.onnx").functions
+    assert kept.overload == proto.functions[0].overload
+
+
 def test_diagnose_names_a_call_of_another_operator_set(cli: CommandLine) -> None:
     """The calls beside it are inlined, and it stays in fp32."""
     nodes = "big = Mul(v, hundred) square = Mul(big, big) e = Sqrt(square) r = Div(e, hundred)"

@@ -121,7 +121,7 @@ def test_command_line_and_json(tmp_path: Path) -> None:
 
 
 def other_names(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model with other names inside, as another exporter or a rewriting tool gives them."""
+    """Return the model with other names inside, as another exporter or a rewriting tool gives them."""
     ends = {value.name for value in (*model.graph.input, *model.graph.output)}
 
     def renamed(name: str) -> str:
