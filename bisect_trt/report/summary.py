@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -14,15 +15,16 @@ from bisect_trt.tensors.comparison import TensorComparison
 MOST_LINES = 25
 WIDTH = 80
 _INDENT = 9
-_LINES_OF_A_ROW = 3
-_LINES_OF_WHY = 6
-"""A reason that is cut before its end may say the opposite."""
+_LINES_OF_A_ROW = 6
 _NAMED = 3
 """Number of nodes that are named one by one; more are grouped by modules."""
 _SHOWN = 4
 _VERBATIM = ("Proof", "Wrote", "Report", "Next")
 """Rows of paths and commands, which are not wrapped, so that they can be copied."""
+_WHOLE = ("Cause", "Fix")
+"""Rows with continuations that limit them: they are shown together or not at all."""
 _SEARCHED = ("diagnose", "reduce", "workaround")
+_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 Row = tuple[str, str]
 """A label and a text; the label is empty where the row continues the one before."""
 
@@ -49,7 +51,8 @@ def summary(result: Json) -> list[Row]:
 def summary_lines(result: Json) -> Iterator[Row]:
     """Yield the lines of the summary, at most 25 of at most 80 columns; paths and commands are not wrapped.
 
-    A command without a run prints its answer unwrapped.
+    Where there are more, whole rows are left out, the last first. A command without a run prints its
+    answer unwrapped.
     """
     rows = summary(result)
     if result["artifacts"].get("run") is None and not result.get("comparisons"):
@@ -57,25 +60,30 @@ def summary_lines(result: Json) -> Iterator[Row]:
         return
     width = max(min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) - _INDENT, 24)
     wrapped = [
-        (label, [text] if label in _VERBATIM else _wrap(text, width, label)) for label, text in rows
+        (label, [text] if label in _VERBATIM else _wrap(text, width)) for label, text in rows
     ]
     while sum(len(lines) for _, lines in wrapped) > MOST_LINES:
-        wrapped.remove(next(row for row in reversed(wrapped) if row[0] not in _VERBATIM))
+        last = max(place for place, row in enumerate(wrapped) if row[0] not in _VERBATIM)
+        head = max((place for place, row in enumerate(wrapped[: last + 1]) if row[0]), default=last)
+        first = head if wrapped[head][0] in _WHOLE else last
+        del wrapped[first : last + 1]
     for label, lines in wrapped:
         for place, line in enumerate(lines):
             yield f"{'' if place else label:{_INDENT}}", line
 
 
-def _wrap(text: str, width: int, label: str) -> list[str]:
-    most = _LINES_OF_WHY if label == "Why" else _LINES_OF_A_ROW
-    return textwrap.wrap(
-        text,
-        width,
-        max_lines=most,
-        placeholder=" ...",
-        break_long_words=False,
-        break_on_hyphens=False,
-    ) or [""]
+def _wrap(text: str, width: int) -> list[str]:
+    """Return the lines of the sentences that fit; only a sentence that is too long by itself is cut (a runtime's message)."""
+    sentences = _SENTENCE_END.split(text)
+    while True:
+        lines = textwrap.wrap(
+            " ".join(sentences), width, break_long_words=False, break_on_hyphens=False
+        )
+        if len(lines) <= _LINES_OF_A_ROW:
+            return lines or [""]
+        if len(sentences) == 1:
+            return [*lines[:_LINES_OF_A_ROW], "..."]
+        sentences.pop()
 
 
 def headline(result: Json) -> str:
@@ -179,6 +187,8 @@ def _failure(result: Json) -> Iterator[Row]:
     probes = (result.get("report") or {}).get("probes") or ()
     if probes and probes[0]["verdict"] == "FAIL" and result["command"] != "samples":
         yield "Fails", str(probes[0]["reason"])
+        if printed := probes[0].get("printed"):
+            yield "", f"The check printed: {printed}"
 
 
 def _nodes(result: Json) -> Iterator[Row]:

@@ -18,7 +18,7 @@ from bisect_trt.probe.ledger import Record
 from bisect_trt.report.charts import error_curve, plain_number
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, environment
-from bisect_trt.report.text import Entry, Json
+from bisect_trt.report.text import Entry, Json, shorten
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import TargetSettings
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 MOST_PROBES = 2000
 """Probes in the report; of a longer search the first and the last."""
 _REASON_LENGTH = 400
+_PRINTED_LENGTH = 200
 MOST_NODES = 40
 """Nodes in the report."""
 _MOST_ELEMENTS = 1 << 23
@@ -82,6 +83,7 @@ def _probes(records: list[Record], console: Console) -> list[Entry]:
             **vars(record),
             "verdict": record.verdict.value,
             "reason": record.reason[:_REASON_LENGTH],
+            "printed": shorten(record.said, _PRINTED_LENGTH),
             "step": console.step_of(record.number),
         }
         for record in chosen

@@ -231,3 +231,13 @@ def test_another_way_to_break_is_shown_once(cli: CommandLine) -> None:
     ).ended(3)
     assert ran.out.count("UNRESOLVED") > 1
     assert ran.out.count("the other thing") == 1
+
+
+def test_the_last_line_of_the_check_stands_beside_its_exit_status(
+    cli: CommandLine, model: Path
+) -> None:
+    check = script(
+        Path("check"), f"{has('<2>')} || exit 0; echo loaded; echo 'cosine 0.31'; exit 3"
+    )
+    end = cli("reduce", model, "-o", "out.onnx", "--check", f"./{check}", "{model}")
+    assert "Fails    exit status 3\n         The check printed: cosine 0.31\n" in end.out

@@ -138,6 +138,32 @@ def test_a_summary_is_at_most_25_lines_of_80_columns(
     assert json.dumps(lines)
 
 
+@settings(max_examples=examples(60))
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(0, 30))
+def test_a_summary_leaves_out_whole_sentences_and_fixes(lengths: list[int], failures: int) -> None:
+    sentences = [
+        f"Sentence {place} {'word ' * length}ends." for place, length in enumerate(lengths)
+    ]
+    limits = {file: f"{file} passes {'word ' * 60}of all" for file in ("A.onnx", "B.onnx")}
+    way = {"kind": "rewrite", "what": "a rewrite", "passes": True}
+    result = Result("diagnose", "found", culprits=[node("Add", "a")])
+    result.artifacts["run"] = "run"
+    result.extra["fault"] = {"sentence": " ".join(sentences), "whose": "target"}
+    result.extra["failures"] = [{"culprits": result.culprits, "minimality": "unproven"}] * failures
+    result.extra["workarounds"] = [
+        {**way, "file": file, "why": why} for file, why in limits.items()
+    ]
+    lines = [*summary_lines(result.to_json())]
+    shown = " ".join(text for _, text in lines)
+    kept = [place for place, sentence in enumerate(sentences) if sentence in shown]
+    assert len(lines) <= MOST_LINES
+    assert "..." not in shown
+    assert kept == list(range(shown.count("Sentence ")))
+    assert kept
+    for file, why in limits.items():
+        assert (f"{file}: a rewrite" in shown) is (why in shown)
+
+
 def test_proven_and_unproven_do_not_stand_together(tmp_path: Path) -> None:
     from bisect_trt.report.page import write_report
 
