@@ -15,7 +15,14 @@ from typing import Any, NoReturn, TextIO
 from bisect_trt.cli.interrupts import interrupts
 from bisect_trt.cli.parser import parse
 from bisect_trt.commands.table import COMMANDS
-from bisect_trt.errors import BisectError, ExitStatus, InternalError, OutputFileError, SameFileError
+from bisect_trt.errors import (
+    BisectError,
+    ExitStatus,
+    InternalError,
+    ModelFileError,
+    OutputFileError,
+    SameFileError,
+)
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import STDOUT, Params
@@ -109,7 +116,7 @@ def _answer(
         if ending is not None:
             _say_ending(ending, call, general.verbosity)
         if (
-            status is ExitStatus.USAGE
+            (status is ExitStatus.USAGE or isinstance(ending, ModelFileError))
             and call.folder is not None
             and not call.resumed
             and not result.probes["run"]

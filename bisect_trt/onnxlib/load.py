@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -199,9 +200,66 @@ def load_model(
     return model
 
 
+_OTHER_FILES: tuple[tuple[int, bytes, str], ...] = (
+    (
+        0,
+        b"PK\x03\x04",
+        "is a PyTorch file: export it with torch.onnx.export, or give the module to bisect_trt.diagnose(module, inputs)",
+    ),
+    (
+        0,
+        b"ftrt",
+        "is a TensorRT engine: `bisect-trt run MODEL --trt --load-engine {}` compares it with its ONNX model",
+    ),
+    (
+        0,
+        b"ptrt",
+        "is a TensorRT engine: `bisect-trt run MODEL --trt --load-engine {}` compares it with its ONNX model",
+    ),
+    (
+        4,
+        b"TFL3",
+        "is a TensorFlow Lite model: `python -m tf2onnx.convert --tflite {} --output model.onnx` converts it",
+    ),
+    (
+        4,
+        b"ORTM",
+        "is a model in ONNX Runtime's own format: give the ONNX model that it was made from",
+    ),
+    (
+        0,
+        b"\x89HDF",
+        "is a Keras model: `python -m tf2onnx.convert --keras {} --output model.onnx` converts it",
+    ),
+    (0, b"<?xml", "is an OpenVINO model: give the ONNX model that it was converted from"),
+    (0, b"\x80", "is a pickle, as old PyTorch files are: export the module with torch.onnx.export"),
+)
+"""The offset and the first bytes of files that people take for ONNX models, and the way from them to one."""
+
+
+def _recognized(path: Path) -> str | None:
+    """Return what a file is that is no ONNX model, and the command for it; ``None`` if that is not known."""
+    if path.is_dir():
+        if (path / "saved_model.pb").is_file():
+            return f"is a TensorFlow SavedModel: `python -m tf2onnx.convert --saved-model {path} --output model.onnx` converts it"
+        models = sorted(path.glob("*.onnx"))
+        return f"is a directory; give a file{f' in it, such as {models[0]}' if models else ''}"
+    with path.open("rb") as file:
+        first = file.read(16)
+    for offset, magic, sentence in _OTHER_FILES:
+        if first[offset:].startswith(magic):
+            return sentence.format(shlex.quote(str(path)))
+    return None
+
+
 def _read(path: Path) -> ModelProto:
     try:
+        recognized = _recognized(path)
+        if recognized is not None:
+            raise ModelFileError(f"{path} {recognized}.")
         return onnx.load(str(path), load_external_data=False)
+    except ModelFileError:
+        raise
     except OSError as error:
         raise ModelFileError(
             f"{path} cannot be read: {error.strerror}; give the path of an ONNX model."

@@ -8,8 +8,8 @@ the types of those before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from sys import intern
@@ -264,6 +264,16 @@ def take_input_shapes(model: onnx.ModelProto, network: Network) -> None:
         for value in model.graph.input:
             if value.name == info.name and info.shape is not None and to_info(value) != info:
                 _declare_input(value, info.shape)
+
+
+def resized(
+    infos: Iterable[TensorInfo], shapes: Mapping[str, Sequence[int | str | None]]
+) -> list[TensorInfo]:
+    """Return inputs with other shapes, where these are given."""
+    return [
+        replace(info, shape=tuple(shapes[info.name])) if info.name in shapes else info
+        for info in infos
+    ]
 
 
 @dataclass(frozen=True)

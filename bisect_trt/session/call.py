@@ -146,6 +146,9 @@ class Call:
                 f"{self.oracle.flag} decides whether a candidate fails, and so does --check; drop one."
             )
         argv = CommandCheck.parse(own.check) if own.check else ()
+        for name in () if self.has_check else ("fail_regex", "fail_code", "ignore_fail_code"):
+            if getattr(own, name):
+                raise MissingOptionError(f"--{name.replace('_', '-')} needs a --check command.")
         tolerance = tolerance_options(self[CompareOptions], target)
         return CheckSettings(
             own, argv, target, tolerance, metric, limits, self.function, self.oracle

@@ -190,9 +190,6 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
             if settings.by_layer and target is not None
             else command
         )
-    for name in ("fail_regex", "fail_code", "ignore_fail_code"):
-        if getattr(own, name):
-            raise MissingOptionError(f"--{name.replace('_', '-')} needs a --check command.")
     if target is not None:
         return _runtime_check(settings, workers, target)
     if not is_interactive():

@@ -15,7 +15,6 @@ from bisect_trt.errors import (
     PlaceError,
     RunFolderError,
     RunStateError,
-    quoted,
 )
 from bisect_trt.onnxlib.low_census import count_lowered
 from bisect_trt.onnxlib.low_plan import LOW_TYPES
@@ -24,6 +23,7 @@ from bisect_trt.options.shared import Places
 from bisect_trt.report.console import Console
 from bisect_trt.report.lowering import describe_left
 from bisect_trt.report.text import plural
+from bisect_trt.session.advice import advice
 from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import strict_json
@@ -193,15 +193,8 @@ def require_reference(subject: Subject) -> None:
     Raises:
         UnavailableError: ONNX Runtime cannot run a node of the model.
     """
-    for index, why in subject.reference.missing.items():
-        integers = [name for name, value in subject.samples[0].items() if value.dtype.kind in "iu"]
-        fix = subject.renaming
-        if integers and not subject.settings.data.given:
-            fix = (
-                f" The random values of {quoted(integers)} may be invalid: give real data (--load-inputs), or the valid range "
-                "(--val-range)."
-            )
+    for index, why in subject.facts.reference.missing.items():
         raise ModelRefusedError(
-            f"ONNX Runtime cannot run {subject.network.describe(index)}: {why}.{fix} So there is nothing to compare with; "
-            "`bisect-trt reduce` with your own --check command does not need the reference."
+            f"ONNX Runtime cannot run {subject.network.describe(index)}: {why}.{advice(subject)} So there is nothing to "
+            "compare with; `bisect-trt reduce` with your own --check command does not need the reference."
         )

@@ -35,6 +35,7 @@ from bisect_trt.search.oracle import (
     about_units,
 )
 from bisect_trt.search.strategy import minimise
+from bisect_trt.session.advice import advice
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.subject import Subject
 from bisect_trt.tensors.comparison import to_plain
@@ -126,7 +127,7 @@ class Session:
         if isinstance(reply, Failed):
             subject = self.subject
             raise ModelRefusedError(
-                f"{who} cannot run {subject.settings.path}: {reply.message}.{subject.renaming}{subject.lowering}"
+                f"{who} cannot run {subject.settings.path}: {reply.message}.{advice(subject)}"
             )
         return reply
 

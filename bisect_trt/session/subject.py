@@ -22,6 +22,7 @@ from bisect_trt.onnxlib.shapes import (
     free_inputs,
     input_infos,
     input_sizes,
+    resized,
     take_input_shapes,
     to_info,
 )
@@ -98,6 +99,7 @@ class Subject:
         samples: The input values, one or more samples.
         seen: The packages and devices of each place that was examined.
         declared: The shapes that its file gives the inputs, by name.
+        assumed: The shapes of the inputs with free dimensions that were set to 1, by name.
         truth: The graph that the reference runs: the model's own, unless ``precision --reference``
             gives another.
         console: Prints warnings.
@@ -109,6 +111,7 @@ class Subject:
 
     freed: Freed | None = None
     ir_version: Mapping[str, int] | None = None
+    _warned = False  # of tensors without a reference value
     _probes_file = (
         False  # whether the first probe has the IR version of the file, and not that of candidates
     )
@@ -195,7 +198,7 @@ class Subject:
 
     def say_sizes(self) -> None:
         """Warn about free dimensions that were set to 1."""
-        for name, shape in self._assumed.items():
+        for name, shape in self.assumed.items():
             self.console.warn(
                 f"the input '{name}' has free dimensions; {list(shape)} is used (--input-shapes sets them)"
             )
@@ -215,11 +218,11 @@ class Subject:
         shapes: Mapping[str, Sequence[int | None]] = data.input_shapes
         if data.given:
             samples = make_inputs(
-                _resized(input_infos(self.network), shapes), data, self.settings.most
+                resized(input_infos(self.network), shapes), data, self.settings.most
             )
             shapes = common_shapes(samples)
         sizes = input_sizes(proto, shapes, assume=not data.given)
-        self._assumed = sizes.assumed
+        self.assumed = sizes.assumed
         if not self.settings.stays_free:
             self.say_sizes()
         if sizes.contradicted:
@@ -228,7 +231,7 @@ class Subject:
             )
         if samples is None:
             samples = make_inputs(
-                _resized(input_infos(self.network), sizes.shapes), data, self.settings.most
+                resized(input_infos(self.network), sizes.shapes), data, self.settings.most
             )
         self._warn_of_names(samples)
         return samples
@@ -349,8 +352,12 @@ class Subject:
         return first
 
     def _run_reference(self) -> Reference:
-        """Return the expected values of every tensor, with a warning where some are missing."""
-        first = self.run_reference(self.truth)
+        """Return the expected values of every tensor."""
+        return self.run_reference(self.truth)
+
+    def _warn_of_missing(self, first: Reference) -> None:
+        """Warn about tensors without a reference value, once."""
+        self._warned = True
         if first.refused is not None:
             self.console.warn(
                 f"ONNX Runtime cannot run this model: {first.refused}. No tensor has reference values, so only candidates "
@@ -361,12 +368,14 @@ class Subject:
                 f"ONNX Runtime cannot run {self.truth.describe(index)}: {why}. Tensors that depend on it have no "
                 "reference values, so no candidate starts at them."
             )
-        return first
 
     @property
     def reference(self) -> Reference:
-        """The expected values of every tensor."""
-        return self.facts.reference
+        """The expected values of every tensor; the first use warns where some are missing."""
+        reference = self.facts.reference
+        if not self._warned:
+            self._warn_of_missing(reference)
+        return reference
 
     @property
     def infos(self) -> Mapping[str, TensorInfo]:
@@ -489,16 +498,6 @@ class Subject:
             ]
         if prober is not None:
             result.probes = {**prober.ledger.counts(), "wasted": prober.wasted}
-
-
-def _resized(
-    infos: Iterable[TensorInfo], shapes: Mapping[str, Sequence[int | str | None]]
-) -> list[TensorInfo]:
-    """Return inputs with other shapes, where these are given."""
-    return [
-        replace(info, shape=tuple(shapes[info.name])) if info.name in shapes else info
-        for info in infos
-    ]
 
 
 def feed_defaults(proto: onnx.ModelProto, data: Data) -> None:

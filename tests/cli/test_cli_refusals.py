@@ -179,7 +179,7 @@ REFUSALS = """
 1005 'op:Conv' | precision m.onnx -o o.onnx T --exclude op:Conv
 1009 none | precision m.onnx -o o.onnx T --exclude *
 1004 --fp16 --bf16 | precision m.onnx -o o.onnx --onnxrt
-1004 one | precision m.onnx -o o.onnx --onnxrt --fp16 --bf16
+1003 one | precision m.onnx -o o.onnx --onnxrt --fp16 --bf16
 1003 --ladder | precision m.onnx -o o.onnx --onnxrt --fp16 --int8
 1003 --validation-data | precision m.onnx -o o.onnx --fp16 --validation-data x.npz --check false {model}
 1007 'x' 'y' | precision m.onnx -o o.onnx T --validation-data y.npz

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from bisect_trt.errors import ConflictError
 from bisect_trt.options.reading import Pairs, existing_file, once, pair
 from bisect_trt.options.spec import option
 from bisect_trt.targets.base import OwnSettings, Package, Target
@@ -34,6 +35,8 @@ from bisect_trt.targets.settings import (
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+
+    from bisect_trt.targets.options import TargetOptions
 
 
 ALL = "ORT_ENABLE_ALL"
@@ -115,6 +118,18 @@ class OnnxRuntimeSettings(OwnSettings):
             read=existing_file,
         ),
     ] = ()
+
+    def checked(self, common: TargetOptions, *, engines: bool) -> OnnxRuntimeSettings:
+        """Check that at most one precision is given.
+
+        Raises:
+            UsageError: Two are.
+        """
+        if common.fp16 and common.bf16:
+            raise ConflictError(
+                "--fp16 and --bf16 lower the same nodes of ONNX Runtime's model; give one of them."
+            )
+        return self
 
 
 @cache

@@ -1,0 +1,80 @@
+"""The next step where the reference cannot run the user's model: sentences that follow the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bisect_trt.errors import UsageError, quoted
+from bisect_trt.onnxlib.shapes import input_infos, resized
+from bisect_trt.session.subject import Subject
+from bisect_trt.tensors.inputs import make_inputs
+from bisect_trt.worker.protocol import Failed
+
+_SIZES = (2, 8, 16, 32, 224)
+"""Sizes of free dimensions that models often need: heads, patches, strides, images."""
+_KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"})
+
+
+def advice(subject: Subject) -> str:
+    """Return what may make the model run: one sentence or more after a space, or nothing."""
+    sentences = (
+        _library(subject),
+        _sizes(subject),
+        _values(subject),
+        subject.renaming.strip(),
+        subject.lowering.strip(),
+    )
+    return "".join(f" {sentence}" for sentence in sentences if sentence)
+
+
+def _library(subject: Subject) -> str:
+    """Name the operators that a library of the user has to bring."""
+    network = subject.network
+    functions = {(function.domain, function.name) for function in network.proto.functions}
+    foreign = {
+        f"{node.domain}:{node.op_type}"
+        for node in network.nodes
+        if node.domain not in _KNOWN_DOMAINS and (node.domain, node.op_type) not in functions
+    }
+    if not foreign:
+        return ""
+    return f"Give the library that has {', '.join(sorted(foreign))} (--custom-op-library FILE)."
+
+
+def _sizes(subject: Subject) -> str:
+    """Try other sizes of the free dimensions that were set to 1, and name the first ones that run."""
+    for shapes in _other_shapes(subject):
+        infos = resized(input_infos(subject.network), shapes)
+        try:
+            (sample, *_) = make_inputs(infos, subject.settings.data, 1)
+        except UsageError:
+            return ""
+        if not isinstance(subject.models.run("sized", subject.network.proto, sample), Failed):
+            words = (f"{name}:[{','.join(map(str, shape))}]" for name, shape in shapes.items())
+            return f"It runs with --input-shapes {' '.join(words)}."
+    return ""
+
+
+def _other_shapes(subject: Subject) -> Iterator[dict[str, tuple[int, ...]]]:
+    """Yield shapes with one size for all dimensions that were set to 1; the first dimension, a batch, stays 1 at first."""
+    free = {name: subject.declared.get(name, shape) for name, shape in subject.assumed.items()}
+    for batch in (True, False):
+        for size in _SIZES if free else ():
+            yield {
+                name: tuple(
+                    dim if isinstance(dim, int) else 1 if batch and axis == 0 else size
+                    for axis, dim in enumerate(dims)
+                )
+                for name, dims in free.items()
+            }
+
+
+def _values(subject: Subject) -> str:
+    """Ask for real values where random integers may be out of range."""
+    integers = [name for name, value in subject.samples[0].items() if value.dtype.kind in "iu"]
+    if not integers or subject.settings.data.given:
+        return ""
+    return (
+        f"The random values of {quoted(integers)} may be invalid: give real data (--load-inputs), or the valid range "
+        "(--val-range)."
+    )
