@@ -125,7 +125,7 @@ def _find_case(session: Session, settings: Reduce, search: Search) -> Case:
     suspects: list[int] = []
     if looks and check.compares:
         console.step("Find the first wrong tensor")
-        suspects = find_suspects(session, check, lambda _: None)
+        suspects = find_suspects(session, lambda _: None)
         if (case := extract_suspect(session, target, suspects)) is not None:
             return case
     if not settings.both_ends:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypedDict
+from typing import TYPE_CHECKING, Protocol, TypedDict, cast
 
 from bisect_trt.errors import MissingOptionError
 from bisect_trt.probe.engine_cache import EngineCache
@@ -30,6 +30,7 @@ class Conditions(TypedDict, total=False):
 
     workers: WorkerPool
     target: TargetSettings
+    tolerance: ToleranceOptions
     engine_cache: EngineCache | None
     confirm: bool
     fresh: bool
@@ -137,3 +138,26 @@ class Check(Protocol):
         raise MissingOptionError(
             "releases runs checks in other interpreters; give a target such as --onnxrt, or a --check command."
         )
+
+
+class Comparing(Check, Protocol):
+    """A check that compares a target with the reference: it has a runtime and tolerances."""
+
+    @property
+    def runtime(self) -> TargetSettings:
+        """The runtime that is compared."""
+        ...
+
+    @property
+    def tolerances(self) -> ToleranceOptions:
+        """The tolerances of the comparison."""
+        ...
+
+    def under(self, **conditions: Unpack[Conditions]) -> Comparing:
+        """Return the same comparison under other conditions."""
+        ...
+
+
+def comparing(check: Check) -> Comparing | None:
+    """Return a check as a comparison, if it is one."""
+    return cast("Comparing", check) if check.compares else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.oracles import BuiltinCheck
+from bisect_trt.probe.check import Comparing, comparing
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.reproducer import Since
@@ -36,7 +36,7 @@ class Arbiter:
     installs: bool = True
 
     @property
-    def comparison(self) -> BuiltinCheck | None:
+    def comparison(self) -> Comparing | None:
         """The built-in comparison; ``None`` for a check command, a metric or limits."""
         session = self.session
         check = (
@@ -44,7 +44,7 @@ class Arbiter:
             if session.probing is None
             else session.probing.check
         )
-        return check if isinstance(check, BuiltinCheck) and check.compares else None
+        return comparing(check)
 
     def judge(self, case: Candidate) -> Fault | None:
         """Decide which side of a failing case is wrong.
@@ -55,8 +55,8 @@ class Arbiter:
         comparison = self.comparison
         if comparison is None:
             return None
-        target = case.target or comparison.target
-        fault = arbitrate(self.session, target, comparison.tolerance, case)
+        target = case.target or comparison.runtime
+        fault = arbitrate(self.session, target, comparison.tolerances, case)
         if not fault.is_seen and self.session.probing is None:
             return None
         self.session.result.extra["fault"] = fault.to_json()
@@ -75,10 +75,9 @@ class Arbiter:
             if since is None and all(place.local for place in self.session.subject.workers.places):
                 since = self._upgrade(self._newest(comparison, case))
         elif fault.right:
-            exact = replace(
-                comparison,
+            exact = comparison.under(
                 target=reference_settings(),
-                tolerance=exact_tolerance(comparison.tolerance, fault.right),
+                tolerance=exact_tolerance(comparison.tolerances, fault.right),
             )
             since = self._upgrade(
                 self._newest(exact, replace(case, target=None, values=fault.right))
@@ -100,11 +99,11 @@ class Arbiter:
         session = self.session
         subject = session.subject
         comparison = self.comparison
-        if comparison is None or comparison.target.build_only:
+        if comparison is None or comparison.runtime.build_only:
             return None
-        opinion = ask_evaluator(subject, comparison.tolerance)
+        opinion = ask_evaluator(subject, comparison.tolerances)
         is_reference = (
-            comparison.target.target is reference_settings().target and not subject.workers.places
+            comparison.runtime.target is reference_settings().target and not subject.workers.places
         )
         if opinion is Vote.AGREES or (opinion is Vote.NONE and not is_reference):
             return None
@@ -125,7 +124,7 @@ class Arbiter:
         command += f" --on env={newest.release.replace(' ', '==')}"
         return f"`{command}`: finds the node that differs"
 
-    def _newest(self, comparison: BuiltinCheck, case: Candidate) -> Newest | None:
+    def _newest(self, comparison: Comparing, case: Candidate) -> Newest | None:
         return ask_newest(self.session, comparison, case) if self.installs else None
 
     def _upgrade(self, newest: Newest | None) -> Since | None:

@@ -227,7 +227,7 @@ class Diagnosis:
             session.result.extra |= to_json(session.subject, layers)
             tell(session.subject, layers, session.console)
 
-        return find_suspects(session, session.prober.check, show)
+        return find_suspects(session, show)
 
     def stop_at_rounding(self, amplified: Entry) -> None:
         """End where rounding alone fails the whole model: whether a piece of it fails depends on its last digit."""

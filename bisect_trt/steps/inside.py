@@ -184,7 +184,7 @@ def _search(level: _Level, inner: Session, body: Body, entry: Entry) -> _Level |
     network = inner.subject.network
     suspects: list[int] = []
     if check.compares:
-        suspects = find_suspects(inner, check, lambda _: None)
+        suspects = find_suspects(inner, lambda _: None)
     case = extract_suspect(inner, check.runtime, suspects) or Case(
         find_minimum(inner, Mode.AUTO, suspects)
     )

@@ -18,7 +18,7 @@ import onnx
 from bisect_trt.onnxlib.cut import is_frozen, isolate
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import in_module, module_of
-from bisect_trt.probe.check import Check
+from bisect_trt.probe.check import Comparing
 from bisect_trt.probe.oracles import outcome_of_comparisons, outcome_of_failure
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.report.console import IN_JSON, Console
@@ -98,13 +98,12 @@ class Marking:
     timeout: float | None = None
 
     @classmethod
-    def by(cls, check: Check, subject: Subject, *, held: bool = False) -> Marking:
+    def by(cls, check: Comparing, subject: Subject, *, held: bool = False) -> Marking:
         """Return the marking of a check that compares a target, which is ``held`` to its low precision or as the check has it."""
         target = check.runtime
-        tolerance = check.tolerances
-        assert target is not None, "it compares a target"
-        assert tolerance is not None, "it compares a target"
-        return cls(subject, replace(target, held=held or target.held), tolerance, check.timeout)
+        return cls(
+            subject, replace(target, held=held or target.held), check.tolerances, check.timeout
+        )
 
     @property
     def outputs(self) -> list[str]:

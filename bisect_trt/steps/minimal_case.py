@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.check import Check
+from bisect_trt.probe.check import comparing
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.search.confirm import read_back
@@ -85,15 +85,14 @@ def tell_modules(session: Session, nodes: Sequence[int]) -> None:
         session.console.answer(f" {words}")
 
 
-def find_suspects(
-    session: Session, check: Check, show: Callable[[LayerComparison], None]
-) -> list[int]:
+def find_suspects(session: Session, show: Callable[[LayerComparison], None]) -> list[int]:
     """Find the nodes that compute a wrong tensor from right ones, by marking every tensor as an output.
 
     If the original does not run, it is the node that the target's message names.
 
     Returns:
-        The nodes, the first in topological order first; none where the tensors do not show any.
+        The nodes, the first in topological order first; none where the tensors do not show any, or
+            nothing is compared.
     """
     from bisect_trt.steps.layers import Marking, compare_layers  # noqa: PLC0415 - as the module says
 
@@ -104,7 +103,10 @@ def find_suspects(
     if ledger.is_broken:
         console.say("  the model does not run at all, so there is nothing to compare")
         return named_nodes(subject.network, outcome.reason)[:1] if outcome is not None else []
-    layers = compare_layers(Marking.by(check, subject), outcome)
+    comparison = comparing(session.prober.check)
+    if comparison is None:
+        return []
+    layers = compare_layers(Marking.by(comparison, subject), outcome)
     if layers.refused:
         console.say(
             f"  the target does not run the model with every tensor marked: {layers.refused}"
@@ -261,9 +263,9 @@ def by_blame(session: Session, answer: Candidate, suspects: Sequence[int] = ()) 
 
 def _own_errors(session: Session, answer: Candidate, nodes: Sequence[int]) -> dict[int, float]:
     """Return the severity of each node's own error, if it has one; infinite for NaN or Inf."""
-    check = session.prober.check
+    check = comparing(session.prober.check)
     subject = session.subject
-    if not check.compares or session.prober.ledger.is_broken:
+    if check is None or session.prober.ledger.is_broken:
         return {}
     from bisect_trt.steps.layers import Marking, compare_own  # noqa: PLC0415 - as the module says
 

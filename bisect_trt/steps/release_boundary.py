@@ -25,9 +25,8 @@ from bisect_trt.errors import (
 )
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.probe.candidate import Candidate, Probe
-from bisect_trt.probe.check import Check
+from bisect_trt.probe.check import Check, Comparing
 from bisect_trt.probe.ledger import Record
-from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import write_candidate
 from bisect_trt.probe.workspace import CandidateFiles
@@ -478,7 +477,7 @@ class Newest:
         return Since(f"{self.release} passes.", f"upgrade to {self.release} or later")
 
 
-def ask_newest(session: Session, check: BuiltinCheck, case: Candidate) -> Newest | None:
+def ask_newest(session: Session, check: Comparing, case: Candidate) -> Newest | None:
     """Run a case in the newest release on the index, in an environment of its own.
 
     Args:
@@ -490,7 +489,7 @@ def ask_newest(session: Session, check: BuiltinCheck, case: Candidate) -> Newest
         ``None`` where there is no newer release, the index does not answer, or each run is a build.
     """
     subject = session.subject
-    target = check.target
+    target = check.runtime
     package = target.target.package(target)
     if package is None or target.target.compiles:
         return None

@@ -17,7 +17,7 @@ from packaging.version import Version
 
 from bisect_trt.onnxlib.nodes import drawing_nodes
 from bisect_trt.probe.candidate import Candidate, Probe
-from bisect_trt.probe.oracles import BuiltinCheck
+from bisect_trt.probe.check import Comparing
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import write_candidate
 from bisect_trt.report.reproducer import Since
@@ -95,14 +95,14 @@ def ask_evaluator(
     return Disagreement(network.describe(first), differing.describe(), {**fed, **outputs})
 
 
-def right_here(session: Session, check: BuiltinCheck, case: Candidate) -> Since | None:
+def right_here(session: Session, check: Comparing, case: Candidate) -> Since | None:
     """Run the minimal case on the newer release of this environment, where the target ran on an older one in a place.
 
     Returns:
         The upgrade, if the case passes here; ``None`` where the release is not newer, or fails too.
     """
     subject = session.subject
-    target = check.target
+    target = check.runtime
     if not subject.workers.places:
         return None
     failing = {str(seen.target.get("version", "")) for seen in subject.seen.values()}
@@ -118,7 +118,7 @@ def right_here(session: Session, check: BuiltinCheck, case: Candidate) -> Since 
     )
     deadline = subject.workers.deadline
     with WorkerPool(subject.workspace.folder, timeout=check.timeout, deadline=deadline) as pool:
-        outcome = replace(check, workers=pool).run(files)
+        outcome = check.under(workers=pool).run(files)
     if outcome.ending is not Ending.PASSED:
         return None
     older = ", ".join(sorted(failing))

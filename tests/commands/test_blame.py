@@ -172,7 +172,7 @@ def test_the_node_that_a_refusal_names_is_tried_first(
     check = Needs(needed, says="the parser refuses Add node '<5>': In node 5")
     with investigating(chain(tmp_path / "m.onnx", 12), lambda _: check) as investigation:
         investigation.prober.probe_original(investigation.subject.original)
-        suspects = find_suspects(investigation, check, print)
+        suspects = find_suspects(investigation, print)
         assert [name_of(investigation, node) for node in suspects] == ["<5>"]
         case = extract_suspect(investigation, None, suspects)
         assert case is not None
