@@ -65,6 +65,8 @@ if TYPE_CHECKING:
 Check: TypeAlias = Callable[..., object] | str | Sequence[str]
 """A function, or a command as after ``--check``."""
 _SHOWN = 5
+__tracebackhide__ = True
+"""pytest shows the caller of a function in this module, not the module."""
 _FREE = ("verbose", "overwrite", "workers", "max_probes", "max_time")
 """Options that do not affect verdicts, so a run may be resumed with other values."""
 _HELP = """{help}
@@ -98,7 +100,7 @@ def _documented(command: str, check: str = "") -> Callable[[_Function], _Functio
     def decorate(function: _Function) -> _Function:
         described = COMMANDS[command]
         options = [
-            f"        ``{entry.name}``: {entry.help}"
+            f"        ``{entry.python}``: {entry.help}"
             for group in described.groups
             if group not in (Run, General)
             for entry in entries(group)
@@ -282,7 +284,10 @@ def assert_matches(
     from bisect_trt.report.console import listed  # noqa: PLC0415 - it takes NumPy
     from bisect_trt.tensors.comparison import TensorComparison  # noqa: PLC0415 - as above
 
-    result = compare(model, inputs, target, **options)
+    try:
+        result = compare(model, inputs, target, **options)
+    except BisectError as error:
+        raise error.with_traceback(None) from None  # the sentence of a failed test says all
     comparisons = [
         TensorComparison.from_json(each) for each in result.to_json().get("comparisons", ())
     ]
@@ -292,14 +297,14 @@ def assert_matches(
     failed.sort(key=lambda comparison: -comparison.severity)
     lines = [f"{len(failed)} of {len(comparisons)} outputs do not match."]
     lines += listed([f"  '{each.name}': {each.describe()}" for each in failed], _SHOWN)
+    lines.append("")
     try:
         if reproducer is not None:
             options = {**options, "output": reproducer}
         found = diagnose(model, inputs, target, overwrite=True, **options)
-        folder = found.artifacts.get("reproducer")
-        lines.append(
-            f"Reproducer: {folder}" if folder is not None else f"No reproducer: {found.why}"
-        )
+        if found.artifacts.get("reproducer") is None:
+            lines.append("No reproducer:")
+        lines.append(found.summary())
     except BisectError as error:
         lines.append(f"No reproducer: {error}")
     raise AssertionError("\n".join(lines))
@@ -346,7 +351,9 @@ def _run(
     from bisect_trt.session.source import Source  # noqa: PLC0415
     from bisect_trt.worker.worker import keep_spare  # noqa: PLC0415
 
-    given = {name: value for name, value in options.items() if value is not None}
+    groups = [group for group in COMMANDS[command].groups if group not in (Run, General)]
+    fields = {entry.python: entry.name for group in groups for entry in entries(group)}
+    given = {fields.get(name, name): value for name, value in options.items() if value is not None}
     _refuse_target(check, target)
     if target is not None:
         given.setdefault(
@@ -357,18 +364,19 @@ def _run(
         f"{name}={json.dumps(value, default=str, sort_keys=True)}" for name, value in fixed.items()
     ]
     home = COMMANDS[command].output
-    groups = [group for group in COMMANDS[command].groups if group not in (Run, General)]
-    named = {entry.name for group in groups for entry in entries(group)}
-    for name in given.keys() - (named - {"model"} - ({"output"} if home is not None else set())):
+    for name in given.keys() - (
+        {*fields.values()} - {"model"} - ({"output"} if home is not None else set())
+    ):
         raise UnknownNameError(
             f"`{command}` has no option '{name}'; `bisect-trt {command} --help-all` lists them.",
             name,
-            named,
+            fields,
         )
     if check is not None and not callable(check):
         if not isinstance(check, Sequence):
             raise ValueRefusedError(
-                f"check: give a function, a command or the list of its words, not {check!r:.60}."
+                f"check: give a function, a command or the list of its words, not {check!r:.60}; "
+                "input values are given by keyword (inputs=)."
             )
         given["check"] = [check] if isinstance(check, str) else list(check)
         words.append(f"check={given['check']}")
@@ -381,7 +389,7 @@ def _run(
         raise OutputFileError(
             f"run: {folder} exists and is no run of a Python function; name another folder."
         )
-    given |= {"model": source.named} if "model" in named else {}
+    given |= {"model": source.named} if "model" in fields else {}
     given |= {} if home is None else {"output": folder / home if output is None else output}
     console = Console(int(verbose)) if verbose else QuietConsole()
     result = Result(command)

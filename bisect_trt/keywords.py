@@ -17,9 +17,9 @@ class DiagnoseGroup(TypedDict, total=False):
     """Options of one group."""
 
     timeout: float
-    archive: bool
+    zip: bool
     anonymise: bool
-    find_all: bool
+    all: bool
     releases: bool
     no_other_release: bool
     overwrite: bool
@@ -152,7 +152,7 @@ class ReduceGroup(TypedDict, total=False):
     reduce_inputs: bool
     reduce_outputs: bool
     mode: Literal["auto", "bisect", "linear", "ddmin"]
-    find_all: bool
+    all: bool
     no_other_release: bool
     overwrite: bool
 
@@ -209,9 +209,9 @@ class ReleasesGroup(TypedDict, total=False):
 
     from_: str
     to: str
-    find_all: bool
+    all: bool
     package: str
-    beside: str | Sequence[str]
+    with_: str | Sequence[str]
 
 
 class RepeatGroup(TypedDict, total=False):

@@ -58,7 +58,7 @@ def _name(group: type) -> str:
 def _group(group: type) -> Iterator[str]:
     options = [entry for entry in entries(group) if entry.name not in _PARAMETERS]
     yield f'\nclass {_name(group)}(TypedDict, total=False):\n    """Options of one group."""\n'
-    yield from (f"    {entry.name}: {_type(entry)}" for entry in options)
+    yield from (f"    {entry.python}: {_type(entry)}" for entry in options)
     yield ""
 
 

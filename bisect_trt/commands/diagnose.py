@@ -8,7 +8,7 @@ from pathlib import Path
 from bisect_trt.mixed_precision.answer import MIXED
 from bisect_trt.options.searches import Diagnose
 from bisect_trt.options.shared import Search
-from bisect_trt.report.reproducer import GOLDEN, INPUTS, MODEL, WRITTEN
+from bisect_trt.report.reproducer import GOLDEN, INPUTS, ISSUE, MODEL, NOTES, WRITTEN
 from bisect_trt.report.result import Result
 from bisect_trt.session.call import Call
 from bisect_trt.steps.diagnosis import (
@@ -42,7 +42,7 @@ def run(call: Call) -> Result:
     call.paths.add_outputs(packed)
     for number in range(1, MOST_FAILURES + 1 if own.find_all else 2):
         place = folder_of(folder, number)
-        call.paths.add_outputs([place / name for name in (*WRITTEN, MIXED)])
+        call.paths.add_outputs([place / name for name in (*WRITTEN, ISSUE, NOTES, MIXED)])
         ours = call.paths.wrote([place / MODEL, place / INPUTS, place / GOLDEN, *packed])
         check_folder(place, archive if number == 1 else None, overwrite=own.overwrite or ours)
     opened = call.open()

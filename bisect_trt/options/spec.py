@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from enum import Enum
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -86,6 +87,13 @@ class Option:
     def keyword(self) -> str:
         """The keyword in Python: the long flag with underscores."""
         return self.flag[2:].replace("-", "_")
+
+    @property
+    def python(self) -> str:
+        """The keyword of the Python functions: the flag's word, or the field's name where the flag negates it."""
+        if not self.flags or self.flags[0].startswith(" /"):
+            return self.name
+        return f"{self.keyword}_" if iskeyword(self.keyword) else self.keyword
 
     @property
     def several(self) -> bool:

@@ -41,11 +41,13 @@ INPUTS = "inputs.npz"
 GOLDEN = "golden.npz"
 README = "README.md"
 ISSUE = "ISSUE.md"
+NOTES = "NOTES.md"
 SCRIPT = "reproduce.py"
 FILES = "files"
 ARCHIVED = "reproducer"
-WRITTEN = (MODEL, INPUTS, GOLDEN, SCRIPT, README, ISSUE)
-"""The files of every folder."""
+WRITTEN = (MODEL, INPUTS, GOLDEN, SCRIPT, README)
+"""The files of every folder; there is either ``ISSUE.md`` or ``NOTES.md`` too."""
+_OF_ISSUES = "\n## How it was found\n"
 _SHOWN_KINDS = 3
 _SHOWN_LINES = 40
 _LINE_LENGTH = 400
@@ -185,6 +187,12 @@ class Reproducer:
         return f"{self.target.target.title}: {symptom} {kinds}"
 
     @property
+    def issue(self) -> str:
+        """The name of the text of the bug report; ``NOTES.md`` where none is to be filed."""
+        is_fixed = self.since is not None and self.since.fixed is not None
+        return ISSUE if self.is_bug and not is_fixed else NOTES
+
+    @property
     def target_model(self) -> str:
         """The file that the target runs."""
         if self.ran is None:
@@ -222,14 +230,14 @@ class Reproducer:
     def versions(self) -> dict[str, str]:
         """Return versions and devices of this machine, where the reference ran, and of each place of the target."""
         if not self.places:
-            return environment()
+            return {**self.target.target.versions(self.target), **environment()}
         there = {f"target: {name}": value for each in self.places for name, value in each.items()}
         return {**there, **{f"reference: {name}": value for name, value in environment().items()}}
 
     def render(self, file: str) -> str:
-        """Return the text of ``ISSUE.md`` or ``README.md``."""
+        """Return the text of ``README.md``, or of ``ISSUE.md`` or ``NOTES.md``."""
         failed = [comparison for comparison in self.comparisons if not comparison.passed]
-        template = _templates().get_template(file.lower())
+        template = _templates().get_template("readme.md" if file == README else "issue.md")
         return template.render(
             case=self,
             failed=failed,
@@ -242,7 +250,7 @@ class Reproducer:
         """Write all files except the model and the files that the target reads, which exist already.
 
         Returns:
-            All files of the folder, the model first.
+            The files that were written, the model first, without ``ISSUE.md`` or ``NOTES.md``.
 
         Raises:
             UsageError: The folder cannot be written.
@@ -259,14 +267,17 @@ class Reproducer:
         return [folder / file for file in files]
 
     def write_texts(self, folder: Path) -> None:
-        """Write ``ISSUE.md`` and ``README.md``, over earlier ones too.
+        """Write ``README.md`` and ``ISSUE.md`` or ``NOTES.md``, in place of earlier ones.
 
         Raises:
             UsageError: The folder cannot be written.
         """
         with writing(folder):
-            for file in (README, ISSUE):
+            for file in (README, self.issue):
                 (folder / file).write_text(self.render(file), encoding="utf-8")
+            earlier = folder / (NOTES if self.issue == ISSUE else ISSUE)
+            if earlier.exists() and _OF_ISSUES in earlier.read_text("utf-8", "replace"):
+                earlier.unlink()  # a user's own notes have another form
 
 
 @contextmanager
@@ -307,7 +318,6 @@ def _templates() -> jinja2.Environment:
         "model": MODEL,
         "inputs": INPUTS,
         "golden": GOLDEN,
-        "issue": ISSUE,
         "files": FILES,
         "script": SCRIPT,
     }

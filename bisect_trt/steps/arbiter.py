@@ -65,7 +65,7 @@ class Arbiter:
         return fault
 
     def upgrade(self, case: Candidate, fault: Fault) -> Since | None:
-        """Return a newer release on which a failing case passes: of the target, or of the reference if that is to blame."""
+        """Return the verdict of a newer release on a failing case: of the target, or of the reference if that is to blame."""
         comparison = self.comparison
         since = None
         if comparison is None:
@@ -113,28 +113,31 @@ class Arbiter:
             self._show(self._upgrade(self._newest(comparison, case)))
             return f"`{session.command('releases', self.check)}`: finds the releases that are right"
         newest = self._newest(comparison, subject.original)
-        if newest is None or newest.outcome.ending is not Ending.MISMATCHED:
+        if newest is None or newest.outcome is None:
             return None
+        if newest.outcome.ending is not Ending.MISMATCHED:
+            return None
+        release = f"{newest.package} {newest.release}"
         self._tell(
-            f"The reference may be wrong: {newest.release} computes other values than the release of this environment "
-            f"({newest.outcome.reason}), and ONNX's reference evaluator has no vote. If the values of {newest.release} are "
+            f"The reference may be wrong: {release} computes other values than the release of this environment "
+            f"({newest.outcome.reason}), and ONNX's reference evaluator has no vote. If the values of {release} are "
             "right, upgrade."
         )
         command = session.command("diagnose", self.check)
-        command += f" --on env={newest.release.replace(' ', '==')}"
+        command += f" --on env={newest.package}=={newest.release}"
         return f"`{command}`: finds the node that differs"
 
     def _newest(self, comparison: Comparing, case: Candidate) -> Newest | None:
         return ask_newest(self.session, comparison, case) if self.installs else None
 
     def _upgrade(self, newest: Newest | None) -> Since | None:
-        return None if newest is None else newest.upgrade
+        return None if newest is None else newest.since
 
     def _tell(self, doubt: str) -> None:
         self.session.result.extra["reference_doubt"] = doubt
         self.session.console.answer(doubt)
 
     def _show(self, since: Since | None) -> None:
-        if since is not None:
+        if since is not None and since.fixed is not None:
             self.session.result.extra["upgrade"] = since.fixed
             self.session.console.answer(f"Fix: {since.fixed}.")

@@ -462,19 +462,29 @@ class Newest:
     """A case in the newest release on the index.
 
     Attributes:
-        release: The package and its release.
-        outcome: The outcome there.
+        package: The package.
+        failing: The releases in which the case fails.
+        release: The newest release.
+        outcome: The outcome there; ``None`` where none of the failing releases is older.
     """
 
+    package: str
+    failing: tuple[str, ...]
     release: str
-    outcome: Outcome
+    outcome: Outcome | None = None
 
     @property
-    def upgrade(self) -> Since | None:
-        """The upgrade, if the case passes there."""
-        if self.outcome.ending is not Ending.PASSED:
-            return None
-        return Since(f"{self.release} passes.", f"upgrade to {self.release} or later")
+    def since(self) -> Since | None:
+        """The sentence about the newest release, with the upgrade if the case passes there; ``None`` without a verdict."""
+        if self.outcome is None:
+            return Since(f"{self.package} {self.release}, the newest release, fails.")
+        failing = f"{self.package} {', '.join(self.failing)} fails"
+        if self.outcome.ending is Ending.PASSED:
+            upgrade = f"upgrade to {self.package} {self.release} or later"
+            return Since(f"{failing}, {self.release} passes.", upgrade)
+        if self.outcome.ending in (Ending.FAILED, Ending.MISMATCHED):
+            return Since(f"{failing}, and {self.release}, the newest release, fails too.")
+        return None
 
 
 def ask_newest(session: Session, check: Comparing, case: Candidate) -> Newest | None:
@@ -486,7 +496,7 @@ def ask_newest(session: Session, check: Comparing, case: Candidate) -> Newest | 
         case: Is compared with its values, or with the reference's.
 
     Returns:
-        ``None`` where there is no newer release, the index does not answer, or each run is a build.
+        ``None`` where the index does not answer, or each run is a build.
     """
     subject = session.subject
     target = check.runtime
@@ -507,10 +517,13 @@ def ask_newest(session: Session, check: Comparing, case: Candidate) -> Newest | 
         return None
     release = [*pythons][-1]
     is_reference = target == reference_settings()
-    failing = installed_versions(target) if is_reference else _failing_releases(session, target)
+    failing = tuple(
+        installed_versions(target) if is_reference else _failing_releases(session, target)
+    )
+    newest = Newest(package.name, failing, release)
     if any(Version(each) >= Version(release) for each in failing):
         console.say(f"  {release} is the newest")
-        return None
+        return newest
     environment = Environment(
         with_numpy(package.requirements(release)), pythons[release], alone=bool(package.parts)
     )
@@ -522,4 +535,4 @@ def ask_newest(session: Session, check: Comparing, case: Candidate) -> Newest | 
         console.say(f"  not found: {error}")
         return None
     console.say(f"  {release}: {outcome.reason}")
-    return Newest(f"{package.name} {release}", outcome)
+    return replace(newest, outcome=outcome)

@@ -127,7 +127,7 @@ class Left:
             texts = replace(texts, inside=list(map(describe_inside, inside)))
         texts.write_texts(self.folder)
         if archive is not None:
-            pack(self.folder, self.files, archive)
+            pack(self.folder, [*self.files, self.folder / texts.issue], archive)
 
 
 def _describe_search(session: Session, minimum: Minimum) -> str:

@@ -236,6 +236,10 @@ class Target(ABC):
         """
         return {}
 
+    def versions(self, settings: TargetSettings) -> Mapping[str, str]:
+        """Return further versions for a bug report, by the name of the package."""
+        return {}
+
     def describe(self, settings: TargetSettings) -> str:
         """Return its title and its settings in words."""
         return f"{self.title} ({', '.join(settings.low_precisions) or 'fp32'})"

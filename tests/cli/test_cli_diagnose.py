@@ -175,13 +175,13 @@ def test_the_command_shows_the_failure_and_nothing_of_the_original_leaves(cli: C
     assert re.search(r"^Wrote +out/, out\.zip$", ran.out, re.MULTILINE)
     probes = ran.result["probes"]["run"]
     assert re.findall(r"probe (\d+) ", ran.out)[-1] == str(probes)
-    issue, readme = (Path("out", page).read_text() for page in ("ISSUE.md", "README.md"))
+    issue, readme = (Path("out", page).read_text() for page in ("NOTES.md", "README.md"))
     assert all(f"in {probes} probes" in page for page in (issue, readme))
     assert all(
         word in issue
         for word in ("big_out", onnx.__version__, "inf", "ONNX Runtime (CPU", "1-minimal")
     )
-    command = commands_of(Path("out/ISSUE.md"))[0]
+    command = commands_of(Path("out/NOTES.md"))[0]
     assert command == ["python", "reproduce.py"]
     reproduced("out")
     for path in attachments(Path("out")):

@@ -272,7 +272,7 @@ def test_a_reproducers_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> No
     folder.mkdir()
     chain(folder / "model.onnx")
     np.savez(folder / "inputs.npz", x=np.full((2, 3), 7, np.float32))
-    result = api.releases(folder, target="onnxrt", find_all=True)
+    result = api.releases(folder, target="onnxrt", all=True)
     assert (result.status, result.first_failing, result.releases) == (
         "found",
         "1.1",
@@ -306,7 +306,7 @@ def test_the_last_step_of_a_diagnosis(here: Path, monkeypatch: pytest.MonkeyPatc
     # Nothing passes in the release that fails, so no node is proven to be to blame.
     assert (ran.status, result["first_failing"], result["first_passing"]) == (3, "1.1", "1.2")
     assert result["releases"] == seen("PFP")
-    issue = (here / "out" / "ISSUE.md").read_text()
+    issue = (here / "out" / "NOTES.md").read_text()
     assert issue.startswith("> **Fixed in a newer release**")
     assert "fixed in a newer release?** " in issue
 
@@ -329,7 +329,7 @@ def test_the_newer_release_of_this_environment_is_the_fix(
     result = cli("diagnose", *words).ended(3).result  # nothing passes in the release that fails
     assert result["upgrade"].startswith("upgrade to ONNX Runtime ")
     assert (
-        (here / "out" / "ISSUE.md")
+        (here / "out" / "NOTES.md")
         .read_text()
         .startswith("> **Fixed in a newer release**: upgrade to ONNX Runtime")
     )
@@ -337,12 +337,12 @@ def test_the_newer_release_of_this_environment_is_the_fix(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("history", "options", "upgrade"),
+    ("history", "options", "upgrade", "tried"),
     [
-        ("FP", [], "upgrade to onnxruntime 99.1 or later"),
-        pytest.param("FF", [], None, marks=pytest.mark.slow),
-        pytest.param("F", [], None, marks=pytest.mark.slow),
-        pytest.param("FP", ["--no-other-release"], None, marks=pytest.mark.slow),
+        ("FP", [], "upgrade to onnxruntime 99.1 or later", "onnxruntime 99.0 fails, 99.1 passes."),
+        ("FF", [], None, "onnxruntime 99.0 fails, and 99.1, the newest release, fails too."),
+        ("F", [], None, "onnxruntime 99.0, the newest release, fails."),
+        ("FP", ["--no-other-release"], None, "Not tried"),
     ],
 )
 def test_the_newest_release_on_the_index_is_the_fix(
@@ -352,6 +352,7 @@ def test_the_newest_release_on_the_index_is_the_fix(
     history: str,
     options: list[str],
     upgrade: str | None,
+    tried: str,
 ) -> None:
     """The release of this environment is older than the failing one, so it is not asked."""
     releases(here, history, major=99).tell(monkeypatch)
@@ -359,8 +360,9 @@ def test_the_newest_release_on_the_index_is_the_fix(
     words = ["--onnxrt", "--on", "env=onnxruntime==99.0", "--json", "r.json", "-o", "out"]
     ran = cli("diagnose", "model.onnx", *words, *options)
     assert ran.result.get("upgrade") == upgrade
-    issue = (here / "out" / "ISSUE.md").read_text()
+    issue = (here / "out" / ("ISSUE.md" if upgrade is None else "NOTES.md")).read_text()
     assert issue.startswith("> **Fixed in a newer release**") is (upgrade is not None)
+    assert f"**Is it a regression, or fixed in a newer release?** {tried}" in issue
     assert (f"Fix: {upgrade}." in ran.out) is (upgrade is not None)
 
 
@@ -448,7 +450,7 @@ def test_the_newest_release_is_asked_where_the_release_here_is_blamed(
     ran = cli("diagnose", path, "--onnxrt", "--json", "r.json", "-o", "out").ended(0)
     upgrade = "upgrade to onnxruntime 99.0 or later" if reaches else None
     assert ran.result.get("upgrade") == upgrade
-    issue = (here / "out" / "ISSUE.md").read_text()
+    issue = (here / "out" / ("NOTES.md" if reaches else "ISSUE.md")).read_text()
     assert issue.startswith("> **Fixed in a newer release**") is reaches
     if reaches:
         for command in ("cause", "reduce", "workaround"):  # marks hide this failure
@@ -472,7 +474,7 @@ def test_the_upgrade_is_named_where_the_reference_is_to_blame(
     assert ran.result["upgrade"] == "upgrade to onnxruntime 99.1 or later"
     assert "Fix: upgrade to onnxruntime 99.1 or later." in ran.out
     if command == "diagnose":
-        issue = Path("out/ISSUE.md").read_text()
+        issue = Path("out/NOTES.md").read_text()
         assert "Fix: upgrade to onnxruntime 99.1 or later." in issue.partition("\n")[0]
 
 

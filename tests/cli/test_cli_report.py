@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import SHAPE, TARGET, chain, has, node_tag, overflowing, read_json, script
 
+import bisect_trt
 from bisect_trt.report.result import Result, cases_of, write_junit
 
 RUNS = Path(".bisect-trt")
@@ -267,6 +268,7 @@ def test_pytest_has_the_fixture(here: Path) -> None:
     overflowing(here / "model.onnx")
     lines = ["def test_right(assert_matches):", "    assert_matches('model.onnx')"]
     lines += ["def test_wrong(assert_matches):", "    assert_matches('model.onnx', fp16=True)"]
+    lines += ["def test_refused(assert_matches):", "    assert_matches('none.onnx')"]
     (here / "test_model.py").write_text("\n".join(lines))
     command = [
         sys.executable,
@@ -279,4 +281,7 @@ def test_pytest_has_the_fixture(here: Path) -> None:
     ]
     alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False, env=alone)
-    assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "2 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "Why      fp16 cannot represent this value" in done.stdout
+    assert "none.onnx" in done.stdout
+    assert str(Path(bisect_trt.__file__).parent) not in done.stdout

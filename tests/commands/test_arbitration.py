@@ -51,7 +51,7 @@ def test_what_fp16_cannot_hold_is_no_bug(cli: CommandLine, command: str) -> None
     assert (fault["whose"], fault["precision"]) == ("precision", "fp16")
     if command == "diagnose":
         assert (
-            Path("out/ISSUE.md")
+            Path("out/NOTES.md")
             .read_text()
             .startswith("> **Not a bug report.** fp16 cannot represent this value")
         )
@@ -90,7 +90,7 @@ def test_a_choice_that_fp16_turns_is_the_fault_of_fp16(cli: CommandLine) -> None
     assert (fault["whose"], fault["op"], fault["node"]) == ("precision", "ArgMax", "choice")
     assert 0 < fault["decisions"] <= 16
     assert (
-        Path("out/ISSUE.md")
+        Path("out/NOTES.md")
         .read_text()
         .startswith("> **Not a bug report.** Rounding to fp16 turns")
     )

@@ -326,7 +326,7 @@ def test_a_script_that_does_not_show_the_failure_proves_nothing(
         3
     )
     assert "reproduce.py ends with status 0: other" in ran.out
-    assert "Run here, it does not show the failure" in Path("out/ISSUE.md").read_text()
+    assert "Run here, it does not show the failure" in Path("out/NOTES.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -138,5 +138,5 @@ def test_an_exported_program(here: Path) -> None:
     assert module.path == "blocks.1.norm"
     assert (
         f"{Path(__file__).name}:{line_of('x.pow(2).mean')}"
-        in (Path(result.artifacts["reproducer"] or "") / "ISSUE.md").read_text()
+        in (Path(result.artifacts["reproducer"] or "") / "NOTES.md").read_text()
     )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
 
 import onnx
 import pytest
@@ -11,8 +14,9 @@ from onnx import TensorProto, helper
 from support import model_of
 
 from bisect_trt.options.compare import ErrorStat
-from bisect_trt.report.reproducer import ISSUE, Reproducer, Since
+from bisect_trt.report.reproducer import ISSUE, NOTES, Reproducer, Since
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.through import ThroughSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement
 
@@ -69,15 +73,51 @@ def issue(
 def test_what_a_newer_release_mends_is_said_first_unless_it_is_no_bug() -> None:
     since = Since("foo 1.0 passes, 1.1 fails; 1.2 passes again.", "upgrade to foo 1.2 or later")
     found = replace(issue(), since=since)
-    page = found.render(ISSUE)
+    page = found.render(found.issue)
+    assert found.issue == NOTES
     assert page.startswith(
         "> **Fixed in a newer release**: upgrade to foo 1.2 or later rather than"
     )
     assert f"**Have you tried the latest release?** {since.sentence}\n" in page
-    page = replace(found, is_bug=False, fault="Too large.").render(ISSUE)
+    no_bug = replace(found, is_bug=False, fault="Too large.")
+    assert no_bug.issue == NOTES
+    page = no_bug.render(no_bug.issue)
     assert page.startswith("> **Not a bug report.** Too large.")
     assert "Fixed in" not in page
-    assert "Fixed in" not in replace(found, since=replace(since, fixed=None)).render(ISSUE)
+    unfixed = replace(found, since=replace(since, fixed=None))
+    assert unfixed.issue == ISSUE
+    assert "Fixed in" not in unfixed.render(unfixed.issue)
+
+
+def test_the_folder_has_the_text_to_file_or_the_notes(tmp_path: Path) -> None:
+    for is_bug, name, other in ((True, ISSUE, NOTES), (False, NOTES, ISSUE), (True, ISSUE, NOTES)):
+        replace(issue(), is_bug=is_bug).write_texts(tmp_path)
+        assert (tmp_path / name).is_file()
+        assert not (tmp_path / other).exists()
+        assert name in (tmp_path / "README.md").read_text()
+    (tmp_path / NOTES).write_text("The user's own notes.")
+    issue().write_texts(tmp_path)
+    assert (tmp_path / NOTES).read_text() == "The user's own notes."
+
+
+@pytest.mark.parametrize(
+    ("command", "package"),
+    [
+        ("{bin}/pytest {{model}} {{out}}", "pytest"),
+        ("{bin}/python -m pytest {{model}} {{out}}", "pytest"),
+        ("{bin}/python tool.py {{model}} {{out}}", None),
+        ("/bin/cp {{model}} {{out}}", None),
+    ],
+)
+def test_the_version_of_a_tool_is_named_if_its_package_is_installed(
+    command: str, package: str | None
+) -> None:
+    tool = command.format(bin=Path(sys.executable).parent)
+    target = TargetSettings("through", own=ThroughSettings(tool))
+    expected = {package: metadata.version(package)} if package else {}
+    assert target.target.versions(target) == expected
+    page = replace(issue(target), places=[]).render(ISSUE)
+    assert (f"| pytest | {metadata.version('pytest')} |" in page) is (package is not None)
 
 
 @pytest.mark.parametrize("runtime", ["trt", "onnxrt", "openvino"])

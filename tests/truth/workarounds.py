@@ -79,7 +79,7 @@ def test_a_reference_that_is_wrong_is_told_from_the_target(tmp_path: Path) -> No
     assert [node["name"] for node in result["culprits"]] == ["pool"]
     assert result["fault"]["whose"] == "reference"
     assert (
-        (tmp_path / "out" / "ISSUE.md")
+        (tmp_path / "out" / "NOTES.md")
         .read_text()
         .startswith("> **Not a bug report.** The reference is off")
     )

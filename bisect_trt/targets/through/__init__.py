@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,6 +87,18 @@ class ThroughTarget(Target):
         """Its command, by the names of its files."""
         words = shlex.split(settings.of(ThroughSettings).through or "")
         return f"the model that `{' '.join(Path(word).name if '/' in word else word for word in words)}` writes"
+
+    def versions(self, settings: TargetSettings) -> Mapping[str, str]:
+        """Return the version of the Python package that has the tool, if that is installed in this environment."""
+        words = shlex.split(settings.of(ThroughSettings).through or "")
+        if not words or Path(shutil.which(words[0]) or "").parent != Path(sys.executable).parent:
+            return {}
+        names: list[str] = []
+        if words[1:2] == ["-m"] and len(words) > 2:
+            names = metadata.packages_distributions().get(words[2].partition(".")[0], [])
+        scripts = metadata.entry_points(group="console_scripts", name=Path(words[0]).name)
+        names += [entry.dist.name for entry in scripts if entry.dist is not None]
+        return {name: metadata.version(name) for name in names}
 
     def flags(self, settings: TargetSettings) -> list[str]:
         """The option with its command."""
