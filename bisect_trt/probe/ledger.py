@@ -100,8 +100,12 @@ class Watcher:
     def probed(self, record: Record) -> None:
         """A probe has ended, and the search has taken its verdict in."""
 
-    def asking(self) -> AbstractContextManager[None]:
-        """Keeps off the terminal while the user is asked there."""
+    def asking(
+        self,
+        candidate: Identity,  # noqa: ARG002 - for those that show it
+        answered: Sequence[Record],  # noqa: ARG002 - as above
+    ) -> AbstractContextManager[None]:
+        """Keeps off the terminal while the user is asked about a candidate there, after earlier answers."""
         return nullcontext()
 
 

@@ -164,7 +164,7 @@ class Prober:
             self.ledger.start(identity)
             with ExitStack() as terminal:
                 for watcher in self.ledger.watchers if self.check.asks_user else ():
-                    terminal.enter_context(watcher.asking())
+                    terminal.enter_context(watcher.asking(identity, self.ledger.records))
                 outcome = run()
             self.ledger.end(identity, outcome)
         return outcome

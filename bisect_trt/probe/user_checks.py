@@ -403,10 +403,13 @@ class PromptCheck(Check):
             print(f"It is bad if it is bad on any of the {number} input samples in {files.folder}.")
             second = shlex.quote(str(files.samples[1].inputs))
             print(f"To look at one: bisect-trt inspect data {second} --show values")
+        print(f"Its inputs and reference outputs are in {files.inputs.absolute().parent}.")
         while True:
             try:
                 answer = (
-                    input(f"Is {files.model} good or bad? [{'/'.join(_ANSWERS)}] ").strip().lower()
+                    input(f"Is {files.model.absolute()} good or bad? [{'/'.join(_ANSWERS)}] ")
+                    .strip()
+                    .lower()
                 )
             except EOFError:
                 raise KeyboardInterrupt from None

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
+from bisect_trt.probe.candidate import Identity
 from bisect_trt.probe.ledger import Record, Watcher
 from bisect_trt.report.summary import summary_lines
 from bisect_trt.report.text import VERDICT_STYLES, Entry, Json, plain, plural, seconds
@@ -35,6 +36,9 @@ _LOGGER = logging.getLogger("bisect_trt")
 _LOGGER.addHandler(
     logging.NullHandler()
 )  # otherwise logging prints warnings where no handler is configured
+_SHOWN_ANSWERS = 8
+_PIECE = " units"
+"""End of the title of a candidate that has some of the model's units."""
 _MOST_LINES = 400
 """The number of lines that the report shows."""
 HEARTBEAT_S = 10.0
@@ -79,14 +83,14 @@ class ProgressLine:
     def probed(self, record: Record) -> None:
         """Count a probe."""
         self.probes = record.number
-        is_piece = record.title.endswith(" units")  # else a set of nodes to keep, or a repetition
+        is_piece = record.title.endswith(_PIECE)  # else a set of nodes to keep, or a repetition
         if (
             record.verdict is Verdict.FAIL
             and is_piece
             and (self._size is None or record.size <= self._size)
         ):
             self._size = record.size
-            self.best = record.title.replace(" units", " nodes")
+            self.best = record.title.replace(_PIECE, " nodes")
 
     def text(self) -> str:
         """Return the line."""
@@ -204,11 +208,11 @@ class Console(Watcher):
         self.progress.stopping = True
 
     @contextlib.contextmanager
-    def asking(self) -> Iterator[None]:
-        """Leave the terminal to a prompt; the progress stays in sight."""
+    def asking(self, candidate: Identity, answered: Sequence[Record]) -> Iterator[None]:
+        """Leave the terminal to a prompt, below the question and the earlier answers."""
         with self.progress.paused():
-            if self.progress.enabled and self.progress.probes:
-                self._print((self.progress.found(), "dim"))
+            for line in _question(candidate, answered) if self.progress.enabled else ():
+                self._print((plain(line), "dim"))
             yield
 
     def note(self, text: str) -> None:
@@ -310,6 +314,29 @@ class Console(Watcher):
             from rich.text import Text  # noqa: PLC0415 - as above
 
             open_screen(stderr=stderr).print(Text.assemble(*parts))
+
+
+def _question(candidate: Identity, answered: Sequence[Record]) -> Iterator[str]:
+    """Yield the lines above a prompt: the candidate, about how many questions are left, and the answers so far."""
+    number = len(answered) + 1
+    if not answered:
+        yield f"Question 1: the original model ({plural(candidate.size, 'node')}), which has to be bad."
+        return
+    left = max(
+        2 * answered[0].size.bit_length() + 2 - number, 1
+    )  # one node: down to it, and the proof
+    yield (
+        f"Question {number}, about {left} left if one node fails alone: "
+        f"{candidate.title.replace(_PIECE, ' nodes')}"
+    )
+    verdicts = (f"{record.number} {record.signature}" for record in answered[-_SHOWN_ANSWERS:])
+    yield f"Answered so far: {', '.join(verdicts)}"
+    bad = [
+        each for each in answered if each.verdict is Verdict.FAIL and each.title.endswith(_PIECE)
+    ]
+    if bad:
+        best = min(bad, key=lambda record: record.size)
+        yield f"Best so far: {best.title.replace(_PIECE, ' nodes')}"
 
 
 def is_terminal(stream: TextIO | None) -> bool:

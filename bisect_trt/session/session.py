@@ -398,7 +398,7 @@ class Session:
             except Undo:
                 undone = self.prober.ledger.forget_last()
                 print(
-                    f"Took back probe {undone.number}."
+                    f"Took back probe {undone.number} ({undone.signature}: {undone.title})."
                     if undone
                     else "There is nothing to take back."
                 )

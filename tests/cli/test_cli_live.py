@@ -246,7 +246,11 @@ def test_prompts_have_the_terminal_for_themselves(
             term.type("bad\n" if "<3>" in node_names(here / "bisect_trt_debug.onnx") else "good\n")
     assert term.process.wait() == 0
     assert node_names(here / "out.onnx") == ["<3>"]
-    assert re.search(r"\d probes?, best so far: \d of 6 nodes", term.text().replace("\n", ""))
+    text = term.text().replace("\n", "")
+    assert "Question 1: the original model (6 nodes), which has to be bad." in text
+    assert re.search(r"Question 3, about 5 left if one node fails alone: \d of 6 nodes", text)
+    assert re.search(r"Answered so far: 1 bad, 2 \w+, 3 \w+.*Best so far: \d of 6 nodes", text)
+    assert f"Is {here}/bisect_trt_debug.onnx good or bad?" in text
 
 
 STUBBORN = "echo $$ >> pids; trap '' TERM; sleep 300 & echo $! >> pids; while :; do wait; done"
@@ -429,7 +433,7 @@ def test_undo_takes_answers_back_as_often_as_one_likes(start: Callable[..., Dial
     dialogue = start()
     assert dialogue.converse(reply) == 0
     assert "There is nothing to take back." in dialogue.seen
-    assert "Took back probe 3." in dialogue.seen
+    assert "Took back probe 3 (" in dialogue.seen
     # Three answers, three times undo: the questions come again, back to the original.
     assert (asked[5], asked[6], asked[7]) == (asked[3], asked[2], asked[0])
     assert node_names(Path("out.onnx")) == ["<4>"]
