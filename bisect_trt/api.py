@@ -282,15 +282,11 @@ def assert_matches(
         UnavailableError: A file, package, runtime or device is missing.
     """
     from bisect_trt.report.console import listed  # noqa: PLC0415 - it takes NumPy
-    from bisect_trt.tensors.comparison import TensorComparison  # noqa: PLC0415 - as above
 
     try:
-        result = compare(model, inputs, target, **options)
+        comparisons = compare(model, inputs, target, **options).comparisons
     except BisectError as error:
         raise error.with_traceback(None) from None  # the sentence of a failed test says all
-    comparisons = [
-        TensorComparison.from_json(each) for each in result.to_json().get("comparisons", ())
-    ]
     failed = [comparison for comparison in comparisons if not comparison.passed]
     if not failed:
         return

@@ -16,10 +16,21 @@ _ABOUT = (
 )
 
 
+def _with_texts(part: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Return a part of the schema that lets a number be the text of one that JSON lacks."""
+    if part == {"type": "number"}:
+        return {"$ref": "#/$defs/Number"}
+    if isinstance(part, dict):
+        return {name: _with_texts(each) for name, each in part.items()}
+    return list(map(_with_texts, part)) if isinstance(part, list) else part
+
+
 def schema() -> dict[str, Any]:
     """Return the JSON schema: the fields of all answers, and for each command the type of its answer."""
     kinds: list[type[Answer]] = [Answer, *ANSWERS.values()]
-    _, parts = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
+    _, components = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
+    parts = {name: _with_texts(part) for name, part in components.items()}
+    parts["Number"] = {"anyOf": [{"type": "number"}, {"enum": ["inf", "-inf", "nan"]}]}
     for kind in kinds:
         part = parts[kind.__name__]
         part["properties"].pop("other")

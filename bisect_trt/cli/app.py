@@ -130,7 +130,7 @@ def _answer(
             console.say(f"The earlier result in {call.folder} is kept.")
         replaces = not (keeps or (isinstance(ending, SameFileError) and ending.of_result))
         status = _leave(result, general, call, output, replaces=replaces) or status
-        console.conclude(result.to_json())
+        console.conclude(result)
     return status
 
 
@@ -191,7 +191,7 @@ def _leave(
         if general.json is not None and general.json != STDOUT:
             result.write(general.json, content)
         if general.junit is not None:
-            write_junit(result.to_json(), general.junit)
+            write_junit(result, general.junit)
     except BisectError as error:
         call.console.error(str(error), error.code)
         return error.status

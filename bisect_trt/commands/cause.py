@@ -22,7 +22,8 @@ def run(call: Call) -> Result:
     with opened.searching(check) as session:
         console = session.console
         result = session.result
-        result.extra |= {"cause": [], "cause_detail": None}
+        result.cause = []
+        result.cause_detail = None
         console.step(
             f"1. Does it fail with these settings ({len(session.subject.network.nodes)} nodes)?"
         )
@@ -37,6 +38,6 @@ def run(call: Call) -> Result:
         arbiter.judge(replace(session.subject.original, sample=session.outcome(record).sample or 1))
         return (
             result.end()
-            if result.extra["cause"]
+            if result.cause
             else result.end("inconclusive", f"{sentence[0].lower()}{sentence[1:-1]}")
         )

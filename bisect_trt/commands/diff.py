@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect_trt.options.commands import Diff
+from bisect_trt.report.parts import BuildVerdict
 from bisect_trt.report.result import Result
 from bisect_trt.session.call import Call
 from bisect_trt.steps.build_choices import compare_builds, count_verdicts, gather, tell_choices
@@ -23,15 +24,18 @@ def run(call: Call) -> Result:
     rows = compare_builds(builds)
     console.step(f"{goods} good and {bads} bad builds")
     tell_choices(builds, rows, console)
-    only = [row for row in rows if row["bad"] and not row["good"]]
-    result.extra |= {"runs": len(builds), "good": goods, "bad": bads, "choices": rows}
-    result.extra["builds"] = [
-        {"file": build.name, "verdict": "PASS" if build.good else "FAIL"} for build in builds
+    only = [row for row in rows if row.bad and not row.good]
+    result.runs = len(builds)
+    result.good = goods
+    result.bad = bads
+    result.choices = rows
+    result.builds = [
+        BuildVerdict(file=build.name, verdict="PASS" if build.good else "FAIL") for build in builds
     ]
     if not only:
         console.answer("No choice is in bad builds only.")
         return result.end("not_reproduced", "no choice is in bad builds only")
-    every = sum(row["bad"] == bads for row in only)
+    every = sum(row.bad == bads for row in only)
     console.answer(
         f"{len(only)} choices are in bad builds only, {every} of them in every one. `bisect-trt repeat` finds the reason."
     )

@@ -68,15 +68,18 @@ def run(call: Call) -> Result:
                 rows = {**seen.table(), "place": place.said}
                 rows |= {"host": seen.found["host"], "interpreter": seen.found["executable"]}
             examined = examine(workers, Path(folder), place)
-            found.append(
-                {**known, "targets": {name: each.missing for name, each in examined.items()}}
-            )
+            targets = {name: each.missing for name, each in examined.items()}
+            found.append({**known, "targets": targets})
             rows |= {name: each.describe() for name, each in examined.items()}
             if providers := examined.get("--onnxrt", Examined()).facts.get("available"):
                 rows["providers of ONNX Runtime"] = ", ".join(providers)
             for name, value in rows.items():
                 console.answer(f"{name}: {value}")
-    result.extra |= {"places": found} if places else {"environment": environment(), **found[0]}
+    if places:
+        result.places = found
+    else:
+        result.environment = environment()
+        result.targets = targets
     return result.end()
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
+from msgspec import convert, to_builtins
 from onnx.external_data_helper import uses_external_data
 
 from bisect_trt.errors import ConflictError, MissingOptionError
@@ -20,6 +21,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, module_of
 from bisect_trt.onnxlib.shapes import element_dtype
 from bisect_trt.options.commands import Inspect, Show
+from bisect_trt.report.parts import Model
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import Entry, print_tree
 from bisect_trt.session.call import Call
@@ -48,7 +50,13 @@ def run(call: Call) -> Result:
         raise ConflictError(
             f"--show {min(odd).value} does not apply to {name}; choose from: {', '.join(sorted(kind.details))}."
         )
-    plain = call.result.extra[name] = kind.describe(file, own)
+    plain = kind.describe(file, own)
+    if name == "model":
+        call.result.model = convert(plain, Model)
+    elif name == "engine":
+        call.result.engine = plain
+    else:
+        call.result.data = plain
     print_tree(str(file), plain)
     return call.result.end()
 
@@ -141,7 +149,7 @@ def _describe_layers(
             "outputs": [_describe_tensor(name, infos) for name in node.output],
         }
         if (module := module_of(node)) is not None:
-            layer["module"] = module
+            layer["module"] = to_builtins(module)
         if attributes:
             layer["attributes"] = {each.name: _describe_attribute(each) for each in node.attribute}
         if graphs := [each for each in node.attribute if each.HasField("g")]:

@@ -10,6 +10,7 @@ from bisect_trt.options.searches import Layerwise
 from bisect_trt.options.shared import CheckOptions
 from bisect_trt.options.spec import written
 from bisect_trt.probe.outcome import Ending
+from bisect_trt.report.parts import OwnOutputs
 from bisect_trt.report.result import Result
 from bisect_trt.session.call import Call
 from bisect_trt.session.checks import CheckSettings, tolerance_options
@@ -19,8 +20,8 @@ from bisect_trt.steps.layers import (
     Marking,
     compare_layers,
     compare_own,
+    fill_in,
     tell,
-    to_json,
 )
 from bisect_trt.targets.options import Target
 
@@ -60,9 +61,9 @@ def run(call: Call) -> Result:
         if own.isolate:
             layers = _isolated(look, layers)
         passes = original.ending is Ending.PASSED
-        result.extra["own_outputs"] = {"match": passes, "reason": original.reason}
+        result.own_outputs = OwnOutputs(match=passes, reason=original.reason)
         console.say(f"  the model's own outputs, without marks: {original.reason}")
-        result.extra |= to_json(subject, layers)
+        fill_in(result, subject, layers)
         tell(subject, layers, console)
         if layers.hidden:
             console.answer(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+from msgspec import structs
 
 from bisect_trt.errors import ConflictError, UnavailableError, UsageError, ValueRefusedError
 from bisect_trt.mixed_precision import groups
@@ -97,7 +98,7 @@ def _search_groups(opened: OpenCall, settings: PrecisionSettings, check: CheckSe
             )
             if why is not None:
                 call.console.warn(why)
-            call.result.extra["emulated"] = why
+            call.result.emulated = why
             settings = replace(settings, target=target)
             check = replace(check, target=target)
         settings = replace(settings, tolerance=check.tolerance)
@@ -134,7 +135,9 @@ def find_precision(task: Task, search: Search) -> Result:
         BudgetSpent: The best so far has been written.
         KeyboardInterrupt: The user stops; the best so far has been written.
     """
-    task.result.extra |= {"keep_fp32": [], "minimal": [], "latency_ms": None}
+    task.result.keep_fp32 = []
+    task.result.minimal = []
+    task.result.latency_ms = None
     fix = Fix(task)
     if task.settings.options.keep_set is not None:
         return _write_set(fix, task.settings.options.keep_set)
@@ -157,7 +160,7 @@ def _find(fix: Fix, search: Search) -> Result:
     tell_suspects(task)
     for sentence in space.notes():
         console.warn(sentence)
-    task.result.extra |= space.extra(nothing, nothing)
+    space.fill_in(task.result, nothing, nothing)
     console.step(f"Keep the fewest of {count} in {space.high}")
     if search.repeat is not None:
         try:
@@ -177,31 +180,32 @@ def _write_set(fix: Fix, count: int) -> Result:
     """
     task, space = fix.task, fix.task.space
     last = _last_curve(task)
-    chosen = next((point for point in last["curve"] if point["nodes"] == count), None)
+    curve = last.curve or []
+    chosen = next((point for point in curve if point.nodes == count), None)
     if chosen is None:
-        sizes = ", ".join(str(point["nodes"]) for point in last["curve"])
+        sizes = ", ".join(str(point.nodes) for point in curve)
         raise ValueRefusedError(
             f"--keep-set {count}: the curve of the last run has sets of {sizes} {space.noun}s; give one of these."
         )
-    needed = [node["outputs"] for node in last["minimal"]]
-    units = frozenset(chosen["keep"])
+    needed = [node.outputs for node in last.minimal or ()]
+    units = frozenset(chosen.keep)
     minimal = frozenset(
-        unit for unit in units if space.describe(frozenset({unit}))[0]["outputs"] in needed
+        unit for unit in units if space.describe(frozenset({unit}))[0].outputs in needed
     )
-    fix.minimum = Minimum(minimal, proven=last["minimal_proven"], why=last["why"])
+    fix.minimum = Minimum(minimal, proven=bool(last.minimal_proven), why=last.why)
     fix.why = None
     fix.keep(units)
     task.console.step("Written and read back: does it pass?")
     minimum = write_answer(fix)
-    curve = [{**point, "recommended": point is chosen} for point in last["curve"]]
-    task.result.extra |= {"curve": curve, "validation": {**chosen, "recommended": True}}
+    task.result.curve = [structs.replace(point, recommended=point is chosen) for point in curve]
+    task.result.validation = structs.replace(chosen, recommended=True)
     task.conclude(minimum)
     task.result.culprits = space.culprits(units)
     tell(task)
     return task.result
 
 
-def _last_curve(task: Task) -> dict[str, Any]:
+def _last_curve(task: Task) -> Result:
     """The result of the last run that searched this model for this precision.
 
     Raises:
@@ -212,17 +216,13 @@ def _last_curve(task: Task) -> dict[str, Any]:
         key=lambda file: file.stat().st_mtime_ns,
         reverse=True,
     )
-    wanted = ("precision", task.result.model.get("sha256"), task.settings.low)
+    wanted = ("precision", task.result.model.sha256, task.settings.low)
     for file in files:
         try:
             last = read_result(file)
         except UnavailableError:
             continue
-        if (
-            last["command"],
-            last["model"].get("sha256"),
-            last.get("precision"),
-        ) == wanted and last.get("curve"):
+        if (last.command, last.model.sha256, last.precision) == wanted and last.curve:
             return last
     raise ValueRefusedError(
         f"--keep-set: no run under {RUNS_FOLDER} has a curve for this model in {task.settings.low}; run the same command "

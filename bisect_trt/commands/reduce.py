@@ -16,8 +16,9 @@ from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.report.parts import Failure
 from bisect_trt.report.result import Result
-from bisect_trt.report.text import Entry
+from bisect_trt.report.text import named
 from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, about_units
 from bisect_trt.search.strategy import minimise, shrink_end
 from bisect_trt.session.call import Call
@@ -63,17 +64,13 @@ def reduce_model(
         case = session.until_done(lambda: _reduce(session, settings, search, arbiter))
     if settings.both_ends:
 
-        def deliver_another(other: Case, number: int) -> Entry:
+        def deliver_another(other: Case, number: int) -> Failure:
             own = settings.of_another(number)
             answer = smallest(session, own, search, other)
             minimum, culprits = write_reduced(session, own, answer, other.minimum)
             failure = session.failure(minimum, culprits, own.output)
-            names = ", ".join(
-                f"{each['op']} '{each['name'] or each['outputs'][0]}'" for each in culprits
-            )
-            session.console.answer(
-                f"{own.output}: another failure ({failure['minimality']}): {names}"
-            )
+            names = ", ".join(map(named, culprits))
+            session.console.answer(f"{own.output}: another failure ({failure.minimality}): {names}")
             return failure
 
         look_for_others(

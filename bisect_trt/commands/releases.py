@@ -73,7 +73,7 @@ def run(call: Call) -> Result:
         doubt = ask_evaluator(subject) if asks else None
         if isinstance(doubt, Disagreement):
             console.answer(f"{doubt.sentence} Releases are compared with the evaluator.")
-            call.result.extra["reference_doubt"] = doubt.sentence
+            call.result.reference_doubt = doubt.sentence
             model = replace(model, values=doubt.values)
         found = ask_releases(
             session,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bisect_trt.errors import ConflictError, RunFolderError
 from bisect_trt.options.searches import Repeat
@@ -19,6 +19,7 @@ from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.engine_cache import ENGINE
 from bisect_trt.probe.ledger import Record
+from bisect_trt.report.parts import Avoided, BuildReason, BuildVerdict
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.statistics import INTERVAL_METHOD, rate_interval
@@ -29,9 +30,9 @@ from bisect_trt.session.space import Series
 from bisect_trt.steps.build_choices import (
     Build,
     Held,
+    choice_part,
     compare_builds,
     find_reasons,
-    plain_choice,
     read_build,
     tell_choices,
 )
@@ -133,12 +134,15 @@ def repeat(story: Repetition, most: int) -> Result:
 
     The builds so far are in the result however it ends.
     """
-    console, result, extra = story.session.console, story.session.result, story.session.result.extra
+    console = story.session.console
+    result = story.session.result
     until = f", until {story.until} has been seen" if story.until else ""
     console.step(
         f"1. {story.what.capitalize()} {'up to ' if story.until else ''}{most} times{until}"
     )
-    extra |= {"choices": [], "reasons": [], "avoid": None}
+    result.choices = []
+    result.reasons = []
+    result.avoid = None
     series: Series[int] = Series(story.candidate)
     missing = {verdict for verdict, name in FOLDERS.items() if name in _WANTED[story.until]}
 
@@ -151,25 +155,25 @@ def repeat(story: Repetition, most: int) -> Result:
 
     def so_far() -> None:
         if seen := len(_summarise(story, series)):
-            console.answer(f"So far it fails in {extra['bad']} of {seen}: {extra['rate']:.1%}.")
+            console.answer(f"So far it fails in {result.bad} of {seen}: {result.rate:.1%}.")
 
     with saving_best(so_far):
         series.search(story.session.prober, strategy)
     builds = _summarise(story, series)
-    extra["choices"] = rows = compare_builds(builds)
+    result.choices = rows = compare_builds(builds)
     _conclude(story)
-    if not (extra["good"] and extra["bad"]):
+    if not (result.good and result.bad):
         return result
     if story.same_engine or not any(build.choices for build in builds):
         title = "A check command" if story.target is None else story.target.target.title
-        extra["note"] = (
+        result.note = (
             f"{title} does not report the choices of its builds, so they cannot be compared"
         )
         if story.same_engine:
-            extra["note"] = (
+            result.note = (
                 "all runs used the same build, so the difference is between runs, not builds"
             )
-        console.say(f"  {extra['note']}")
+        console.say(f"  {result.note}")
         return result
     console.step("2. Which choices are in bad builds only?")
     tell_choices(builds, rows, console)
@@ -180,38 +184,34 @@ def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
     """Put each build and the failure rate into the result; return the builds that are good or bad."""
     result = story.session.result
     builds = list[Build]()
-    seen = list[dict[str, Any]]()
+    seen = list[BuildVerdict]()
     verdicts = series.verdicts(story.session.prober)
     for number, record in series.seen(story.session.prober).items():
         choices = story.choices(record.key) if story.what == "build" else frozenset()
         seen.append(
-            {
+            BuildVerdict(
                 **verdicts[number],
-                "seconds": record.seconds,
-                "probe": record.number,
-                "number": number,
-                "files": story.sort(record, number, choices) if story.what == "build" else {},
-            }
+                seconds=record.seconds,
+                probe=record.number,
+                number=number,
+                files=story.sort(record, number, choices) if story.what == "build" else {},
+            )
         )
         if record.verdict is not Verdict.UNRESOLVED:
             builds.append(Build(f"{story.what} {number}", record.verdict is Verdict.PASS, choices))
-    counts = {
-        name: sum(each["verdict"] == verdict.value for each in seen)
-        for verdict, name in FOLDERS.items()
-    }
-    result.extra |= {
-        "runs": len(seen),
-        **counts,
-        "rate": counts["bad"] / len(builds) if builds else None,
-        "interval": list(rate_interval(counts["bad"], len(builds), story.confidence))
-        if builds
-        else None,
-        "confidence": story.confidence,
-        "method": INTERVAL_METHOD,
-        "until": story.until,
-        "same_engine": story.same_engine,
-        "builds": seen,
-    }
+    counts = Counter(each.verdict for each in seen)
+    bad = counts[Verdict.FAIL.value]
+    result.runs = len(seen)
+    result.good = counts[Verdict.PASS.value]
+    result.bad = bad
+    result.unresolved = counts[Verdict.UNRESOLVED.value]
+    result.rate = bad / len(builds) if builds else None
+    result.interval = rate_interval(bad, len(builds), story.confidence) if builds else None
+    result.confidence = story.confidence
+    result.method = INTERVAL_METHOD
+    result.until = story.until
+    result.same_engine = story.same_engine
+    result.builds = seen
     folders = {name: story.folder / name for name in FOLDERS.values()}
     result.artifacts |= {name: str(folder) for name, folder in folders.items() if folder.is_dir()}
     return builds
@@ -219,27 +219,24 @@ def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
 
 def _conclude(story: Repetition) -> None:
     """Print the failure rate, and set the status of the result."""
-    result, console, what, extra = (
-        story.session.result,
-        story.session.console,
-        story.what,
-        story.session.result.extra,
-    )
-    good = extra["good"]
-    bad = extra["bad"]
-    runs = extra["runs"]
-    missing = [name for name in _WANTED[story.until] if not extra[name]]
-    if not good + bad:
+    result = story.session.result
+    console = story.session.console
+    what = story.what
+    good = result.good or 0
+    bad = result.bad or 0
+    runs = result.runs
+    missing = [name for name in _WANTED[story.until] if not {"good": good, "bad": bad}[name]]
+    if not result.interval:
         result.end(
             "inconclusive", f"all {runs} {what}s failed in another way; `bisect-trt log` lists them"
         )
         console.answer(f"Unknown: {result.why}.")
         return
-    low, high = extra["interval"]
+    low, high = result.interval
     interval = f"{low:.1%} to {high:.1%} with {story.confidence:g} confidence, {INTERVAL_METHOD}"
-    broke = f" {extra['unresolved']} failed in another way." if extra["unresolved"] else ""
+    broke = f" {result.unresolved} failed in another way." if result.unresolved else ""
     console.answer(
-        f"It fails in {bad} of {good + bad} {what}s: {extra['rate']:.1%} ({interval}).{broke}"
+        f"It fails in {bad} of {good + bad} {what}s: {result.rate:.1%} ({interval}).{broke}"
     )
     if names := [result.artifacts[name] for name in FOLDERS.values() if name in result.artifacts]:
         console.say(f"  their files are in {', '.join(map(str, names))}")
@@ -259,7 +256,7 @@ def _conclude(story: Repetition) -> None:
 
 def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
     """Find the choices that are the reason, by builds with choices pinned and forbidden; return why that is not proven."""
-    extra = story.session.result.extra
+    result = story.session.result
     console = story.session.console
     target = story.target
     assert target is not None, "something was built"
@@ -270,7 +267,7 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
     console.step("3. Which of them is the reason? Build with it pinned and with it forbidden")
     tries = _TRIED_COSTLY if target.target.compiles else _TRIED
     reasons = find_reasons(story.build, builds, tries)
-    extra["choices"] = compare_builds(
+    result.choices = compare_builds(
         builds, frozenset().union(*(each.choices for each in reasons if each.proven))
     )
     for reason in reasons:
@@ -282,16 +279,18 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
         if not reason.proven:
             sentence = f"Not proven{f' ({words})' if words else ''}: {reason.why}."
         console.answer(sentence)
-        entry = {
-            "choices": [*map(plain_choice, choices)],
-            "proven": reason.proven,
-            "why": reason.why,
-        }
-        extra["reasons"].append(entry)
+    result.reasons = [
+        BuildReason(
+            choices=tuple(map(choice_part, sorted(reason.choices))),
+            proven=reason.proven,
+            why=reason.why,
+        )
+        for reason in reasons
+    ]
     if unproven := [reason.why for reason in reasons if not reason.proven]:
         return unproven[0]
     bans = tuple(min(reason.choices) for reason in reasons)
-    enough = math.ceil(math.log(1 - story.confidence) / math.log(1 - extra["rate"]))
+    enough = math.ceil(math.log(1 - story.confidence) / math.log(1 - (result.rate or 0.0)))
     verdicts: list[Verdict] = []
     while Verdict.FAIL not in verdicts and len(verdicts) < max(1, min(tries, enough)):
         number = len(verdicts) + 1
@@ -301,7 +300,7 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
     bad = verdicts.count(Verdict.FAIL)
     options = target.target.flags(target.target.pinned(target, (), bans))
     runs = bad + verdicts.count(Verdict.PASS)
-    extra["avoid"] = {"options": options, "runs": runs, "bad": bad}
+    result.avoid = Avoided(options=tuple(options), runs=runs, bad=bad)
     console.answer(f"Fix: build with {shlex.join(options)}")
     console.answer(f"  {bad} of {runs} such builds are bad")
     why = "a build without it is bad too, so there is another reason; repeat with these options"

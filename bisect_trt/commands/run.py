@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from msgspec import structs
 
 from bisect_trt.errors import (
     ConflictError,
@@ -32,9 +33,10 @@ from bisect_trt.options.shared import CheckOptions, Data, Plots
 from bisect_trt.options.spec import changed
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.report.console import Console
+from bisect_trt.report.parts import Comparison, MetricValues, PrecisionAudit, Status
 from bisect_trt.report.plots import check_plots, draw_plots
 from bisect_trt.report.result import Result
-from bisect_trt.report.text import Entry, Json
+from bisect_trt.report.text import Json
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.call import Call
 from bisect_trt.session.checks import CheckSettings, make_scale, tolerance_options
@@ -43,7 +45,7 @@ from bisect_trt.session.subject import Subject
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
-from bisect_trt.tensors.comparison import TensorComparison, to_plain
+from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.files import (
     NpzFile,
     SavedRun,
@@ -148,8 +150,9 @@ def score(
     change = "" if math.isnan(lost) else f" ({lost:+.4g}{scale.metric.unit} against the reference)"
     equal = measured.value == scale.reference
     console.answer(f"{scale.describe(measured)}{' (equal to the reference)' if equal else change}")
-    result.extra |= {"metric": to_plain(scale.score(measured)), "comparisons": []}
-    return result.end("not_reproduced" if result.extra["metric"]["passed"] is False else "found")
+    result.metric = MetricValues(**vars(scale.score(measured)))
+    result.comparisons = []
+    return result.end("not_reproduced" if result.metric.passed is False else "found")
 
 
 def measure(session: Session, target: TargetSettings) -> Result:
@@ -165,15 +168,16 @@ def measure(session: Session, target: TargetSettings) -> Result:
         raise ModelRefusedError(
             f"the target cannot run {session.subject.settings.path}: {outcome.reason}."
         )
-    session.result.extra["comparisons"] = []
-    status, said = {
+    session.result.comparisons = []
+    endings: dict[Verdict, tuple[Status, str]] = {
         Verdict.PASS: ("found", "Within the limits"),
         Verdict.FAIL: ("not_reproduced", "Past a limit"),
         Verdict.UNRESOLVED: (
             "inconclusive",
             "Unknown, because the machine is too noisy or the limit too close",
         ),
-    }[record.verdict]
+    }
+    status, said = endings[record.verdict]
     session.console.answer(f"{said}: {record.reason}.")
     return session.result.end(
         status, record.reason if record.verdict is Verdict.UNRESOLVED else None
@@ -217,14 +221,15 @@ def build(
             else reply
         )
         parts = None if isinstance(trace, Failed) else trace.get("partition")
-        result.extra["partition"] = parts
+        result.partition = parts
         console.answer(
             f"It does not build: {reply.message}.{f' {describe_partition(parts)}' if parts else ''}"
         )
         return result.end("not_reproduced", reply.message)
     audit = audit_precision(target, reply.layers)
-    result.extra |= {"layers": list(reply.layers), "precision_audit": audit}
-    console.answer(f"It builds: {audit['sentence']}")
+    result.layers = list(reply.layers)
+    result.precision_audit = audit
+    console.answer(f"It builds: {audit.sentence}")
     return result.end()
 
 
@@ -241,13 +246,8 @@ def describe_partition(parts: Json) -> str:
     )
 
 
-def audit_precision(target: TargetSettings, layers: Sequence[Json]) -> Entry:
-    """Compare the requested precisions with the precisions of the layers in ``RuntimeSession.layers``.
-
-    Returns:
-        The requested precisions (``asked``), the layers in each (``counts``) and in any
-        (``total``), and a ``sentence``.
-    """
+def audit_precision(target: TargetSettings, layers: Sequence[Json]) -> PrecisionAudit:
+    """Compare the requested precisions with the precisions of the layers in ``RuntimeSession.layers``."""
     types = ({_TYPES.get(name, name) for name in each.get("precisions") or ()} for each in layers)
     kinds = [found & _PRECISIONS for found in types]
     counts = Counter(name for each in kinds for name in each)
@@ -263,7 +263,7 @@ def audit_precision(target: TargetSettings, layers: Sequence[Json]) -> Entry:
             f"{most}. A strongly typed network takes its types from the graph: `bisect-trt convert` adds Casts for fp16 and "
             "bf16; int8 and fp8 need Q/DQ nodes."
         )
-    return {"asked": asked, "counts": dict(counts), "total": total, "sentence": sentence}
+    return PrecisionAudit(asked=tuple(asked), counts=dict(counts), total=total, sentence=sentence)
 
 
 def refuse_options(options: RunOptions, names: Iterable[str], why: str) -> None:
@@ -324,7 +324,7 @@ class Table:
 
     def conclude(self) -> Result:
         """Print how many match, and return the result."""
-        self.result.extra["comparisons"] = [comparison.to_json() for comparison in self.comparisons]
+        self.result.comparisons = list(map(Comparison.of, self.comparisons))
         count = len(self.comparisons)
         failed = sum(not comparison.passed for comparison in self.comparisons)
         self.console.say(f"{failed} of {count} do not match." if failed else f"All {count} match.")
@@ -370,7 +370,7 @@ def _compare_saved(call: Call) -> Result:
             tolerance.check_names(shared)
             seen = compare_all(reference, target, tolerance, shared, details=True)
             if len(samples) > 1:
-                seen = [replace(each, sample=number) for each in seen]
+                seen = [structs.replace(each, sample=number) for each in seen]
             table.add(seen, samples, f"{run.name}: " if len(runs) > 1 else "")
     return table.conclude()
 

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from bisect_trt.errors import ModelRefusedError, first_few
 from bisect_trt.options.searches import Samples
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.report.parts import InputElement, MinimalInput, SamplesVerdict, SampleVerdict
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Enough, Limited, Subset, Verdict
 from bisect_trt.search.strategy import minimise
@@ -176,38 +178,37 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
         apart=True,
     )
 
-    def seen() -> dict[str, Any]:
+    def seen() -> SamplesVerdict:
         """Put the probed samples into the result; return that field."""
-        each = sorted(series.verdicts(session.prober).items())
-        found = session.result.extra["samples"] = {
-            "total": total,
-            "each": [
-                {"sample": number, **said, "shapes": _shapes(samples[number - 1])}
-                for number, said in each
-            ],
-            **{
-                name: [number for number, said in each if said["verdict"] == verdict]
-                for name, verdict in (
-                    ("failing", "FAIL"),
-                    ("passing", "PASS"),
-                    ("unresolved", "UNRESOLVED"),
-                )
-            },
+        each = [
+            SampleVerdict(sample=number, **said, shapes=_shapes(samples[number - 1]))
+            for number, said in sorted(series.verdicts(session.prober).items())
+        ]
+        numbers = {
+            verdict: tuple(one.sample for one in each if one.verdict == verdict.value)
+            for verdict in Verdict
         }
-        return found
+        session.result.samples = SamplesVerdict(
+            total=total,
+            each=tuple(each),
+            failing=numbers[Verdict.FAIL],
+            passing=numbers[Verdict.PASS],
+            unresolved=numbers[Verdict.UNRESOLVED],
+        )
+        return session.result.samples
 
     def so_far() -> None:
         found = seen()
         console.answer(
-            f"So far {len(found['failing'])} of {len(found['each'])} samples fail; {total} were given."
+            f"So far {len(found.failing)} of {len(found.each)} samples fail; {total} were given."
         )
 
     with saving_best(so_far):
         series.search(session.prober, lambda ask: [ask(number) for number in range(1, total + 1)])
     found = seen()
-    failing = found["failing"]
-    if not failing and not found["passing"]:
-        raise ModelRefusedError(f"no sample has a verdict: {found['each'][0]['reason']}.")
+    failing = found.failing
+    if not failing and not found.passing:
+        raise ModelRefusedError(f"no sample has a verdict: {found.each[0].reason}.")
     if not failing:
         raise DoesNotReproduce(f"none of the {total} samples fails.")
     console.answer(
@@ -253,31 +254,39 @@ def _deliver(
     result = session.result.end(why=why)
     result.artifacts["minimal_input"] = str(output)
     kept = [
-        {"input": name, "index": [*map(int, index)], "value": _plain(value.item(tuple(index)))}
+        InputElement(
+            input=name, index=tuple(map(int, index)), value=_plain(value.item(tuple(index)))
+        )
         for name, value in values.items()
         for index in np.argwhere(is_nonzero(value))
     ]
     name = "repeat" if not steady else "reduce" if check.target is None else "run"
     command = session.command(name, check, inputs=output)
     before = _sizes(session.subject.samples[number - 1])[1]
-    result.extra["samples"]["minimal_input"] = {
-        "file": str(output),
-        "sample": number,
-        "shapes": _shapes(values),
-        "elements": _sizes(values)[0],
-        "kept": len(kept),
-        "of": before,
-        "elements_kept": kept[:_MOST_ELEMENTS],
-        "minimality": result.minimality,
-        "why": why,
-        "command": command,
-        "questions": MOST_QUESTIONS - story.left,
-    }
-    shapes = ", ".join(f"'{name}' {shape}" for name, shape in _shapes(values).items())
+    assert result.samples, "they were probed"
+    minimal = MinimalInput(
+        file=str(output),
+        sample=number,
+        shapes=_shapes(values),
+        elements=_sizes(values)[0],
+        kept=len(kept),
+        of=before,
+        elements_kept=tuple(kept[:_MOST_ELEMENTS]),
+        minimality=result.minimality,
+        why=why,
+        command=command,
+        questions=MOST_QUESTIONS - story.left,
+    )
+    result.samples = structs.replace(result.samples, minimal_input=minimal)
+    shapes = ", ".join(f"'{name}' {[*shape]}" for name, shape in _shapes(values).items())
     left = f"sample {number}, {len(kept)} of {before} nonzero elements, {shapes}"
     console.answer(f"{output}: {left} ({result.minimality}).")
     if kept:
-        console.table(("input", "index", "value"), [[*each.values()] for each in kept], _SHOWN)
+        console.table(
+            ("input", "index", "value"),
+            [(each.input, [*each.index], each.value) for each in kept],
+            _SHOWN,
+        )
     if why:
         console.answer(f"  {why}")
     console.answer(f"To {'reproduce it' if steady else 'measure how often it fails'}: {command}")
@@ -297,8 +306,8 @@ def _sizes(values: Values) -> tuple[int, int]:
     )
 
 
-def _shapes(values: Values) -> dict[str, list[int]]:
-    return {name: list(value.shape) for name, value in values.items()}
+def _shapes(values: Values) -> dict[str, tuple[int, ...]]:
+    return {name: value.shape for name, value in values.items()}
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - an element of an array of any type

@@ -74,7 +74,7 @@ def run(call: Call) -> Result:
         doubt = _compare(model, subject)
         subject.workspace.save(model, own.output)
         nodes = [before, len(model.graph.node)]
-        result.extra["changes"] = {
+        result.changes = {
             "nodes": nodes,
             "shaped_inputs": list(shaped),
             "sorted": ordered,

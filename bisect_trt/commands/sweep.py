@@ -13,6 +13,8 @@ from itertools import islice
 from math import prod
 from pathlib import Path
 
+from msgspec import structs
+
 from bisect_trt.errors import (
     ConflictError,
     MissingOptionError,
@@ -28,8 +30,8 @@ from bisect_trt.options.searches import Sweep
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.report.parts import InputAxis, SizesSpan, SizesVerdict, SweptDimension, SweptSizes
 from bisect_trt.report.result import Result
-from bisect_trt.report.text import Entry, Json
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.ordered import Point, go_down, intervals, smallest_failing, sweep_points
 from bisect_trt.session.call import Call, refuse_repeat
@@ -228,8 +230,8 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
 
     def so_far() -> None:
         answer, *_ = _fill(session, sized, series)
-        if answer["smallest_failing"] is not None:
-            console.answer(f"So far it fails {answer['said']}")
+        if answer.smallest_failing is not None:
+            console.answer(f"So far it fails {answer.said}")
 
     with saving_best(so_far):
         series.search(
@@ -238,15 +240,13 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
     answer, seen, smallest = _fill(session, sized, series)
     if smallest is None:
         if Verdict.PASS not in seen.values():
-            raise ModelRefusedError(f"no size has a verdict: {answer['map'][0]['reason']}.")
-        raise DoesNotReproduce(f"{by} fails at none of the sizes: {answer['said']}")
-    console.answer(f"It fails {answer['said']}")
-    for each in answer["dimensions"]:
-        at = "".join(f", {name} {size}" for name, size in each["at"].items())
-        rows = [
-            (row["verdict"], _span(row), f"{len(row['tried'])} probed") for row in each["intervals"]
-        ]
-        console.table(("verdict", f"{each['name']}{at}", ""), rows, _MOST_ROWS)
+            raise ModelRefusedError(f"no size has a verdict: {answer.map[0].reason}.")
+        raise DoesNotReproduce(f"{by} fails at none of the sizes: {answer.said}")
+    console.answer(f"It fails {answer.said}")
+    for each in answer.dimensions:
+        at = "".join(f", {name} {size}" for name, size in each.at.items())
+        rows = [(row.verdict, _span(row), f"{len(row.tried)} probed") for row in each.intervals]
+        console.table(("verdict", f"{each.name}{at}", ""), rows, _MOST_ROWS)
     path = session.subject.workspace.folder / FAILING
     save_npz(path, sized.inputs(smallest))
     result.artifacts["inputs"] = str(path)
@@ -263,15 +263,12 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
     if changed is not None:
         why = f"the failure is flaky and does not depend on the size alone: {changed}"
     name = "repeat" if changed is not None else "reduce" if sized.target is None else "diagnose"
-    answer["command"] = session.command(
-        name, replace(check, target=sized.target), sized.file(), path
-    )
+    command = session.command(name, replace(check, target=sized.target), sized.file(), path)
+    result.sweep = structs.replace(answer, command=command)
     console.answer(
         f"The smallest that fails is {_words(sized.sizes(smallest))}. Its inputs: {path}"
     )
-    console.answer(
-        f"To {'find out why' if changed is None else 'measure how often'}: {answer['command']}"
-    )
+    console.answer(f"To {'find out why' if changed is None else 'measure how often'}: {command}")
     return result.end(why=why)
 
 
@@ -324,7 +321,7 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
 
 def _fill(
     session: Session, sized: Sized, series: Series[Point]
-) -> tuple[Entry, dict[Point, Verdict], Point | None]:
+) -> tuple[SweptSizes, dict[Point, Verdict], Point | None]:
     """Put the probed sizes into the result; return that field, the verdicts and the smallest point that fails."""
     known = series.verdicts(session.prober)
     seen = {point: Verdict(each["verdict"]) for point, each in known.items()}
@@ -335,41 +332,41 @@ def _fill(
     tried += "" if len(seen) == number else "; other sizes are unknown"
     failing = "" if smallest is None else f"{'; '.join(map(_sentence, every))}: "
 
-    def plain(point: Point) -> dict[str, list[int]]:
-        return {name: list(shape) for name, shape in sized.shapes(point).items()}
+    def shapes(point: Point) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(shape) for name, shape in sized.shapes(point).items()}
 
-    answer = session.result.extra["sweep"] = {
-        "dimensions": every,
-        "tried": len(seen),
-        "of": number,
-        "exhaustive": len(seen) == number,
-        "smallest_failing": None if smallest is None else sized.sizes(smallest),
-        "shapes": None if smallest is None else plain(smallest),
-        "map": [
-            {"sizes": sized.sizes(each), "shapes": plain(each), **known[each]}
+    session.result.sweep = SweptSizes(
+        dimensions=tuple(every),
+        tried=len(seen),
+        of=number,
+        exhaustive=len(seen) == number,
+        smallest_failing=None if smallest is None else sized.sizes(smallest),
+        shapes=None if smallest is None else shapes(smallest),
+        map=tuple(
+            SizesVerdict(sizes=sized.sizes(each), shapes=shapes(each), **known[each])
             for each in sorted(seen)
-        ],
-        "said": f"{failing}{tried}.",
-    }
-    return answer, seen, smallest
+        ),
+        said=f"{failing}{tried}.",
+    )
+    return session.result.sweep, seen, smallest
 
 
 def _words(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
-def _span(row: Json) -> str:
-    return str(row["from"]) if row["from"] == row["to"] else f"{row['from']} to {row['to']}"
+def _span(row: SizesSpan) -> str:
+    return str(row.first) if row.first == row.last else f"{row.first} to {row.last}"
 
 
-def _sentence(dimension: Json) -> str:
+def _sentence(dimension: SweptDimension) -> str:
     """Return the failing sizes of a dimension in words."""
-    rows = [_span(row) for row in dimension["intervals"] if row["verdict"] == Verdict.FAIL.value]
-    at = f" (with {_words(dimension['at'])})" if dimension["at"] else ""
-    return f"at {first_few(rows, _SHOWN)} of {dimension['name']}{at}"
+    rows = [_span(row) for row in dimension.intervals if row.verdict == Verdict.FAIL.value]
+    at = f" (with {_words(dimension.at)})" if dimension.at else ""
+    return f"at {first_few(rows, _SHOWN)} of {dimension.name}{at}"
 
 
-def _dimension(sized: Sized, place: int, seen: Mapping[Point, Verdict]) -> Entry:
+def _dimension(sized: Sized, place: int, seen: Mapping[Point, Verdict]) -> SweptDimension:
     """Return the verdicts along one dimension, at the sizes of the others with a failure and the most probes."""
     lines: dict[Point, dict[int, Verdict]] = {}
     for point, verdict in sorted(seen.items()):
@@ -379,16 +376,19 @@ def _dimension(sized: Sized, place: int, seen: Mapping[Point, Verdict]) -> Entry
     )
     each = sized.swept[place]
     names = [other.name for other in sized.swept]
-    return {
-        "name": each.name,
-        "inputs": [{"name": name, "axis": axis} for name, axis in each.places],
-        "at": dict(zip([*names[:place], *names[place + 1 :]], others, strict=True)),
-        **{
-            of.value.lower(): [size for size, verdict in line.items() if verdict is of]
-            for of in Verdict
-        },
-        "intervals": intervals(line),
-    }
+    sizes = {of: tuple(size for size, seen in line.items() if seen is of) for of in Verdict}
+    return SweptDimension(
+        name=each.name,
+        inputs=tuple(InputAxis(name=name, axis=axis) for name, axis in each.places),
+        at=dict(zip([*names[:place], *names[place + 1 :]], others, strict=True)),
+        fail=sizes[Verdict.FAIL],
+        passed=sizes[Verdict.PASS],
+        unresolved=sizes[Verdict.UNRESOLVED],
+        intervals=tuple(
+            SizesSpan(first=row[0], last=row[-1], verdict=verdict.value, tried=tuple(row))
+            for verdict, row in intervals(line)
+        ),
+    )
 
 
 def run(call: Call) -> Result:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import UNSET
+
 from bisect_trt.mixed_precision.answer import MIXED, find_fix
 from bisect_trt.options.searches import Diagnose, Workaround
 from bisect_trt.options.shared import Search
@@ -43,7 +45,7 @@ def run(call: Call) -> Result:
     call.may_write(own.output, rewritten(own.output), folder / MIXED, overwrite=own.overwrite)
     opened = call.open()
     with opened.searching(check) as session:
-        result.extra["workarounds"] = []
+        result.workarounds = []
         if check.limits is not None:
             return work_around_limits(session, check, call[Search], own.output)
         search = replace(call[Search], shrink=False)
@@ -56,11 +58,10 @@ def run(call: Call) -> Result:
         fault = answer.fault
         minimum = answer.case.minimum
         result.culprits = session.subject.describe_nodes(answer.blamed)
-        result.extra["fault"] = fault.to_json()
+        result.fault = fault.to_part()
         console.answer(f"{describe_answer(session.subject.network, answer.blamed)}.")
         tell_modules(session, answer.blamed)
-        if inside := look_inside(session, answer.whole):
-            result.extra["inside"] = inside
+        result.inside = look_inside(session, answer.whole) or UNSET
         console.answer(fault.sentence)
         diagnosis.arbiter.upgrade(answer.whole, fault)
         if fault.is_fixable or fault.whose == "rounding":  # another form may lose less
@@ -71,7 +72,7 @@ def run(call: Call) -> Result:
             find_fix(session, check, search, answer.whole, folder)
             add_precision(result)
             print_ways(result, console)
-            if not any(way["passes"] for way in result.extra["workarounds"]):
+            if not any(way.passes for way in result.workarounds or ()):
                 minimum = replace(minimum, proven=False, why="no workaround was found")
         else:
             console.answer("The target is not wrong, so no workaround is needed.")

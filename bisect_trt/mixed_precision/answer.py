@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx
+from msgspec import structs
 
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.mixed_precision.curve import CONFIDENCE, ENDED, Fix, in_tolerances, row_of
@@ -32,14 +33,13 @@ from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import IN_JSON, Console, listed
+from bisect_trt.report.parts import Comparison, Unit, Use
 from bisect_trt.report.result import Result
-from bisect_trt.report.summary import named
-from bisect_trt.report.text import Entry, Json
+from bisect_trt.report.text import named
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
 from bisect_trt.session.checks import CheckSettings, make_check
 from bisect_trt.session.session import Session
-from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.process import workers_within
 
@@ -74,18 +74,16 @@ def write_answer(fix: Fix) -> Minimum:
     elif problem is not None:
         why = f"ONNX's checker refuses {output}: {problem}"
     elif point is not None and not point.holds:
-        why = f"the fix does not hold: {row_of(point.to_json())}"
+        why = f"the fix does not hold: {row_of(point.to_part())}"
     return fix.minimum if why is None else replace(fix.minimum, proven=False, why=why)
 
 
 def _add_sampling_error(task: Task) -> None:
     """Add half the 95% interval of an accuracy to the metric of the result: other samples may score lower by as much."""
-    metric = task.result.extra.get("metric")
-    if task.settings.most is None and metric and metric["name"].startswith("top-"):
-        low, high = rate_interval(
-            round(metric["candidate"] * metric["of"]), metric["of"], CONFIDENCE
-        )
-        metric["sampling_error"] = (high - low) / 2
+    metric = task.result.metric
+    if task.settings.most is None and metric and metric.name.startswith("top-"):
+        low, high = rate_interval(round(metric.candidate * metric.of), metric.of, CONFIDENCE)
+        task.result.metric = structs.replace(metric, sampling_error=(high - low) / 2)
 
 
 def deliver(fix: Fix) -> Result:
@@ -118,9 +116,10 @@ def _leave_best(fix: Fix) -> None:
     task.result.culprits = space.culprits(fix.units)
     count = f"{len(fix.units)} of {space.count(len(task.lowering.units))} in {space.high}"
     if fix.written != fix.units:
-        task.result.extra["uses"], task.result.artifacts["mixed"] = [], None
+        task.result.uses = []
+        task.result.artifacts["mixed"] = None
         task.console.answer(f"The best so far, {count}, cannot be written.")
-        tell_kept(task.result.extra["keep_fp32"], task.console)
+        tell_kept(task.result.keep_fp32 or (), task.console)
         return
     tell(task, f"{recommended(task.result) or task.settings.output}: the best so far, {count}.")
 
@@ -135,11 +134,11 @@ def _checked(path: Path) -> str | None:
     return None
 
 
-def kept_units(task: Task, minimum: Minimum, units: Subset) -> list[Entry]:
+def kept_units(task: Task, minimum: Minimum, units: Subset) -> list[Unit]:
     """Units for the result: name, operator, outputs, the rule that applies, and the reason."""
     suspects = {entry.unit: entry for entry in task.space.suspects}
-    nodes = task.space.describe(units)
-    for unit, node in zip(sorted(units), nodes, strict=True):
+    kept = []
+    for unit, node in zip(sorted(units), task.space.describe(units), strict=True):
         entry = suspects.get(unit)
         minimal = unit in minimum.units
         broken = task.breaks(minimum.units - {unit}) if minimal else None
@@ -158,8 +157,8 @@ def kept_units(task: Task, minimum: Minimum, units: Subset) -> list[Entry]:
         else:
             rule = "fresh sample"
             reason = "without it and others fresh samples fail"
-        node["rule"], node["reason"] = rule, reason
-    return nodes
+        kept.append(structs.replace(node, rule=rule, reason=reason))
+    return kept
 
 
 def measured_on(task: Task) -> str:
@@ -183,30 +182,24 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     minimum = fix.minimum
     space = task.space
     settings = task.settings
-    extra = task.result.extra
+    result = task.result
     points = sorted(fix.curve, key=lambda each: len(each.units))
-    curve = [
-        {**each.to_json(), "drawn": fix.drawn, "recommended": each is fix.point} for each in points
-    ]
-    task.result.artifacts["mixed"] = str(settings.output)
-    extra |= {
-        "keep_fp32": kept_units(task, minimum, fix.kept),
-        "minimal": kept_units(task, minimum, minimum.units),
-        "minimal_proven": minimum.proven,
-        "validation": next((point for point in curve if point["recommended"]), None),
-        "not_validated": fix.why,
-        "curve": curve,
-        "rounding": _rounding(fix) if fix.everywhere else None,
-        "precision": settings.low,
-        "lowered": len(task.lowering.units) - len(fix.kept),
-        "measured_on": measured_on(task),
-        "accuracy": []
-        if outcome is None
-        else [comparison.to_json() for comparison in outcome.comparisons],
-        "uses": try_uses(task, fix.kept, written),
-        "latency_ms": None,
-        **space.extra(fix.kept, minimum.units),
-    }
+    curve = [each.to_part(fix.drawn, recommended=each is fix.point) for each in points]
+    result.artifacts["mixed"] = str(settings.output)
+    result.keep_fp32 = kept_units(task, minimum, fix.kept)
+    result.minimal = kept_units(task, minimum, minimum.units)
+    result.minimal_proven = minimum.proven
+    result.validation = next((point for point in curve if point.recommended), None)
+    result.not_validated = fix.why
+    result.curve = curve
+    result.rounding = _rounding(fix) if fix.everywhere else None
+    result.precision = settings.low
+    result.lowered = len(task.lowering.units) - len(fix.kept)
+    result.measured_on = measured_on(task)
+    result.accuracy = [] if outcome is None else list(map(Comparison.of, outcome.comparisons))
+    result.uses = try_uses(task, fix.kept, written)
+    result.latency_ms = None
+    space.fill_in(result, fix.kept, minimum.units)
     if settings.target is not None and settings.target.target.compiles:
         sets = {
             "fp32": task.everything,
@@ -216,11 +209,11 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
         }
         seen = {name: task.outcome_of(units) for name, units in sets.items()}
         latency = {name: None if each is None else each.latency_ms for name, each in seen.items()}
-        extra["latency_ms"] = (
+        result.latency_ms = (
             latency if any(value is not None for value in latency.values()) else None
         )
         if settings.by_layer:
-            task.result.artifacts["engine"] = str(engine_path(settings.output))
+            result.artifacts["engine"] = str(engine_path(settings.output))
 
 
 def _rounding(fix: Fix) -> str:
@@ -243,12 +236,8 @@ def _rounding(fix: Fix) -> str:
     return f"{reason} With {space.count(len(point.units))} in {space.high} {held}."
 
 
-Use = Entry
-"""One way to use an answer, as the result has it."""
-
-
 def _use(what: Path, command: str, reason: str, *, passed: bool | None) -> Use:
-    return {"what": str(what), "command": command, "passed": passed, "reason": reason}
+    return Use(what=str(what), command=command, passed=passed, reason=reason)
 
 
 def try_uses(task: Task, keep: Subset, written: Record | None) -> list[Use]:
@@ -313,7 +302,7 @@ def _models(task: Task, lowering: LayerLowering, keep: Subset, *, tried: bool) -
 
 def recommended(result: Result) -> str | None:
     """The file of the first use that was seen to pass."""
-    return next((str(use["what"]) for use in result.extra["uses"] if use["passed"]), None)
+    return next((use.what for use in result.uses or () if use.passed), None)
 
 
 def tell_suspects(task: Task) -> None:
@@ -329,41 +318,41 @@ def tell_suspects(task: Task) -> None:
 
 def tell(task: Task, *lines: str | None) -> None:
     """Print what the summary leaves out, after some lines: the reason of each unit, the accuracy, and how to use the files."""
-    extra = task.result.extra
+    result = task.result
     settings = task.settings
     answer = task.console.answer
     beside = said_beside(settings.output) if task.lowering.writes_model(settings.output) else None
     for line in filter(None, (task.not_run, *lines, beside and f"  {beside}")):
         answer(line)
-    tell_kept(extra["keep_fp32"], task.console)
-    comparisons = map(TensorComparison.from_json, extra["accuracy"][:_SHOWN])
-    why = (task.result.why or "").removeprefix(task.not_run or "").strip()
+    tell_kept(result.keep_fp32 or (), task.console)
+    comparisons = (result.accuracy or [])[:_SHOWN]
+    why = (result.why or "").removeprefix(task.not_run or "").strip()
     rest = (
         *(f"accuracy: '{comparison.name}': {comparison.describe()}" for comparison in comparisons),
-        f"measured on {extra['measured_on']}",
-        extra["validation"] and f"fresh samples: {extra['validation']['drawn']}",
-        *_use_lines(extra),
+        f"measured on {result.measured_on}",
+        result.validation and f"fresh samples: {result.validation.drawn}",
+        *_use_lines(result),
         why,
     )
-    for line in filter(None, rest):
-        answer(f"  {line}")
+    for text in filter(None, rest):
+        answer(f"  {text}")
 
 
-def _use_lines(extra: Json) -> Iterator[str]:
+def _use_lines(result: Result) -> Iterator[str]:
     """Each file that was tried, with its command; those that passed first."""
     for use in sorted(
-        extra["uses"], key=lambda use: (use["passed"] is not True, use["passed"] is None)
+        result.uses or (), key=lambda use: (use.passed is not True, use.passed is None)
     ):
-        seen = {True: "seen to pass", False: "does not pass", None: "not tried"}[use["passed"]]
-        why = "" if use["passed"] else f" ({use['reason']})"
-        if use["command"] or not use["passed"]:
-            yield f"{seen}{why}: {use['what']}{': ' if use['command'] else ''}{use['command']}"
+        seen = {True: "seen to pass", False: "does not pass", None: "not tried"}[use.passed]
+        why = "" if use.passed else f" ({use.reason})"
+        if use.command or not use.passed:
+            yield f"{seen}{why}: {use.what}{': ' if use.command else ''}{use.command}"
 
 
-def tell_kept(nodes: Sequence[Json], console: Console) -> None:
+def tell_kept(nodes: Sequence[Unit], console: Console) -> None:
     """Print the units to keep, with the reason of each."""
     for line in listed(
-        [f"  {named(node)}{in_module(node)}: {node['reason']}" for node in nodes], _SHOWN, IN_JSON
+        [f"  {named(node)}{in_module(node)}: {node.reason}" for node in nodes], _SHOWN, IN_JSON
     ):
         console.answer(line)
 
@@ -447,15 +436,12 @@ def find_fix(
         session.result.suggest(command)
         return
     except BisectError as error:
-        if fix is None or not part.extra.get("keep_fp32"):
+        if fix is None or not part.keep_fp32:
             console.say(f"  no fix by precision: {error}")
         return
     finally:
         prober.wasted += fixer.wasted
-        session.result.extra |= part.extra
-        session.result.artifacts |= {
-            name: file for name, file in part.artifacts.items() if file is not None
-        }
+        session.result.take(part)
     kept = f"{len(fix.kept)} of {len(task.lowering.units)} nodes in fp32"
     tell(
         task,

@@ -18,7 +18,7 @@ from bisect_trt.mixed_precision.validation import Fresh, Round, run_on
 from bisect_trt.probe.ledger import Record, Watcher
 from bisect_trt.probe.oracles import SEVERE
 from bisect_trt.probe.outcome import Ending
-from bisect_trt.report.text import Entry, Json
+from bisect_trt.report.parts import Validation
 from bisect_trt.search.keep import find_keep, grow_and_shrink
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
@@ -104,29 +104,30 @@ class Point:
         worst = in_tolerances(max(self.errors))
         return f"{held} of {count} fresh samples{learned} (failure rate under {bound:.1f}%, 95% confidence), worst error {worst}"
 
-    def to_json(self) -> Entry:
-        """Plain values; the worst error is ``null`` for NaN or Inf."""
-        return {
-            "samples": len(self.errors),
-            "passed": len(self.errors) - self.failed,
-            "severe": self.severe,
-            "worst_error": max(self.errors) if math.isfinite(max(self.errors)) else None,
-            "confidence": CONFIDENCE,
-            "fails_under": self.fails_under,
-            "learned": self.learned,
-            "sentence": self.describe(),
-            "nodes": len(self.units),
-            "holds": self.holds,
-            "keep": sorted(self.units),
-        }
+    def to_part(self, drawn: str | None = None, *, recommended: bool = False) -> Validation:
+        """The set as results have it; it may be ``recommended``, on samples ``drawn`` in some way."""
+        return Validation(
+            samples=len(self.errors),
+            passed=len(self.errors) - self.failed,
+            severe=self.severe,
+            worst_error=max(self.errors) if math.isfinite(max(self.errors)) else None,
+            confidence=CONFIDENCE,
+            fails_under=self.fails_under,
+            learned=self.learned,
+            sentence=self.describe(),
+            nodes=len(self.units),
+            holds=self.holds,
+            keep=tuple(sorted(self.units)),
+            drawn=drawn,
+            recommended=recommended,
+        )
 
 
-def row_of(point: Json) -> str:
+def row_of(point: Validation) -> str:
     """Describe the number of samples that fail with a set of the curve, and the worst error."""
-    failed = point["samples"] - point["passed"]
-    worst = point["worst_error"]
-    error = in_tolerances(math.inf if worst is None else worst)
-    return f"{failed or 'none'} of {point['samples']} fresh samples fail, worst error {error}"
+    failed = point.samples - point.passed
+    error = in_tolerances(math.inf if point.worst_error is None else point.worst_error)
+    return f"{failed or 'none'} of {point.samples} fresh samples fail, worst error {error}"
 
 
 def in_tolerances(error: float) -> str:
@@ -241,7 +242,7 @@ class Fix(Watcher):
         for step in self.minimum.steps:
             task.console.say(f"  {step}")
         self._widen_margin()
-        task.result.extra["probes_minimal"] = len(task.prober.ledger.records)
+        task.result.probes_minimal = len(task.prober.ledger.records)
         self.keep(self.minimum.units)
         task.space.measure(task)
         self._run_rounds()
@@ -368,7 +369,7 @@ class Fix(Watcher):
         self.curve.append(point)
         self._keep_best()
         task.console.say(
-            f"  {task.space.count(len(units))} in {task.space.high}: {row_of(point.to_json())}"
+            f"  {task.space.count(len(units))} in {task.space.high}: {row_of(point.to_part())}"
         )
         if not point.holds:
             failing.sort(key=lambda place: -errors[place])

@@ -20,12 +20,12 @@ from bisect_trt.mixed_precision.search import (
     Suspect,
     Task,
 )
-from bisect_trt.onnxlib.nodes import all_nodes, label
+from bisect_trt.onnxlib.nodes import Node, all_nodes, label
 from bisect_trt.onnxlib.qdq import TYPES, Group, Quantized, find_quantized
 from bisect_trt.options.compare import ErrorStat
-from bisect_trt.probe.oracles import error_of
 from bisect_trt.probe.reference import Reference
-from bisect_trt.report.text import Entry
+from bisect_trt.report.parts import QuantizedGroup, Unit
+from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Subset
 from bisect_trt.session.places import require_target
 from bisect_trt.session.subject import ModelSettings, Subject
@@ -131,36 +131,34 @@ class GroupSpace(PrecisionSpace):
         """The name of a group."""
         return self.groups[unit].name
 
-    def describe(self, units: Subset) -> list[Entry]:
+    def describe(self, units: Subset) -> list[Unit]:
         """Groups as nodes are described: the first operator, and what the group has."""
         return [self._entry(unit) for unit in sorted(units)]
 
-    def _entry(self, unit: int) -> Entry:
+    def _entry(self, unit: int) -> Unit:
         group = self.groups[unit]
         network = self.subject.network
         operators = self.subject.describe_nodes(group.operators)
-        first = (
-            operators[0] if operators else {"name": group.name, "op": "", "outputs": [group.name]}
+        first = next(iter(operators), Node(name="", op="", outputs=(group.name,)))
+        points = (pair.zero_point for pair in group.pairs)
+        nodes = (label(network.nodes[index]) for pair in group.pairs for index in pair.nodes)
+        return Unit(
+            name=first.name or group.name,
+            op=first.op,
+            outputs=first.outputs,
+            module=first.module,
+            group=unit,
+            operators=tuple(node.name or next(iter(node.outputs), "") for node in operators),
+            nodes=tuple(nodes),
+            scales=tuple(dict.fromkeys(pair.scale for pair in group.pairs)),
+            zero_points=tuple(dict.fromkeys(point for point in points if point is not None)),
+            tensors=tuple(pair.tensor for pair in group.pairs),
+            bad_scales=tuple(
+                dict.fromkeys(each.pair.scale for each in self.misfits[unit] if each.bad)
+            ),
         )
-        return {
-            **first,
-            "name": first["name"] or group.name,
-            "group": unit,
-            "operators": [node["name"] or next(iter(node["outputs"]), "") for node in operators],
-            "nodes": [label(network.nodes[index]) for pair in group.pairs for index in pair.nodes],
-            "scales": [*dict.fromkeys(pair.scale for pair in group.pairs)],
-            "zero_points": [
-                *dict.fromkeys(
-                    pair.zero_point for pair in group.pairs if pair.zero_point is not None
-                )
-            ],
-            "tensors": [pair.tensor for pair in group.pairs],
-            "bad_scales": [
-                *dict.fromkeys(each.pair.scale for each in self.misfits[unit] if each.bad)
-            ],
-        }
 
-    def culprits(self, units: Subset) -> list[Entry]:
+    def culprits(self, units: Subset) -> list[Node]:
         """The operators of some groups."""
         return [
             node
@@ -168,36 +166,37 @@ class GroupSpace(PrecisionSpace):
             for node in self.subject.describe_nodes(self.groups[unit].operators)
         ]
 
-    def extra(self, kept: Subset, minimal: Subset) -> Entry:
-        """The table of groups, and the reference."""
+    def fill_in(self, result: Result, kept: Subset, minimal: Subset) -> None:
+        """Put the table of groups and the reference into a result."""
         original = self._settings.options.reference
-        return {
-            "groups": [self._row(unit, kept, minimal) for unit in self.lowering.units],
-            "not_lowered": len(self._left),
-            "reference": "the model without Q/DQ" if original is None else str(original),
-            "error_all_quantized": _finite(self._everything),
-        }
+        result.groups = [self._row(unit, kept, minimal) for unit in self.lowering.units]
+        result.not_lowered = len(self._left)
+        result.reference = "the model without Q/DQ" if original is None else str(original)
+        result.error_all_quantized = _finite(self._everything)
 
-    def _row(self, unit: int, kept: Subset, minimal: Subset) -> Entry:
+    def _row(self, unit: int, kept: Subset, minimal: Subset) -> QuantizedGroup:
         """A group of the table."""
-        alone, entry, (rule, sentence) = self._alone, self._entry(unit), self._reason(unit)
-        return {
-            "id": unit,
-            "name": self.groups[unit].name,
-            "operators": self.subject.describe_nodes(self.groups[unit].operators),
-            **{key: entry[key] for key in ("nodes", "scales", "zero_points")},
-            "tensors": [each.to_json(self.subject.network) for each in self.misfits[unit]],
-            "kept": unit in kept,
-            "minimal": unit in minimal,
-            "suspected": any(each.unit == unit for each in self.suspects),
-            "bits_lost": round(
-                max((each.bits_lost for each in self.misfits[unit]), default=0.0), 3
-            ),
-            "error_alone_removed": _finite(alone["removed"][unit]) if alone else None,
-            "error_alone_quantized": _finite(alone["quantized"][unit]) if alone else None,
-            "rule": rule or None,
-            "reason": sentence or None,
-        }
+        alone = self._alone
+        entry = self._entry(unit)
+        misfits = self.misfits[unit]
+        rule, sentence = self._reason(unit)
+        return QuantizedGroup(
+            id=unit,
+            name=self.groups[unit].name,
+            operators=tuple(self.subject.describe_nodes(self.groups[unit].operators)),
+            nodes=entry.nodes or (),
+            scales=entry.scales or (),
+            zero_points=entry.zero_points or (),
+            tensors=tuple(each.to_part(self.subject.network) for each in misfits),
+            kept=unit in kept,
+            minimal=unit in minimal,
+            suspected=any(each.unit == unit for each in self.suspects),
+            bits_lost=round(max((each.bits_lost for each in misfits), default=0.0), 3),
+            error_alone_removed=_finite(alone["removed"][unit]) if alone else None,
+            error_alone_quantized=_finite(alone["quantized"][unit]) if alone else None,
+            rule=rule or None,
+            reason=sentence or None,
+        )
 
     def measure(self, task: Task) -> None:
         """Measure each group alone, both ways, and all of them, on ONNX Runtime's CPU provider, optimisations off.
@@ -269,7 +268,7 @@ def _meter(
         return (
             None
             if isinstance(reply, Failed)
-            else max(map(error_of, reply.comparisons), default=None)
+            else max((each.tolerance_ratio for each in reply.comparisons), default=None)
         )
 
     return error

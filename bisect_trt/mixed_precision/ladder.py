@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from msgspec import structs
 from onnx import TensorProto
 
 from bisect_trt.errors import UsageError
@@ -25,8 +26,8 @@ from bisect_trt.onnxlib.qdq import HUB, find_quantized, is_dequantize, is_quanti
 from bisect_trt.probe.check import Check
 from bisect_trt.probe.engine_cache import EngineCache
 from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.report.parts import Ladder, RungNode
 from bisect_trt.report.result import Result
-from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Subset
 from bisect_trt.targets.settings import TargetSettings
 
@@ -55,7 +56,7 @@ def deliver_ladder(fix: Fix) -> Result:
     if not isinstance(space, GroupSpace):
         result = deliver(fix)
         low = {network.order[unit] for unit in task.lowering.units if unit not in groups}
-        result.extra["ladder"] = _ladder(task, node_rungs(network, {}, low, half, types))
+        result.ladder = _ladder(task, node_rungs(network, {}, low, half, types))
         return result
     upper, why = _climb(fix, space)
     floats = space.lowering.floats(groups)
@@ -63,46 +64,42 @@ def deliver_ladder(fix: Fix) -> Result:
     if upper is not fix:
         order = upper.task.subject.network.order
         low = {order[unit] for unit in upper.task.lowering.units if unit not in upper.kept}
-    ladder = _ladder(task, node_rungs(floats, quantized_nodes(floats), low, half, types)) | {
-        "why": why
-    }
+    ladder = structs.replace(
+        _ladder(task, node_rungs(floats, quantized_nodes(floats), low, half, types)), why=why
+    )
     task.console.step("Written and read back: does it pass?")
     nodes = write_answer(upper)
-    extra = task.result.extra
-    extra |= space.extra(groups, minimum.units) | {
-        "ladder": ladder,
-        "precision": settings.low,
-        "lowered": len(task.lowering.units) - len(groups),
-    }
+    result = task.result
+    space.fill_in(result, groups, minimum.units)
+    result.ladder = ladder
+    result.precision = settings.low
+    result.lowered = len(task.lowering.units) - len(groups)
     on_half = {first_output(floats.nodes[index]) for index in low}
-    for group in extra["groups"]:
-        outputs = {
-            first_output(network.nodes[index]) for index in space.groups[group["id"]].operators
-        }
+
+    def rung(unit: int) -> str | None:
+        outputs = {first_output(network.nodes[index]) for index in space.groups[unit].operators}
         high = half if outputs and outputs <= on_half else "fp32"
-        group["rung"] = high if group["id"] in groups else space.groups[group["id"]].rung
+        return high if unit in groups else space.groups[unit].rung
+
+    rows = [structs.replace(row, rung=rung(row.id)) for row in result.groups or ()]
+    result.groups = rows
     task.conclude(
         replace(minimum, proven=minimum.proven and nodes.proven, why=minimum.why or nodes.why)
     )
     task.result.culprits = space.culprits(minimum.units)
-    counts = ", ".join(f"{count} in {rung}" for rung, count in ladder["counts"].items())
+    counts = ", ".join(f"{count} in {rung}" for rung, count in ladder.counts.items())
     moved = [
-        f"  '{each['name']}' to {each['rung']}: {each['reason'] or 'needed'}"
-        for each in extra["groups"]
-        if each["kept"]
+        f"  '{each.name}' to {each.rung}: {each.reason or 'needed'}" for each in rows if each.kept
     ]
     head = f"{settings.output}: of its nodes {counts} ({task.result.minimality} on each rung)."
     tell(task, head, *moved, why and f"  {why}")
     return task.result
 
 
-def _ladder(task: Task, nodes: list[Entry]) -> Entry:
-    rungs = task.settings.rungs
-    return {
-        "rungs": [*rungs],
-        "counts": {rung: sum(n["rung"] == rung for n in nodes) for rung in rungs},
-        "nodes": nodes,
-    }
+def _ladder(task: Task, nodes: list[RungNode]) -> Ladder:
+    rungs = tuple(task.settings.rungs)
+    counts = {rung: sum(node.rung == rung for node in nodes) for rung in rungs}
+    return Ladder(rungs=rungs, counts=counts, nodes=tuple(nodes))
 
 
 def _climb(fix: Fix, space: GroupSpace) -> tuple[Fix, str | None]:
@@ -214,7 +211,7 @@ def node_rungs(
     low: Collection[int],
     half: str | None,
     types: Mapping[str, int],
-) -> list[Entry]:
+) -> list[RungNode]:
     """Every node that computes in floats or quantized types, with its rung, in topological order."""
     nodes = []
     for index in network.order:
@@ -223,5 +220,5 @@ def node_rungs(
             continue
         if any(types.get(name) == TensorProto.FLOAT for name in (*node.input, *node.output)):
             rung = quantized.get(index) or (half if index in low and half is not None else "fp32")
-            nodes.append({**network.plain(index), "rung": rung})
+            nodes.append(RungNode(**structs.asdict(network.plain(index)), rung=rung))
     return nodes

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import label
 from bisect_trt.onnxlib.qdq import Pair
 from bisect_trt.probe.reference import Reference
+from bisect_trt.report.parts import QuantizedTensor, ScaleProblem
 from bisect_trt.session.subject import Subject
 from bisect_trt.tensors.info import Array
 
@@ -130,27 +130,29 @@ class Misfit:
         wide = bool((ratios > _LARGE).any() or (ratios < _SMALL).any())
         return wide or self.clipped > _MANY or "zero point" in rules
 
-    def to_json(self, network: Network) -> dict[str, Any]:
-        """Plain values, nodes by their labels."""
+    def to_part(self, network: Network) -> QuantizedTensor:
+        """The tensor as results have it, nodes by their labels."""
         pair = self.pair
-        return {
-            "tensor": pair.tensor,
-            "kind": pair.kind,
-            "type": pair.type_name,
-            "scale": pair.scale,
-            "scale_value": _numbers(self.scale),
-            "zero_point": pair.zero_point,
-            "zero_point_value": _numbers(self.zero),
-            "fitted_scale": _numbers(self.fitted_scale),
-            "fitted_zero_point": _numbers(self.fitted_zero),
-            "quantize": [label(network.nodes[index]) for index in pair.quantize],
-            "dequantize": [label(network.nodes[index]) for index in pair.dequantize],
-            "seen": None if self.fitted_scale is None else [self.low, self.high],
-            "clipped": round(self.clipped, 6),
-            "bits_lost": round(self.bits_lost, 3),
-            "bad": self.bad,
-            "problems": [{"rule": rule, "sentence": sentence} for rule, sentence in self.problems],
-        }
+        return QuantizedTensor(
+            tensor=pair.tensor,
+            kind=pair.kind,
+            type=pair.type_name,
+            scale=pair.scale,
+            scale_value=_numbers(self.scale),
+            zero_point=pair.zero_point,
+            zero_point_value=_numbers(self.zero),
+            fitted_scale=_numbers(self.fitted_scale),
+            fitted_zero_point=_numbers(self.fitted_zero),
+            quantize=tuple(label(network.nodes[index]) for index in pair.quantize),
+            dequantize=tuple(label(network.nodes[index]) for index in pair.dequantize),
+            seen=None if self.fitted_scale is None else (self.low, self.high),
+            clipped=round(self.clipped, 6),
+            bits_lost=round(self.bits_lost, 3),
+            bad=self.bad,
+            problems=tuple(
+                ScaleProblem(rule=rule, sentence=sentence) for rule, sentence in self.problems
+            ),
+        )
 
 
 def _numbers(values: Array | None) -> float | list[float | None] | None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import onnx
+from msgspec import structs
 from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
@@ -34,6 +34,7 @@ from bisect_trt.onnxlib.low_plan import LOW_TYPES, Slots
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import bodies, clone, mentioned_names
 from bisect_trt.onnxlib.roundings import EXACT_OPS
+from bisect_trt.report.parts import Unit
 from bisect_trt.search.oracle import Subset
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.subject import Subject
@@ -103,9 +104,9 @@ class NodeSpace(PrecisionSpace):
             used = dict(zip(units, shares.tolist(), strict=True))
         return sorted(units, key=lambda unit: (-used.get(unit, 0.0), unit))
 
-    def describe(self, units: Subset) -> list[dict[str, Any]]:
+    def describe(self, units: Subset) -> list[Unit]:
         """Names, operators and outputs of the nodes."""
-        return self.subject.describe_searched(units)
+        return [Unit(**structs.asdict(node)) for node in self.subject.describe_searched(units)]
 
 
 def make_nodes(subject: Subject, settings: PrecisionSettings) -> NodeSpace:

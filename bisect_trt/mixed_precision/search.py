@@ -12,13 +12,14 @@ from typing import Literal
 import onnx
 
 from bisect_trt.errors import ConflictError, MissingOptionError, ValueRefusedError
-from bisect_trt.onnxlib.nodes import clone
+from bisect_trt.onnxlib.nodes import Node, clone
 from bisect_trt.onnxlib.shapes import take_input_shapes
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.outcome import BROKEN_PREFIXES, Ending, Outcome
 from bisect_trt.probe.prober import DoesNotReproduce
-from bisect_trt.report.text import Entry
+from bisect_trt.report.parts import Unit
+from bisect_trt.report.result import Result
 from bisect_trt.search.confirm import confirm_enough
 from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Minimum, Oracle, Subset, Verdict, about_units
@@ -263,7 +264,7 @@ class PrecisionSpace(ABC):
         """All units, with those first that most probably have to be kept for these samples to pass."""
 
     @abstractmethod
-    def describe(self, units: Subset) -> list[Entry]:
+    def describe(self, units: Subset) -> list[Unit]:
         """Units for the result: name, operator, outputs, and the fields of the space."""
 
     def label(self, unit: int) -> str:
@@ -275,16 +276,16 @@ class PrecisionSpace(ABC):
         """Warnings before the search, a sentence each."""
         return iter(())
 
-    def culprits(self, units: Subset) -> list[Entry]:
+    def culprits(self, units: Subset) -> list[Node]:
         """The nodes of some units, for the result."""
-        return self.describe(units)
+        return self.subject.describe_searched(units)
 
     def measure(self, task: Task) -> None:  # noqa: B027 - only quantized groups are measured
         """Measure the error of each unit alone, once the minimal set is known."""
 
-    def extra(self, kept: Subset, minimal: Subset) -> Entry:  # noqa: ARG002 - groups have a table of units
-        """The fields of the result that describe the space."""
-        return {"not_lowered": len(self.subject.network.nodes) - len(self.lowering.units)}
+    def fill_in(self, result: Result, kept: Subset, minimal: Subset) -> None:  # noqa: ARG002 - groups have a table of units
+        """Put the facts of the space into a result."""
+        result.not_lowered = len(self.subject.network.nodes) - len(self.lowering.units)
 
     def count(self, number: int) -> str:
         """A number of units, in words."""

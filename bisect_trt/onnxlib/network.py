@@ -11,13 +11,14 @@ from functools import cached_property
 from graphlib import CycleError
 from itertools import chain
 from sys import intern
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx
 
 from bisect_trt.errors import ModelFileError
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.nodes import (
+    Node,
     captured_names,
     describe_module,
     drawing_nodes,
@@ -324,12 +325,11 @@ class Network:
         """Return a node for messages: its operator, and its name or its first output."""
         return f"{self.nodes[index].op_type} '{label(self.nodes[index])}'"
 
-    def plain(self, index: int) -> dict[str, Any]:
-        """Return a node as plain values: name, operator, outputs, and its module if known."""
+    def plain(self, index: int) -> Node:
+        """Return a node as results have it: name, operator, outputs, and its module if known."""
         node = self.nodes[index]
-        module = module_of(self.nodes[index])
-        fields = {"name": node.name, "op": node.op_type, "outputs": list(self.made(index))}
-        return fields if module is None else {**fields, "module": module}
+        made = tuple(self.made(index))
+        return Node(name=node.name, op=node.op_type, outputs=made, module=module_of(node))
 
     def written(self, index: int) -> str | None:
         """Return the module and source line of a node; see :func:`~bisect_trt.onnxlib.nodes.describe_module`."""

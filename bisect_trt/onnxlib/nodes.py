@@ -16,6 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import onnx
 from google.protobuf.message import Message
@@ -290,43 +291,58 @@ _TEXT_LIMIT = 1 << 16
 """The longest text that is read; exporters write less."""
 
 
-def module_of(node: onnx.NodeProto) -> dict[str, str | None] | None:
-    """Return the origin of a node, if its file names it, as a result has it.
+class Module(msgspec.Struct, frozen=True, kw_only=True):
+    """The module of PyTorch that a node was exported from.
 
-    Its ``path`` is the module's from the model's root, as ``get_submodule`` takes it, and empty for
-    the root. Where known, its ``class`` is ``package.module.Class``, and its ``source`` is
-    ``file:line`` of the model's code.
+    Attributes:
+        path: From the model's root, as ``get_submodule`` takes it, and empty for the root.
+        cls: ``package.module.Class``, where known.
+        source: ``file:line`` of the model's code, where known.
     """
+
+    path: str
+    cls: str | None = msgspec.field(default=None, name="class")
+    source: str | None = None
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node of the model, as a result has it."""
+
+    name: str
+    op: str
+    outputs: tuple[str, ...]
+    module: Module | None = None
+
+
+def module_of(node: onnx.NodeProto) -> Module | None:
+    """Return the origin of a node, if its file names it."""
     entries = {
         entry.key: entry.value for entry in node.metadata_props if len(entry.value) <= _TEXT_LIMIT
     }
     scopes = _scopes(entries)
     if scopes is not None:
         source = _innermost(entries.get(f"{PACKAGE}stack_trace", ""))
-        return {"path": scopes[0], "class": scopes[1], "source": source}
+        return Module(path=scopes[0], cls=scopes[1], source=source)
     path = _path_of(node)
-    return None if path is None else {"path": path, "class": None, "source": None}
+    return None if path is None else Module(path=path)
 
 
-def describe_module(entries: Mapping[str, Any]) -> str:
+def describe_module(module: Module) -> str:
     """Return what :func:`module_of` returns as text: ``model.norm (RMSNorm), net.py:7``."""
-    path, kind, source = (entries.get(key) or "" for key in ("path", "class", "source"))
-    words = path or "the root"
-    if kind:
-        words += f" ({kind.rpartition('.')[2]})"
+    words = module.path or "the root"
+    source = module.source
+    if module.cls:
+        words += f" ({module.cls.rpartition('.')[2]})"
     if source and Path(source).is_relative_to(Path.cwd()):
         source = str(Path(source).relative_to(Path.cwd()))
     return f"{words}, {source}" if source else words
 
 
-def in_module(node: Mapping[str, Any]) -> str:
+def in_module(node: Node) -> str:
     """Return the module of a result's node as text, `` in module model.norm (RMSNorm), net.py:7``; empty without its class."""
-    module = node.get("module") or {}
-    return (
-        f" in module {describe_module(module)}"
-        if module.get("class") or module.get("source")
-        else ""
-    )
+    module = node.module
+    known = module is not None and (module.cls or module.source)
+    return f" in module {describe_module(module)}" if module is not None and known else ""
 
 
 def _scopes(entries: Mapping[str, str]) -> tuple[str, str | None] | None:

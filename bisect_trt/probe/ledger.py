@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,8 +35,7 @@ Entry = dict[str, Any]
 """A line of the journal."""
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """One probe that the search asked for and was answered, with what its :class:`Outcome` says.
 
     Attributes:
@@ -319,7 +318,7 @@ class Ledger:
         record = Record(number, candidate.key, candidate.title, size, verdict, **made, **times)
         self.records.append(record)
         self._decided[candidate.key] = record
-        self._append("verdict", **{**asdict(record), "verdict": verdict.value})
+        self._append("verdict", **msgspec.to_builtins(record))
         for watcher in self.watchers:  # last: a Ctrl-C while one prints must not lose the best
             watcher.probed(record)
         return record

@@ -17,7 +17,7 @@ from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.user_checks import CommandCheck, note_command
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.comparison import TensorComparison, severity_weight, tolerance_ratio
+from bisect_trt.tensors.comparison import TensorComparison, severity_weight
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.pool import WorkerPool
@@ -284,7 +284,8 @@ def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int) ->
     """Return the outcome of a candidate from its errors on each sample."""
     seen = _by_sample(comparisons)
     errors = tuple(
-        max(map(error_of, seen[number])) for number in sorted(seen, key=lambda each: each or 1)
+        max(each.tolerance_ratio for each in seen[number])
+        for number in sorted(seen, key=lambda each: each or 1)
     )
     failing = {
         number: found for number, found in seen.items() if not all(each.passed for each in found)
@@ -293,8 +294,9 @@ def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int) ->
     if not failing:
         said = f"{samples} {'sample matches' if samples == 1 else 'samples match'}, worst error {worst:.2g} of the tolerance"
         return Outcome(Ending.PASSED, "match", said, errors=errors)
-    number = max(failing, key=lambda each: max(map(error_of, failing[each])))
-    output = max((each for each in failing[number] if not each.passed), key=error_of)
+    number = max(failing, key=lambda each: max(seen.tolerance_ratio for seen in failing[each]))
+    wrong = (each for each in failing[number] if not each.passed)
+    output = max(wrong, key=lambda each: each.tolerance_ratio)
     reason = f"{len(failing)} of {samples} samples fail, worst sample {number}: '{output.name}': {output.describe()}"
     return Outcome(
         Ending.MISMATCHED,
@@ -304,11 +306,6 @@ def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int) ->
         sample=number,
         errors=errors,
     )
-
-
-def error_of(comparison: TensorComparison) -> float:
-    """The largest error over its tolerance: up to 1 for what passes, more for what does not, infinite for a NaN."""
-    return tolerance_ratio(vars(comparison))
 
 
 FIXED_ENGINE = Path("bisect_trt_debug.engine")

@@ -11,7 +11,7 @@ import msgspec
 
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.messages import error_class
-from bisect_trt.tensors.comparison import TensorComparison, from_plain, required_severity, to_plain
+from bisect_trt.tensors.comparison import TensorComparison, required_severity, to_plain
 from bisect_trt.worker.protocol import CANCELLED, OVER_MEMORY
 
 UNDECIDED = "undecided"
@@ -167,12 +167,9 @@ class Outcome:
 
         Raises:
             msgspec.ValidationError: A value has another type.
-            KeyError: A value is missing.
         """
-        comparisons = [TensorComparison.from_json(each) for each in plain["comparisons"]]
-        numbers = from_plain({name: plain[name] for name in ("severity", "errors", "metric")})
         msgspec.convert(plain["layers"], list[Layer])
-        return msgspec.convert({**plain, **numbers, "comparisons": comparisons}, cls)
+        return msgspec.convert(plain, cls, strict=False)
 
 
 BARE_EXIT = "exit "

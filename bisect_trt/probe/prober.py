@@ -15,6 +15,8 @@ from functools import partial
 from threading import Timer
 from typing import Protocol
 
+from msgspec import structs
+
 from bisect_trt.errors import (
     BisectError,
     CheckCommandError,
@@ -436,9 +438,11 @@ def reconfirm(
         doubt = FLAKY.format(
             f"'{failing.title}' failed, and did not when asked again, so that a pass may be luck"
         )
-        return Confirmation(replace(record, verdict=Verdict.UNRESOLVED, reason=doubt))
+        return Confirmation(structs.replace(record, verdict=Verdict.UNRESOLVED, reason=doubt))
     if record.verdict is Verdict.FAIL:
-        record = replace(record, reason=f"it passed, and did not when asked again: {record.reason}")
+        record = structs.replace(
+            record, reason=f"it passed, and did not when asked again: {record.reason}"
+        )
     known = flakiness.runs + failures + more
     return Confirmation(
         record, f"{passes + 1} of {passes + 1} runs pass, {known} of {known} fail without it"

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from bisect_trt.report.text import Entry, Json, number, plural, shorten
-from bisect_trt.tensors.comparison import tolerance_ratio
+from bisect_trt.report.parts import Comparison, Curve, CurvePoint
+from bisect_trt.report.text import Entry, number, plural, shorten
 
 WIDTH = 1000
 HEIGHT = 300
@@ -21,7 +21,7 @@ MOST_POINTS = 2000
 Point = tuple[float, float]
 
 
-def curve_chart(curve: Json) -> Entry:
+def curve_chart(curve: Curve) -> Entry:
     """Return the chart of the largest error of each tensor, in units of its tolerance, in topological order.
 
     The scale is logarithmic; infinite errors are in a band at the top.
@@ -32,8 +32,8 @@ def curve_chart(curve: Json) -> Entry:
         each of ``ticks`` its position in percent from the top, mantissa and exponent (``None`` for
         a plain number); x, y, name and error of each point (``data``); and the size.
     """
-    points = curve["points"]
-    ratios = [_ratio(point["ratio"]) for point in points]
+    points = curve.points
+    ratios = [_ratio(point.ratio) for point in points]
     powers = [math.log10(ratio) for ratio in ratios if 0 < ratio < math.inf]
     low = max(min([-1, *map(math.floor, powers)]), _LOWEST)
     high = min(max([1, *map(math.ceil, powers)]), _HIGHEST)
@@ -45,9 +45,9 @@ def curve_chart(curve: Json) -> Entry:
         power = math.log10(ratio) if ratio > 0 else low
         return HEIGHT - (min(max(power, low), high) - low) / (high - low) * (HEIGHT - band)
 
-    xs = [WIDTH * (point["place"] + 0.5) / curve["total"] for point in points]
+    xs = [WIDTH * (point.place + 0.5) / curve.total for point in points]
     places = list(zip(xs, map(y, ratios), strict=True))
-    wrong = [place for place, point in zip(places, points, strict=True) if not point["passed"]]
+    wrong = [place for place, point in zip(places, points, strict=True) if not point.passed]
     label = f"Error of {plural(len(points), 'tensor')} relative to the tolerance; {len(wrong)} do not match"
     threshold = y(1.0)
     paths = [
@@ -69,8 +69,8 @@ def curve_chart(curve: Json) -> Entry:
         [
             round(x / WIDTH, 5),
             round(top / HEIGHT, 4),
-            f"{point['op'] or ''} {shorten(point['name'], _NAME_LENGTH)}".strip(),
-            f"largest error {number(point['error'], 3)}, {number(point['ratio'], 3)} of the tolerance",
+            f"{point.op or ''} {shorten(point.name, _NAME_LENGTH)}".strip(),
+            f"largest error {number(point.error, 3)}, {number(point.ratio, 3)} of the tolerance",
         ]
         for point, (x, top) in zip(points, places, strict=True)
     ]
@@ -79,35 +79,27 @@ def curve_chart(curve: Json) -> Entry:
     return {**drawn, "width": WIDTH, "height": HEIGHT}
 
 
-def _ratio(value: float | str) -> float:
-    ratio = float(value)
+def _ratio(ratio: float) -> float:
     return math.inf if math.isnan(ratio) else ratio
 
 
-def error_curve(tensors: Sequence[Json], most: int = MOST_POINTS) -> Entry:
-    """Return the error along the network.
-
-    Returns:
-        ``total``, the number of tensors, and ``points`` with ``place`` (of the tensor in that
-        order), ``name``, ``op``, ``passed``, ``ratio`` (the error in units of the tolerance: over 1
-        does not pass) and ``error`` (the largest absolute one). Numbers that JSON lacks are the
-        strings ``inf`` and ``nan``.
-    """
-    ratios = [tolerance_ratio(tensor) for tensor in tensors]
-    first_wrong = [place for place, tensor in enumerate(tensors) if not tensor["passed"]][:1]
+def error_curve(tensors: Sequence[Comparison], most: int = MOST_POINTS) -> Curve:
+    """Return the error along the network, of at most so many tensors."""
+    ratios = [tensor.tolerance_ratio for tensor in tensors]
+    first_wrong = [place for place, tensor in enumerate(tensors) if not tensor.passed][:1]
     places = downsample(ratios, most, first_wrong)
     points = [
-        {
-            "place": place,
-            "name": tensors[place]["name"],
-            "op": tensors[place].get("op"),
-            "passed": tensors[place]["passed"],
-            "ratio": plain_number(ratios[place]),
-            "error": tensors[place]["max_abs"],
-        }
+        CurvePoint(
+            place=place,
+            name=tensors[place].name,
+            op=tensors[place].op or None,
+            passed=tensors[place].passed,
+            ratio=short_number(ratios[place]),
+            error=tensors[place].max_abs,
+        )
         for place in places
     ]
-    return {"points": points, "total": len(tensors)}
+    return Curve(points=tuple(points), total=len(tensors))
 
 
 def downsample(values: Sequence[float], most: int, keep: Iterable[int] = ()) -> list[int]:
@@ -130,6 +122,6 @@ def downsample(values: Sequence[float], most: int, keep: Iterable[int] = ()) -> 
     return sorted(chosen)
 
 
-def plain_number(value: float) -> float | str:
-    """Return a number for JSON: NaN and Inf as strings, others to seven digits."""
-    return float(f"{value:.7g}") if math.isfinite(value) else str(value)
+def short_number(value: float) -> float:
+    """Return a number to seven digits."""
+    return float(f"{value:.7g}")

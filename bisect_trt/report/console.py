@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, TextIO
 
 from bisect_trt.probe.candidate import Identity
 from bisect_trt.probe.ledger import Record, Watcher
+from bisect_trt.report.parts import Step, Story
+from bisect_trt.report.result import Result
 from bisect_trt.report.summary import summary_lines
-from bisect_trt.report.text import VERDICT_STYLES, Entry, Json, plain, plural, seconds
+from bisect_trt.report.text import VERDICT_STYLES, plain, plural, seconds
 from bisect_trt.search.oracle import Verdict
 
 if TYPE_CHECKING:
@@ -177,8 +179,7 @@ class Console(Watcher):
     Attributes:
         verbosity: 0 prints the summary of the result, 1 each step, decision and probe as well, -1
             no progress.
-        steps: The steps for the report: ``title``, the number of ``probes`` before it, and
-            ``lines``, printed or not.
+        steps: The steps for the report.
         answers: The lines of the answer.
         progress: The live line.
     """
@@ -192,7 +193,7 @@ class Console(Watcher):
                 :meth:`close` then.
         """
         self.verbosity = verbosity
-        self.steps: list[Entry] = []
+        self.steps: list[Step] = []
         self.answers: list[str] = []
         self._probes = 0
         self._kinds: set[str] = set()
@@ -220,16 +221,16 @@ class Console(Watcher):
 
     def step(self, text: str) -> None:
         """Begin a step."""
-        self.steps.append({"title": text, "probes": self._probes, "lines": []})
+        self.steps.append(Step(text, self._probes, []))
         self.progress.step(text)
         self._tell(text, self.verbosity > 0, "bold")
 
     def say(self, text: str) -> None:
         """Report a decision with its reason."""
-        if sum(len(step["lines"]) for step in self.steps) < _MOST_LINES:
+        if sum(len(step.lines) for step in self.steps) < _MOST_LINES:
             if not self.steps:  # nothing has begun
-                self.steps.append({"title": "", "probes": 0, "lines": []})
-            self.steps[-1]["lines"].append(text.removeprefix("  ").rstrip())
+                self.steps.append(Step("", 0, []))
+            self.steps[-1].lines.append(text.removeprefix("  ").rstrip())
         self._tell(text, self.verbosity > 0)
 
     def answer(self, text: str) -> None:
@@ -242,21 +243,21 @@ class Console(Watcher):
         if shown:
             self._print((plain(text), style))
 
-    def story(self) -> Entry:
-        """Return the steps and the answer as plain values."""
-        return {"steps": self.steps, "answers": self.answers}
+    def story(self) -> Story:
+        """Return the steps and the answer for the report."""
+        return Story(self.steps, self.answers)
 
     def step_of(self, number: int) -> str:
         """Return the title of the step that a probe was made in."""
-        return next((step["title"] for step in reversed(self.steps) if step["probes"] < number), "")
+        return next((step.title for step in reversed(self.steps) if step.probes < number), "")
 
-    def conclude(self, result: Json) -> None:
+    def conclude(self, result: Result) -> None:
         """Print the summary of a result."""
         self.close()
         if self.verbosity > 0:
             self._print("")
-        if "report" not in result:  # it has no folder
-            result = {**result, "report": {"story": self.story()}}
+        if not result.report:  # it has no folder
+            result.reported().story = self.story()
         for label, text in summary_lines(result):
             self._print((label, "bold"), plain(text))
 

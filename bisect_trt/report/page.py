@@ -23,8 +23,10 @@ from markupsafe import Markup, escape
 from bisect_trt.errors import RunFolderError
 from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.report import charts
+from bisect_trt.report.parts import GraphTensor, QuantizedGroup, ReportParts, SweptSizes
+from bisect_trt.report.result import Result
 from bisect_trt.report.summary import grouped, headline, summary
-from bisect_trt.report.text import Json, clean, kind, number, plural, seconds, shorten, template
+from bisect_trt.report.text import clean, number, plural, seconds, shorten, template
 from bisect_trt.tensors.files import replacing
 
 _BADGES = {
@@ -45,11 +47,11 @@ _SIZE_VERDICTS = {
 }
 
 
-def _badge(result: Json) -> tuple[str, str]:
+def _badge(result: Result) -> tuple[str, str]:
     """Return how a run ended, in a word or two, and the CSS class."""
-    command = result["command"]
-    status = result["status"]
-    if status == "found" and (command == "extract" or result.get("latency")):
+    command = result.command
+    status = result.status
+    if status == "found" and (command == "extract" or result.latency):
         return "Done", "good"
     if command in ("run", "layerwise") and status in ("found", "not_reproduced"):
         return (
@@ -57,7 +59,7 @@ def _badge(result: Json) -> tuple[str, str]:
             if (status == "found") == (command == "run")
             else ("Mismatch", "bad")
         )
-    unproven = status == "found" and result["minimality"] != "1-minimal"
+    unproven = status == "found" and result.minimality != "1-minimal"
     return _BADGES.get("inconclusive" if unproven else status, (status, "neutral"))
 
 
@@ -72,12 +74,19 @@ def _breakable(text: str) -> Markup:
     return Markup("/<wbr>").join(escape(clean(part)) for part in text.split("/"))
 
 
-def _by_cost(groups: Sequence[Json]) -> list[Json]:
+def _by_cost(groups: Sequence[QuantizedGroup]) -> list[QuantizedGroup]:
     """Return quantized groups: those in floats first, then by their error."""
     return sorted(
         groups,
-        key=lambda each: (not each["kept"], -float(each["error_alone_quantized"] or 0), each["id"]),
+        key=lambda each: (not each.kept, -(each.error_alone_quantized or 0), each.id),
     )
+
+
+def _kind(tensor: GraphTensor) -> str:
+    """Return the type and shape of a tensor, such as ``float32[1, 64]``."""
+    if tensor.dtype is None:
+        return "type unknown"
+    return f"{tensor.dtype}[{'?' if tensor.shape is None else ', '.join(map(str, tensor.shape))}]"
 
 
 def _printable(value: object) -> object:
@@ -85,7 +94,7 @@ def _printable(value: object) -> object:
         clean(value)
         if isinstance(value, str) and not isinstance(value, Markup)
         else ""
-        if value is None
+        if value is None or value is msgspec.UNSET
         else value
     )
 
@@ -120,7 +129,7 @@ def environment() -> jinja2.Environment:
         "breakable": _breakable,
         "grouped": grouped,
         "in_module": lambda entry: in_module(entry).strip(),
-        "kind": kind,
+        "kind": _kind,
         "number": number,
         "plural": plural,
         "script_data": _script_data,
@@ -137,49 +146,43 @@ def macro(name: str, *values: object, file: str = "report.html") -> Markup:
     return Markup(getattr(environment().get_template(file).module, name)(*values))
 
 
-def _size_grid(sweep: Json) -> tuple[list[int], list[tuple[int, list[str | None]]]] | None:
+def _size_grid(sweep: SweptSizes) -> tuple[list[int], list[tuple[int, list[str | None]]]] | None:
     """Return the columns, and the rows with the verdict of each size, of a sweep over two dimensions."""
-    if len(sweep["dimensions"]) != 2:
+    if len(sweep.dimensions) != 2:
         return None
-    down, across = (each["name"] for each in sweep["dimensions"])
-    seen = {
-        (entry["sizes"][down], entry["sizes"][across]): entry["verdict"] for entry in sweep["map"]
-    }
+    down, across = (each.name for each in sweep.dimensions)
+    seen = {(entry.sizes[down], entry.sizes[across]): entry.verdict for entry in sweep.map}
     rows, columns = (sorted({sizes[place] for sizes in seen}) for place in (0, 1))
     return columns, [(row, [seen.get((row, column)) for column in columns]) for row in rows]
 
 
-def _sections(result: Json) -> Iterator[tuple[str, str, Markup]]:
+def _sections(result: Result) -> Iterator[tuple[str, str, Markup]]:
     """Yield anchor, name in the navigation and content of each section that has something to show."""
-    report = result.get("report") or {}
-    graph = report.get("graph")
-    curve = report.get("curve")
-    sweep = result.get("sweep")
-    title, (steps, probes) = (
-        headline(result),
-        (report.get("story", {}).get("steps", ()), report.get("probes") or []),
-    )
-    steps = [step for step in steps if step["title"] or step["lines"]]
+    report = result.report or ReportParts()
+    title = headline(result)
+    probes = report.probes or []
+    steps = [
+        step for step in (report.story.steps if report.story else ()) if step.title or step.lines
+    ]
     yield (
         "answer",
         "Answer",
         macro("answer", result, title, [row for row in summary(result) if row[1] != title]),
     )
-    if graph:
-        yield (
-            "graph",
-            "Nodes",
-            macro("graph_section", graph["nodes"], graph["tensors"], file="graph.html"),
+    if graph := report.graph:
+        section = macro(
+            "graph_section", graph.nodes, graph.tensors, GraphTensor(), file="graph.html"
         )
-    if curve:
+        yield "graph", "Nodes", section
+    if curve := report.curve:
         yield "error", "Error", macro("error", curve, charts.curve_chart(curve))
-    if (result.get("latency") or {}).get("rows"):
-        yield "latency", "Latency", macro("latency", result["latency"])
-    if result.get("metric"):
-        yield "metric", "Metric", macro("metric", result["metric"])
-    if sweep and sweep["dimensions"]:
+    if result.latency and result.latency.rows:
+        yield "latency", "Latency", macro("latency", result.latency)
+    if result.metric:
+        yield "metric", "Metric", macro("metric", result.metric)
+    if (sweep := result.sweep) and sweep.dimensions:
         yield "sweep", "Sizes", macro("sweep", sweep, _size_grid(sweep))
-    if result.get("builds") and result.get("interval") is not None:
+    if result.builds and result.interval:
         yield "builds", "Builds", macro("builds", result)
     if findings := macro("findings", result):
         yield "findings", "Findings", findings
@@ -187,18 +190,15 @@ def _sections(result: Json) -> Iterator[tuple[str, str, Markup]]:
         yield (
             "search",
             "Search",
-            macro("search", steps, probes, result["probes"]["run"] - len(probes)),
+            macro("search", steps, probes, result.probes["run"] - len(probes)),
         )
-    if report.get("commands"):
-        yield "commands", "Commands", macro("commands", report["commands"])
-    entries = [
-        *(report.get("environment") or {}).items(),
-        ("model SHA-256", result["model"].get("sha256")),
-    ]
+    if report.commands:
+        yield "commands", "Commands", macro("commands", report.commands)
+    entries = [*(report.environment or {}).items(), ("model SHA-256", result.model.sha256)]
     yield "environment", "Environment", macro("environment", [(k, str(v)) for k, v in entries if v])
 
 
-def render(result: Json) -> str:
+def render(result: Result) -> str:
     """Return the page of a result.
 
     Raises:
@@ -206,7 +206,7 @@ def render(result: Json) -> str:
     """
     try:
         sections = list(_sections(result))
-        created = (result.get("report") or {}).get("created")
+        created = result.report.created if result.report else None
         foot = f"Made by bisect-trt{' on ' + created.replace('T', ' ') if created else ''} from result.json."
         links = [(f"#{anchor}", name) for anchor, name, _ in sections]
         main = Markup("").join(section for _, _, section in sections)
@@ -231,7 +231,7 @@ def render(result: Json) -> str:
         ) from error
 
 
-def write_report(result: Json, path: Path) -> None:
+def write_report(result: Result, path: Path) -> None:
     """Write the page of a result.
 
     Raises:

@@ -81,7 +81,7 @@ def draw_plots(
             draw_figure(paths[-1], comparison, target, reference, draw)
     if wanted:
         console.say(f"  {len(paths)} plots drawn")
-        result.extra["pictures"] = list(map(str, paths))
+        result.pictures = list(map(str, paths))
 
 
 def draw_figure(

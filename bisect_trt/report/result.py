@@ -4,15 +4,49 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias, TypeVar
 
 import msgspec
+from msgspec import UNSET, field
 
 from bisect_trt.errors import BisectError, ExitStatus, InternalError, RunFolderError, exit_status
-from bisect_trt.report.summary import named
-from bisect_trt.report.text import SCHEMA, Entry, Json, clean
-from bisect_trt.tensors.comparison import TensorComparison, strict_json
+from bisect_trt.onnxlib.nodes import Node
+from bisect_trt.report.parts import (
+    Amplified,
+    Avoided,
+    BuildReason,
+    BuildVerdict,
+    CauseDetail,
+    ChoiceCount,
+    Comparison,
+    DynamicShapes,
+    ErrorInfo,
+    Failure,
+    FailureRate,
+    Inside,
+    Ladder,
+    Latency,
+    MetricValues,
+    Minimality,
+    Model,
+    Origin,
+    OwnOutputs,
+    PrecisionAudit,
+    QuantizedGroup,
+    ReportParts,
+    SamplesVerdict,
+    Status,
+    SweptSizes,
+    Unit,
+    Use,
+    Validation,
+    WorkaroundTried,
+    WorstSamples,
+    WrongSide,
+)
+from bisect_trt.report.text import SCHEMA, Entry, Json, clean, named
+from bisect_trt.tensors.comparison import strict_json, to_plain
 from bisect_trt.tensors.files import read_inside, replacing
 from bisect_trt.version import __version__
 from bisect_trt.worker.host import facts
@@ -39,9 +73,15 @@ _CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 _CUDA_PACKAGES = ("nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime")
 
 
-@dataclass
-class Result:
-    """The result of a command; its keys are stable (docs/json.md).
+_Value = TypeVar("_Value")
+Sought: TypeAlias = _Value | msgspec.UnsetType
+"""A field that is absent until the command comes to it; ``None`` and empty are what it published when it found nothing."""
+
+
+class Result(msgspec.Struct):
+    """The result of a command: a draft while it runs, and what a file of ``--json`` says; its fields are stable (docs/json.md).
+
+    :func:`~bisect_trt.report.answers.answer_of` makes the answer of one command from it.
 
     Attributes:
         command: Which command.
@@ -53,21 +93,107 @@ class Result:
         minimality: ``1-minimal`` or ``unproven``.
         why: The reason for a missing proof, or a remark.
         artifacts: The files that were written; ``None`` for the others.
-        extra: Fields of this command only.
+        other: Fields of a command of another package.
     """
 
     command: str
-    status: str = "error"
-    model: Entry = field(default_factory=dict)
+    status: Status = "error"
+    model: Model = field(default_factory=Model)
     probes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_PROBES, 0))
     wall_s: float = 0.0
-    culprits: list[Entry] = field(default_factory=list)
-    minimality: str = "unproven"
+    culprits: list[Node] = field(default_factory=list)
+    minimality: Minimality = "unproven"
     why: str | None = None
     artifacts: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(_ARTIFACTS))
-    extra: Entry = field(default_factory=dict)
+    other: Entry = field(default_factory=dict)
+    next: Sought[list[str]] = UNSET
+    error: Sought[ErrorInfo] = UNSET
+    flaky: Sought[FailureRate] = UNSET
+    metric: Sought[MetricValues] = UNSET
+    places: Sought[list[Entry]] = UNSET
+    ir_version: Sought[Entry] = UNSET
+    export: Sought[Entry] = UNSET
+    report: Sought[ReportParts] = UNSET
+    # the minimal case
+    fault: Sought[WrongSide] = UNSET
+    failures: Sought[list[Failure]] = UNSET
+    more_failures: Sought[bool | None] = UNSET
+    held: Sought[bool] = UNSET
+    dynamic: Sought[DynamicShapes] = UNSET
+    inside: Sought[list[Inside]] = UNSET
+    upgrade: Sought[str | None] = UNSET
+    reference_doubt: Sought[str] = UNSET
+    amplified: Sought[Amplified] = UNSET
+    looked_at: Sought[WorstSamples] = UNSET
+    # tensors
+    comparisons: Sought[list[Comparison]] = UNSET
+    first_mismatch: Sought[Origin | None] = UNSET
+    origins: Sought[list[Origin]] = UNSET
+    mild_origins: Sought[list[Origin]] = UNSET
+    tensors: Sought[list[Comparison]] = UNSET
+    unseen: Sought[dict[str, str]] = UNSET
+    own_unseen: Sought[dict[str, str]] = UNSET
+    own_outputs: Sought[OwnOutputs] = UNSET
+    latency: Sought[Latency] = UNSET
+    partition: Sought[Entry | None] = UNSET
+    layers: Sought[list[Entry]] = UNSET
+    precision_audit: Sought[PrecisionAudit] = UNSET
+    pictures: Sought[list[str]] = UNSET
+    # cause and fix
+    cause: Sought[list[tuple[str, ...]]] = UNSET
+    cause_detail: Sought[CauseDetail | None] = UNSET
+    workarounds: Sought[list[WorkaroundTried]] = UNSET
+    keep_fp32: Sought[list[Unit]] = UNSET
+    minimal: Sought[list[Unit]] = UNSET
+    minimal_proven: Sought[bool] = UNSET
+    probes_minimal: Sought[int] = UNSET
+    validation: Sought[Validation | None] = UNSET
+    not_validated: Sought[str | None] = UNSET
+    curve: Sought[list[Validation]] = UNSET
+    rounding: Sought[str | None] = UNSET
+    precision: Sought[str] = UNSET
+    lowered: Sought[int] = UNSET
+    not_lowered: Sought[int] = UNSET
+    measured_on: Sought[str] = UNSET
+    accuracy: Sought[list[Comparison]] = UNSET
+    uses: Sought[list[Use]] = UNSET
+    latency_ms: Sought[dict[str, float | None] | None] = UNSET
+    emulated: Sought[str | None] = UNSET
+    groups: Sought[list[QuantizedGroup]] = UNSET
+    ladder: Sought[Ladder] = UNSET
+    reference: Sought[str] = UNSET
+    error_all_quantized: Sought[float | None] = UNSET
+    # many runs, releases, sizes and samples
+    runs: Sought[int] = UNSET
+    good: Sought[int] = UNSET
+    bad: Sought[int] = UNSET
+    unresolved: Sought[int] = UNSET
+    rate: Sought[float | None] = UNSET
+    interval: Sought[tuple[float, float] | None] = UNSET
+    confidence: Sought[float] = UNSET
+    method: Sought[str] = UNSET
+    until: Sought[str | None] = UNSET
+    same_engine: Sought[bool] = UNSET
+    builds: Sought[int | list[BuildVerdict]] = UNSET
+    choices: Sought[list[ChoiceCount]] = UNSET
+    reasons: Sought[list[BuildReason] | dict[str, str]] = UNSET
+    avoid: Sought[Avoided | None] = UNSET
+    note: Sought[str] = UNSET
+    package: Sought[str] = UNSET
+    releases: Sought[dict[str, str]] = UNSET
+    first_failing: Sought[str | None] = UNSET
+    first_passing: Sought[str | None] = UNSET
+    failing: Sought[list[tuple[str, str]]] = UNSET
+    sweep: Sought[SweptSizes] = UNSET
+    samples: Sought[SamplesVerdict] = UNSET
+    # one file, one machine
+    changes: Sought[Entry] = UNSET
+    data: Sought[Entry] = UNSET
+    engine: Sought[Entry] = UNSET
+    environment: Sought[dict[str, str]] = UNSET
+    targets: Sought[dict[str, str | None]] = UNSET
 
-    def end(self, status: str = "found", why: str | None = None) -> Result:
+    def end(self, status: Status = "found", why: str | None = None) -> Result:
         """Record how the command ended: an answer is proven unless there is a reason ``why`` not; return the result."""
         self.status = status
         self.why = why
@@ -82,7 +208,20 @@ class Result:
 
     def suggest(self, command: str) -> None:
         """Add a command to run next, the best first."""
-        self.extra.setdefault("next", []).append(command)
+        self.next = [*(self.next or ()), command]
+
+    def reported(self) -> ReportParts:
+        """Return the parts of the report, to add to."""
+        self.report = self.report or ReportParts()
+        return self.report
+
+    def take(self, part: Result) -> None:
+        """Take over the fields that a part of the work has filled, and its files."""
+        for name in _SOUGHT:
+            value = getattr(part, name)
+            if value is not UNSET:
+                setattr(self, name, value)
+        self.artifacts |= {name: file for name, file in part.artifacts.items() if file is not None}
 
     def end_early(self, ending: BaseException) -> ExitStatus:
         """Record the exception that ended the command early; return the exit status."""
@@ -95,17 +234,20 @@ class Result:
             if isinstance(ending, BisectError)
             else InternalError(f"{type(ending).__name__}: {ending}")
         )
-        ends = {ExitStatus.NOT_REPRODUCED: "not_reproduced", ExitStatus.UNPROVEN: "inconclusive"}
+        ends: dict[ExitStatus, Status] = {
+            ExitStatus.NOT_REPRODUCED: "not_reproduced",
+            ExitStatus.UNPROVEN: "inconclusive",
+        }
         self.status = ends.get(known.status, "error") if known is ending else "error"
         self.why = str(known)
-        self.extra["error"] = known.describe()
+        self.error = ErrorInfo(**known.describe())
         return known.status
 
     def to_json(self) -> Entry:
         """Plain values, schema first."""
-        plain = dict(vars(self))
-        extra = plain.pop("extra")
-        return {"schema": SCHEMA, **plain, **extra}
+        plain: Entry = to_plain(self)
+        other = plain.pop("other")
+        return {"schema": SCHEMA, **plain, **other}
 
     def content(self) -> bytes:
         """Return the JSON."""
@@ -131,7 +273,22 @@ class Result:
         return exit_status(self.status, self.minimality)
 
 
-def read_result(path: Path) -> Entry:
+_SOUGHT = [each.name for each in msgspec.structs.fields(Result) if each.default is UNSET]
+
+
+def result_of(plain: Json) -> Result:
+    """Return a result from plain values, as ``--json`` writes them.
+
+    Raises:
+        msgspec.ValidationError: A field is missing or has another type.
+    """
+    known = {name: value for name, value in plain.items() if value is not None and name != "schema"}
+    other = {name: known.pop(name) for name in known.keys() - {*Result.__struct_encode_fields__}}
+    # not strict: numbers that JSON lacks are text
+    return msgspec.convert({**known, "other": other}, Result, strict=False)
+
+
+def read_result(path: Path) -> Result:
     """Return a result that :meth:`Result.write` wrote, from its file or the folder of a run.
 
     Raises:
@@ -161,13 +318,10 @@ def read_result(path: Path) -> Entry:
             f"{file} has schema {plain['schema']}, and this version of bisect-trt reads {SCHEMA}; "
             "use the version that wrote it."
         )
-    from bisect_trt.report.answers import answer_of  # noqa: PLC0415 - every command imports this module, and few read a result
-
     try:
-        answer_of(plain)
+        return result_of(plain)
     except msgspec.ValidationError as error:
         raise RunFolderError(f"{file} is damaged ({error}); run the command again.") from error
-    return plain
 
 
 _ENDINGS = ("error", "interrupted", "inconclusive")
@@ -177,7 +331,7 @@ _ENDINGS = ("error", "interrupted", "inconclusive")
 def says_less(status: str, folder: Path) -> bool:
     """Return whether a result with this status says less than the result that is in a run's folder already."""
     try:
-        earlier = read_result(folder).get("status")
+        earlier = read_result(folder).status
     except RunFolderError:
         return False
     return status in _ENDINGS and earlier not in _ENDINGS[: _ENDINGS.index(status) + 1]
@@ -207,7 +361,7 @@ _SEARCHES = frozenset({"diagnose", "reduce", "cause", "workaround", "layerwise",
 """Commands with the status ``found`` where the target is wrong."""
 
 
-def cases_of(result: Json) -> list[tuple[str, str, str]]:
+def cases_of(result: Result) -> list[tuple[str, str, str]]:
     """Return the name, the verdict and the message of each test case of a result.
 
     Each output that ``run`` compared is a test case; any other command is one.
@@ -216,12 +370,12 @@ def cases_of(result: Json) -> list[tuple[str, str, str]]:
         The verdict is ``pass``, ``failure`` (the target is wrong) or ``error`` (the command did not
         end with an answer).
     """
-    command = str(result["command"])
-    status = result["status"]
-    why = str(result["why"] or "")
+    command = result.command
+    status = result.status
+    why = result.why or ""
     if status in ("error", "interrupted", "inconclusive"):
         return [(command, "error", why or f"the command ended with status '{status}'")]
-    seen = [TensorComparison.from_json(each) for each in result.get("comparisons") or ()]
+    seen = result.comparisons or ()
     if command == "run" and seen and (status == "found") == all(each.passed for each in seen):
         names = [
             each.name if each.sample is None else f"{each.name} (sample {each.sample})"
@@ -233,11 +387,11 @@ def cases_of(result: Json) -> list[tuple[str, str, str]]:
         ]
     if (status == "found") != (command in _SEARCHES):
         return [(command, "pass", "")]
-    nodes = ", ".join(map(named, result["culprits"]))
+    nodes = ", ".join(map(named, result.culprits))
     return [(command, "failure", nodes or why or "the target differs from the reference")]
 
 
-def write_junit(result: Json, path: Path) -> None:
+def write_junit(result: Result, path: Path) -> None:
     """Write the test cases of a result as JUnit XML, as Jenkins, GitLab and GitHub read it (github.com/testmoapp/junitxml).
 
     Raises:
@@ -251,12 +405,12 @@ def write_junit(result: Json, path: Path) -> None:
         for kind in ("failure", "error")
     }
     suites = ET.Element("testsuites")
-    name = f"bisect-trt {result['command']}"
-    seconds = str(result["wall_s"])
+    name = f"bisect-trt {result.command}"
+    seconds = str(result.wall_s)
     suite = ET.SubElement(
         suites, "testsuite", {"name": name, "tests": str(len(cases)), **counts, "time": seconds}
     )
-    model = clean(str(result["model"].get("path", ""))) or "bisect-trt"
+    model = clean(result.model.path or "") or "bisect-trt"
     for name, verdict, message in cases:
         case = ET.SubElement(suite, "testcase", {"classname": model, "name": clean(name)})
         if verdict != "pass":

@@ -8,9 +8,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bisect_trt.onnxlib.nodes import in_module
-from bisect_trt.report.text import Entry, Json, plural, seconds
-from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.onnxlib.nodes import Node, in_module
+from bisect_trt.report.parts import CauseDetail, Inside, Origin, Switches, Unit
+from bisect_trt.report.result import Result
+from bisect_trt.report.text import named, plural, seconds
+from bisect_trt.search.oracle import Verdict
 
 MOST_LINES = 25
 WIDTH = 80
@@ -29,11 +31,10 @@ Row = tuple[str, str]
 """A label and a text; the label is empty where the row continues the one before."""
 
 
-def summary(result: Json) -> list[Row]:
+def summary(result: Result) -> list[Row]:
     """Return the rows of the summary of a result; fewer for a command without a run."""
-    if (result["artifacts"].get("run") is None and not result.get("comparisons")) or result[
-        "status"
-    ] == "error":
+    without_run = result.artifacts.get("run") is None and not result.comparisons
+    if without_run or result.status == "error":
         return [*(("", line) for line in _answers(result)), *_ending(result, ()), *_files(result)]
     found = [
         *_failure(result),
@@ -48,14 +49,14 @@ def summary(result: Json) -> list[Row]:
     return [*found, *_ending(result, found), *_files(result), *_next(result)]
 
 
-def summary_lines(result: Json) -> Iterator[Row]:
+def summary_lines(result: Result) -> Iterator[Row]:
     """Yield the lines of the summary, at most 25 of at most 80 columns; paths and commands are not wrapped.
 
     Where there are more, whole rows are left out, the last first. A command without a run prints its
     answer unwrapped.
     """
     rows = summary(result)
-    if result["artifacts"].get("run") is None and not result.get("comparisons"):
+    if result.artifacts.get("run") is None and not result.comparisons:
         yield from ((f"{label:{_INDENT}}" if label else "", text) for label, text in rows)
         return
     width = max(min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns) - _INDENT, 24)
@@ -86,10 +87,10 @@ def _wrap(text: str, width: int) -> list[str]:
         sentences.pop()
 
 
-def headline(result: Json) -> str:
+def headline(result: Result) -> str:
     """Return the answer in one sentence."""
-    if result["status"] == "error":
-        return str(result["why"] or "The command ended with an error.")
+    if result.status == "error":
+        return str(result.why or "The command ended with an error.")
     rows = [row for row in summary(result) if row[0] not in _VERBATIM]
     texts = [
         text
@@ -99,39 +100,35 @@ def headline(result: Json) -> str:
     ]
     answer = next(
         iter([*texts, *(text for _, text in rows)]),
-        f"The run ended with status '{result['status']}'.",
+        f"The run ended with status '{result.status}'.",
     )
-    return f"Stopped by the user. {answer}" if result["status"] == "interrupted" else answer
+    return f"Stopped by the user. {answer}" if result.status == "interrupted" else answer
 
 
-def named(node: Json) -> str:
-    """Return operator and name of a node of a result."""
-    return f"{node['op']} '{node['name'] or next(iter(node['outputs']), '?')}'"
-
-
-def describe_inside(level: Json) -> str:
+def describe_inside(level: Inside) -> str:
     """Return in a sentence what fails inside a node with a body, an entry of the field ``inside`` of a result."""
-    where = f"{level['op']} '{level['name']}'"
-    if level["branch"]:
-        where += f", {level['branch']}"
-    if level["iteration"]:
-        where += f", iteration {level['iteration']}"
-    if not level["nodes"]:
-        return f"Inside {where}: no node is named: {level['why']}"
-    verb = "fails alone" if len(level["nodes"]) == 1 else "fail together"
-    why = f": {level['why']}" if level["why"] else ""
-    return f"Inside {where}: {grouped(level['nodes'])} {verb} ({level['minimality']}{why})"
+    where = f"{level.op} '{level.name}'"
+    if level.branch:
+        where += f", {level.branch}"
+    if level.iteration:
+        where += f", iteration {level.iteration}"
+    if not level.nodes:
+        return f"Inside {where}: no node is named: {level.why}"
+    verb = "fails alone" if len(level.nodes) == 1 else "fail together"
+    why = f": {level.why}" if level.why else ""
+    return f"Inside {where}: {grouped(level.nodes)} {verb} ({level.minimality}{why})"
 
 
-def grouped(nodes: Sequence[Json]) -> str:
+def grouped(nodes: Sequence[Node]) -> str:
     """Return nodes as text: up to three by name, more as operators in modules (``Pow, ReduceMean in 13 LayerNorms``)."""
     if len(nodes) <= _NAMED:
         return ", ".join(map(named, nodes))
     modules: dict[tuple[str, str], dict[str, None]] = {}
     for node in nodes:
-        known = node.get("module") or {}
-        path = known.get("path") or str(node["name"] or "").rpartition("/")[0]
-        modules.setdefault((path, known.get("class") or ""), {})[str(node["op"])] = None
+        module = node.module
+        path = (module.path if module else "") or node.name.rpartition("/")[0]
+        kind = (module.cls if module else "") or ""
+        modules.setdefault((path, kind), {})[node.op] = None
     groups: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for (path, kind), ops in modules.items():
         groups.setdefault((tuple(ops), kind), []).append(path)
@@ -153,26 +150,27 @@ def _group(ops: str, kind: str, paths: Sequence[str]) -> str:
     return f"{ops} in {plural(len(places), what)}, {places[0]} to {places[-1]}"
 
 
-def _answers(result: Json) -> list[str]:
-    return list((result.get("report") or {}).get("story", {}).get("answers", ()))
+def _answers(result: Result) -> list[str]:
+    story = result.report.story if result.report else None
+    return story.answers if story else []
 
 
-def _ending(result: Json, found: Sequence[Row]) -> Iterator[Row]:
+def _ending(result: Result, found: Sequence[Row]) -> Iterator[Row]:
     """Yield the reason for a missing answer, and suggestions."""
-    if result["status"] == "error" or not result["why"]:
+    if result.status == "error" or not result.why:
         return
-    why, *steps = str(result["why"]).split("\n")
+    why, *steps = str(result.why).split("\n")
     if not any(why.lower() in text.lower() for _, text in found):
         yield "Result", why
     for place, step in enumerate(steps):
         yield "" if place else "Try", step.removeprefix("  - ")
 
 
-def _failure(result: Json) -> Iterator[Row]:
+def _failure(result: Result) -> Iterator[Row]:
     """Yield the outputs that fail, the largest error first."""
-    if own := result.get("own_outputs"):
-        yield "Match" if own["match"] else "Fails", f"the model's own outputs: {own['reason']}"
-    seen = [TensorComparison.from_json(each) for each in result.get("comparisons") or ()]
+    if own := result.own_outputs:
+        yield "Match" if own.match else "Fails", f"the model's own outputs: {own.reason}"
+    seen = result.comparisons or ()
     failed = sorted((each for each in seen if not each.passed), key=lambda each: -each.severity)
     for each in failed[:_SHOWN]:
         sample = "" if each.sample is None else f"sample {each.sample}: "
@@ -184,122 +182,119 @@ def _failure(result: Json) -> Iterator[Row]:
     if seen:
         yield "Match", f"{len(seen) - len(failed)} of {plural(len(seen), 'output')}"
         return
-    probes = (result.get("report") or {}).get("probes") or ()
-    if probes and probes[0]["verdict"] == "FAIL" and result["command"] != "samples":
-        yield "Fails", str(probes[0]["reason"])
-        if printed := probes[0].get("printed"):
-            yield "", f"The check printed: {printed}"
+    probes = (result.report.probes if result.report else None) or ()
+    if probes and probes[0].verdict is Verdict.FAIL and result.command != "samples":
+        yield "Fails", probes[0].reason
+        if probes[0].printed:
+            yield "", f"The check printed: {probes[0].printed}"
 
 
-def _nodes(result: Json) -> Iterator[Row]:
+def _nodes(result: Result) -> Iterator[Row]:
     """Yield the nodes that fail."""
-    culprits = result["culprits"]
-    origins = result.get("origins") or ()
-    proof = result["minimality"]
-    if result["command"] == "layerwise" and origins:
-        first = TensorComparison.from_json(origins[0]["comparison"])
-        yield "Nodes", f"First mismatch: {named(origins[0]['node'])}: {first.describe()}"
-    elif culprits and result["command"] in _SEARCHED:
+    culprits = result.culprits
+    origins = result.origins or ()
+    proof = result.minimality
+    if result.command == "layerwise" and origins:
+        first = origins[0]
+        yield "Nodes", f"First mismatch: {named(first.node)}: {first.comparison.describe()}"
+    elif culprits and result.command in _SEARCHED:
         verb = "fails alone" if len(culprits) == 1 else "fail together"
         yield "Nodes", f"{grouped(culprits)} {verb} ({proof})"
         for line in dict.fromkeys(filter(None, map(in_module, culprits[:_NAMED]))):
             yield "", line.strip()
-    for level in result.get("inside") or ():
+    for level in result.inside or ():
         yield "", describe_inside(level)
-    if (free := result.get("dynamic")) and free["needed"]:
-        names = ", ".join(f"'{each['name']}'" for each in free["dimensions"])
+    if (free := result.dynamic) and free.needed:
+        names = ", ".join(f"'{each.name}'" for each in free.dimensions)
         yield "", f"Fails only with dynamic dimensions ({names}); passes with fixed shapes"
-    known = [each["name"] for each in culprits or [each["node"] for each in origins[:1]]]
-    others = [each for each in origins if each["node"]["name"] not in known]
+    known = [each.name for each in culprits or [each.node for each in origins[:1]]]
+    others = [each for each in origins if each.node.name not in known]
     yield from _other_origins(result, others)
-    for other in (result.get("failures") or ())[1 : _SHOWN + 1]:
-        yield "", f"Another failure: {grouped(other['culprits'])} ({other['minimality']})"
-    if result.get("more_failures") and not others:
+    for other in (result.failures or ())[1 : _SHOWN + 1]:
+        yield "", f"Another failure: {grouped(other.culprits)} ({other.minimality})"
+    if result.more_failures and not others:
         yield "", "The rest of the model fails too; --all finds each failure"
-    if culprits and result["why"] and result["status"] == "found":
-        yield "", str(result["why"])
+    if culprits and result.why and result.status == "found":
+        yield "", str(result.why)
 
 
-def _other_origins(result: Json, others: Sequence[Json]) -> Iterator[Row]:
+def _other_origins(result: Result, others: Sequence[Origin]) -> Iterator[Row]:
     """Yield the origins that are not in the answer, those with an input that may be wrong apart, and what was not seen."""
-    unseen = result.get("unseen") or {}
-    if result["command"] == "layerwise" and result.get("origins"):
-        for name in result["origins"][0]["inputs"]:
+    unseen = result.unseen or {}
+    if result.command == "layerwise" and result.origins:
+        for name in result.origins[0].inputs:
             if name in unseen:
                 yield "", f"Its input '{name}' could not be seen, so the error may begin before it"
-    wrong = (each["name"] for each in result.get("tensors") or () if not each["passed"])
+    wrong = (each.name for each in result.tensors or () if not each.passed)
     doubtful = {*unseen, *wrong}
-    groups: dict[str, list[Json]] = {}
+    groups: dict[str, list[Node]] = {}
     for each in others:
-        is_clean = doubtful.isdisjoint(each["inputs"])
+        is_clean = doubtful.isdisjoint(each.inputs)
         inputs = "correct inputs" if is_clean else "inputs that are slightly wrong or were not seen"
-        groups.setdefault(inputs, []).append(each["node"])
+        groups.setdefault(inputs, []).append(each.node)
     for inputs, nodes in groups.items():
         text = f"{plural(len(nodes), 'more node')} with {inputs} and wrong outputs"
         yield "", f"{text}: {grouped(nodes)}"
 
 
-def _why(result: Json) -> Iterator[Row]:
+def _why(result: Result) -> Iterator[Row]:
     """Yield the reason for the failure, and the command that proves it."""
-    if fault := result.get("fault"):
-        yield "Why", fault["sentence"]
-    elif amplified := result.get("amplified"):
-        yield "Why", amplified["sentence"]
-    elif doubt := result.get("reference_doubt"):
+    if fault := result.fault:
+        yield "Why", fault.sentence
+    elif amplified := result.amplified:
+        yield "Why", amplified.sentence
+    elif doubt := result.reference_doubt:
         yield "Why", doubt
-    if proof := (result.get("report") or {}).get("proof"):
-        yield "Proof", proof["command"]
-        if proof["why"]:
-            yield "", proof["why"]
+    if result.report and (proof := result.report.proof):
+        yield "Proof", proof.command
+        if proof.why:
+            yield "", proof.why
 
 
-def _cause(result: Json) -> Iterator[Row]:
+def _cause(result: Result) -> Iterator[Row]:
     """Yield the switches that fix the failure."""
-    detail = result.get("cause_detail")
+    detail = result.cause_detail
     if not detail:
         return
-    for entry in detail["alternatives"][:2]:
-        what = "the model" if entry["whole"] else "the minimal case, but not the whole model,"
+    for entry in detail.alternatives[:2]:
+        what = "the model" if entry.whole else "the minimal case, but not the whole model,"
         yield (
             "Cause",
-            f"{' and '.join(entry['switches'])}: {what} passes with {' '.join(entry['options'])}",
+            f"{' and '.join(entry.switches)}: {what} passes with {' '.join(entry.options)}",
         )
-        if entry["whole"]:
-            yield "", _sentence(entry["seen"])
+        if entry.whole:
+            yield "", _sentence(entry.seen)
         if doubt := doubted_case(entry):
             yield "", doubt
-    if not detail["alternatives"]:
+    if not detail.alternatives:
         why = (
-            "; ".join(detail["doubted"])
+            "; ".join(detail.doubted)
             or f"the failure stays with each of the {tried_of(detail)} changed"
         )
-        yield "Cause", f"not found in {detail['target']}: {why}"
+        yield "Cause", f"not found in {detail.target}: {why}"
 
 
-def doubted_case(entry: Json) -> str:
+def doubted_case(entry: Switches) -> str:
     """Return why the minimal case may not show what fails in the whole model; empty if both pass with the same switches."""
-    if not entry["whole"] or entry.get("case") is not False:
+    if not entry.whole or entry.case is not False:
         return ""
     return "The minimal case still fails with it, so that it shows the same mechanism is unproven."
 
 
-def tried_of(detail: Json) -> str:
+def tried_of(detail: CauseDetail) -> str:
     """The switches that were tried, in words: ``18 switches that were tried (of 82)``."""
-    tried = detail.get("tried", detail["switches"])
-    return (
-        f"{tried} switches"
-        if tried == detail["switches"]
-        else f"{tried} switches that were tried (of {detail['switches']})"
-    )
+    if detail.tried == detail.switches:
+        return f"{detail.tried} switches"
+    return f"{detail.tried} switches that were tried (of {detail.switches})"
 
 
-def _releases(result: Json) -> Iterator[Row]:
+def _releases(result: Result) -> Iterator[Row]:
     """Yield the first release that fails, and the first that passes again."""
-    failing = result.get("failing")
-    package = result.get("package")
+    failing = result.failing
+    package = result.package
     if failing and package:
-        first = result["first_failing"]
-        fixed = result["first_passing"]
+        first = result.first_failing
+        fixed = result.first_passing
         since = (
             f"since {first}" if first else f"in {failing[0][0]}, the oldest release with a verdict"
         )
@@ -311,68 +306,63 @@ def _releases(result: Json) -> Iterator[Row]:
             yield "Fix", f"upgrade to {package} {fixed} or later"
 
 
-def _fixes(result: Json) -> Iterator[Row]:
+def _fixes(result: Result) -> Iterator[Row]:
     """Yield the models that pass, with their cost and the number of fresh samples that they pass on."""
-    upgrade = None if result.get("first_passing") else result.get("upgrade")
+    upgrade = None if result.first_passing else result.upgrade
     if upgrade:
         yield "Fix", upgrade
-    kept = result.get("keep_fp32")
-    file = result["artifacts"].get("mixed")
-    if kept is not None and file:
+    kept = result.keep_fp32
+    file = result.artifacts.get("mixed")
+    if isinstance(kept, list) and file:
         yield from _mixed(result, kept, file)
-    tried = result.get("workarounds") or ()
-    ways = [way for way in tried if way["passes"]]
-    low = f", an fp32 model to run in {result['precision']}" if result.get("precision") else ""
-    for way in [way for way in ways if way["file"] and way["kind"] != "precision"][
+    tried = result.workarounds or ()
+    ways = [way for way in tried if way.passes]
+    low = f", an fp32 model to run in {result.precision}" if result.precision else ""
+    for way in [way for way in ways if way.file and way.kind != "precision"][
         :2
     ]:  # a switch is in the cause's row
-        yield "Fix", f"{way['file']}{low}: {way['what']}"
-        if way["why"]:
-            yield "", _sentence(way["why"])
+        yield "Fix", f"{way.file}{low}: {way.what}"
+        if way.why:
+            yield "", _sentence(way.why)
     if tried and not ways and not kept and not upgrade:
         yield "Fix", f"not found: {plural(len(tried), 'workaround')} tried"
 
 
-def _mixed(result: Json, kept: list[Json], file: str) -> Iterator[Row]:
+def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     """Yield the mixed-precision model, what it keeps in fp32, and how it does on fresh samples."""
-    used = next((str(use["what"]) for use in result.get("uses") or () if use["passed"]), file)
-    count = f"{len(kept)} of {len(kept) + result.get('lowered', 0)}"
-    low = result.get("precision") or "low"
-    units = (
-        "groups in floats" if result.get("groups") and not result.get("ladder") else "nodes in fp32"
-    )
+    used = next((use.what for use in result.uses or () if use.passed), file)
+    count = f"{len(kept)} of {len(kept) + (result.lowered or 0)}"
+    low = result.precision or "low"
+    units = "groups in floats" if result.groups and not result.ladder else "nodes in fp32"
     of = f": {grouped(kept)}" if kept else ""
     yield "Fix", f"{used}: {low}, with {count} {units}{of}"
-    seen = result.get("validation")
+    seen = result.validation
     yield (
         "",
         _sentence(
-            seen["sentence"] if seen else f"not run on fresh samples: {result.get('not_validated')}"
+            seen.sentence if seen else f"not run on fresh samples: {result.not_validated or None}"
         ),
     )
-    metric = result.get("metric") or {}
-    if "sampling_error" in metric:
-        error = f"sampling error {metric['sampling_error']:.2g}, 95% confidence"
-        yield "", f"{metric['name']} {metric['candidate']:.4g} on {metric['of']} samples ({error})"
-    minimal = result.get("minimal") or ()
-    proven = result.get("minimal_proven")
+    if (metric := result.metric) and metric.sampling_error is not None:
+        error = f"sampling error {metric.sampling_error:.2g}, 95% confidence"
+        yield "", f"{metric.name} {metric.candidate:.4g} on {metric.of} samples ({error})"
+    minimal = result.minimal or ()
+    proven = result.minimal_proven
     if len(minimal) < len(kept):
         proof = "1-minimal" if proven else "unproven"
         yield (
             "",
             f"For the given inputs only, {len(minimal)} of these {units.partition(' ')[0]} are enough ({proof})",
         )
-    others = [point for point in result.get("curve") or () if not point["recommended"]]
-    if others and result["command"] == "precision":
-        sets = [f"{p['nodes']} ({p['passed']} of {p['samples']} samples pass)" for p in others[:4]]
+    others = [point for point in result.curve or () if not point.recommended]
+    if others and result.command == "precision":
+        sets = [f"{p.nodes} ({p.passed} of {p.samples} samples pass)" for p in others[:4]]
         yield "", f"Other sets, by --keep-set N: {', '.join(sets)}"
-    if not proven and result["command"] != "precision":
+    if not proven and result.command != "precision":
         yield "", "Preliminary: `bisect-trt precision` searches longer and may keep fewer nodes"
-    if result.get("rounding"):
-        yield "", result["rounding"]
-    times = {
-        name: value for name, value in (result.get("latency_ms") or {}).items() if value is not None
-    }
+    if result.rounding:
+        yield "", result.rounding
+    times = {name: value for name, value in (result.latency_ms or {}).items() if value is not None}
     if times:
         yield "", f"latency: {', '.join(f'{name} {value:.3g} ms' for name, value in times.items())}"
 
@@ -381,9 +371,9 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _files(result: Json) -> Iterator[Row]:
+def _files(result: Result) -> Iterator[Row]:
     """Yield the files that were written."""
-    artifacts: Entry = result["artifacts"]
+    artifacts = result.artifacts
     folder = artifacts.get("reproducer")
     inside = [f"{folder}/"] if folder else []
     paths = [
@@ -396,18 +386,18 @@ def _files(result: Json) -> Iterator[Row]:
         yield "Wrote", ", ".join(written)
     if report := artifacts.get("report"):
         path = Path(report)
-        run = result["probes"]["run"]
+        run = result.probes["run"]
         yield (
             "Report",
             str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path),
         )
         if run:
-            yield "", f"{plural(run, 'probe')} in {seconds(result['wall_s'])}"
+            yield "", f"{plural(run, 'probe')} in {seconds(result.wall_s)}"
 
 
-def _next(result: Json) -> Iterator[Row]:
+def _next(result: Result) -> Iterator[Row]:
     """Yield the next command."""
-    known = [entry["command"] for entry in (result.get("report") or {}).get("commands") or ()]
-    resume = [command for command in known if command.startswith("bisect-trt resume")]
-    for command in [*(result.get("next") or ()), *resume][:1]:
+    known = (result.report.commands if result.report else None) or ()
+    resume = [each.command for each in known if each.command.startswith("bisect-trt resume")]
+    for command in [*(result.next or ()), *resume][:1]:
         yield "Next", command

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any
 
+from bisect_trt.onnxlib.nodes import Node
 from bisect_trt.search.oracle import Verdict
 
 SCHEMA = 1
@@ -47,11 +49,11 @@ def shorten(text: str, length: int) -> str:
 
 
 def number(value: float | str | None, digits: int = 5) -> str:
-    """Return a number of a result as text; JSON stores infinity and NaN as strings."""
+    """Return a number of a result as text."""
     if value is None:
         return "\u2013"
-    if isinstance(value, str):
-        return {"inf": "\u221e", "-inf": "\u2212\u221e", "nan": "NaN"}.get(value, value)
+    if isinstance(value, str) or not math.isfinite(value):
+        return {"inf": "\u221e", "-inf": "\u2212\u221e", "nan": "NaN"}.get(str(value), str(value))
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.{digits}g}"
@@ -72,13 +74,9 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
-def kind(tensor: Json) -> str:
-    """Return the type and shape of a tensor, such as ``float32[1, 64]``."""
-    if "dtype" not in tensor:
-        return "type unknown"
-    dtype = tensor["dtype"]
-    shape = tensor["shape"]
-    return f"{dtype}[?]" if shape is None else f"{dtype}[{', '.join(map(str, shape))}]"
+def named(node: Node) -> str:
+    """Return operator and name of a node of a result."""
+    return f"{node.op} '{node.name or next(iter(node.outputs), '?')}'"
 
 
 _MARKUP = re.compile(r"([\\`*\[\]<>|~&#])|((?<![^\W_])_|_(?![^\W_]))")

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice, pairwise, product
 from math import prod
-from typing import Any
 
 from bisect_trt.search.oracle import Verdict
 
@@ -158,14 +157,10 @@ _MOST_STEPS = 64
 """The largest number of steps from the smallest failing point to smaller ones."""
 
 
-def intervals(verdicts: Mapping[int, Verdict]) -> list[dict[str, Any]]:
-    """Returns the tested sizes of one dimension in rows of one verdict, as plain values."""
-    rows = [
-        (verdict, list(row)) for verdict, row in groupby(sorted(verdicts), key=verdicts.__getitem__)
-    ]
+def intervals(verdicts: Mapping[int, Verdict]) -> list[tuple[Verdict, list[int]]]:
+    """Returns the tested sizes of one dimension in rows of one verdict."""
     return [
-        {"from": row[0], "to": row[-1], "verdict": verdict.value, "tried": row}
-        for verdict, row in rows
+        (verdict, list(row)) for verdict, row in groupby(sorted(verdicts), key=verdicts.__getitem__)
     ]
 
 

@@ -202,7 +202,7 @@ class Call:
             self.console.say(
                 f"Exported by torch.onnx.export (dynamo) of PyTorch {exported['torch']}"
             )
-            self.result.extra["export"] = exported
+            self.result.export = exported
         python = self.source is not None
         files += model.data.load_inputs if python else ()
         binding = Binding.of(self.words, model.path, files, data.external_data_dir, python=python)

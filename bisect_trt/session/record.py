@@ -12,17 +12,29 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 import onnx
+from msgspec import convert
+from msgspec.structs import asdict, replace
 
 from bisect_trt.errors import BisectError
+from bisect_trt.onnxlib.nodes import Node
 from bisect_trt.probe.ledger import Record
-from bisect_trt.report.charts import error_curve, plain_number
+from bisect_trt.report.charts import error_curve, short_number
 from bisect_trt.report.console import Console
+from bisect_trt.report.parts import (
+    CommandLine,
+    Comparison,
+    ErrorText,
+    Graph,
+    GraphNode,
+    GraphTensor,
+    ProbeLine,
+)
 from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, environment
-from bisect_trt.report.text import Entry, Json, shorten
+from bisect_trt.report.text import shorten
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.comparison import TensorComparison, tolerance_ratio
+from bisect_trt.tensors.comparison import ValueRange
 from bisect_trt.tensors.info import tensor_stats
 
 if TYPE_CHECKING:
@@ -56,36 +68,29 @@ def recorded(session: Session, target: TargetSettings | None = None) -> Iterator
     finally:
         subject.record(result, prober)
         try:
-            known = result.extra.get("report", {})
-            result.extra["report"] = {
-                **known,
-                "target": target.describe() if target is not None else None,
-                "graph": graph_of(subject, result),
-                "curve": error_curve(result.extra["tensors"])
-                if result.extra.get("tensors")
-                else None,
-                "probes": _probes(prober.ledger.records, console)
-                if prober is not None
-                else list(known.get("probes", ())),
-            }
+            report = result.reported()
+            report.target = target.describe() if target is not None else None
+            report.graph = graph_of(subject, result)
+            report.curve = error_curve(result.tensors) if result.tensors else None
+            report.probes = report.probes or []
+            if prober is not None:
+                report.probes = _probes(prober.ledger.records, console)
         except Exception as error:  # the answer is worth more than the report
             console.warn(
                 f"the report has no nodes ({type(error).__name__}: {error}); please report this."
             )
 
 
-def _probes(records: list[Record], console: Console) -> list[Entry]:
+def _probes(records: list[Record], console: Console) -> list[ProbeLine]:
     """Return the probes for the report, each with its step."""
     half = MOST_PROBES // 2
     chosen = records if len(records) <= MOST_PROBES else [*records[:half], *records[-half:]]
     return [
-        {
-            **vars(record),
-            "verdict": record.verdict.value,
-            "reason": record.reason[:_REASON_LENGTH],
-            "printed": shorten(record.said, _PRINTED_LENGTH),
-            "step": console.step_of(record.number),
-        }
+        ProbeLine(
+            **asdict(replace(record, reason=record.reason[:_REASON_LENGTH])),
+            printed=shorten(record.said, _PRINTED_LENGTH),
+            step=console.step_of(record.number),
+        )
         for record in chosen
     ]
 
@@ -120,16 +125,14 @@ def leave_record(
     if not places:
         return None
     result.artifacts["report"] = str(places[-1])
-    known = result.extra.setdefault("report", {})
-    known |= {
-        "created": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "story": console.story(),
-        "commands": _commands(result, folder, argv),
-        "environment": {
-            **{f"on {seen['place']}": seen["said"] for seen in result.extra.get("places", ())},
-            **environment(),
-            "working directory": str(Path.cwd()),
-        },
+    parts = result.reported()
+    parts.created = datetime.now().astimezone().isoformat(timespec="seconds")
+    parts.story = console.story()
+    parts.commands = _commands(result, folder, argv)
+    parts.environment = {
+        **{f"on {seen['place']}": seen["said"] for seen in result.places or ()},
+        **environment(),
+        "working directory": str(Path.cwd()),
     }
     for own in () if folder is None else (folder / RESULT_FILE, folder / REPORT_FILE):
         if (
@@ -139,7 +142,7 @@ def leave_record(
     try:
         content = None if folder is None else result.write(folder / RESULT_FILE)
         for place in places:
-            write_report(result.to_json(), place)
+            write_report(result, place)
     except BisectError as error:
         result.artifacts["report"] = None
         console.warn(f"no report: {error}")
@@ -147,7 +150,7 @@ def leave_record(
     return content
 
 
-def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> list[dict[str, str]]:
+def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> list[CommandLine]:
     commands = [("Run it again", ["bisect-trt", *argv])] if argv else []
     if result.artifacts.get("reproducer"):
         script = Path(str(result.artifacts["reproducer"])) / "reproduce.py"
@@ -165,25 +168,18 @@ def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> lis
         )
     if folder is not None:
         commands.append(("Write this page again", ["bisect-trt", "report", str(folder)]))
-    return [{"what": what, "command": shlex.join(words)} for what, words in commands]
+    return [CommandLine(what=what, command=shlex.join(words)) for what, words in commands]
 
 
-def graph_of(subject: Subject, result: Result) -> Entry:
-    """Return the nodes of the answer for the report; the model is not run.
-
-    Returns:
-        ``nodes``, the most important first, and ``tensors``, which these read and make, by name.
-    """
+def graph_of(subject: Subject, result: Result) -> Graph:
+    """Return the nodes of the answer for the report, and the tensors that these read and make; the model is not run."""
     network = subject.network
-    extra = result.extra
-    entries = [*extra.get("comparisons", ()), *extra.get("tensors", ())]
-    passed = {entry["name"]: entry for entry in entries if entry["passed"]}
+    entries = [*(result.comparisons or ()), *(result.tensors or ())]
+    passed = {entry.name: entry for entry in entries if entry.passed}
     # Of several input samples the first that fails counts.
-    comparisons = passed | {
-        entry["name"]: entry for entry in reversed(entries) if not entry["passed"]
-    }
-    origins = [each["node"] for each in extra.get("origins", ())]
-    wrong = [entry["name"] for entry in extra.get("comparisons", ()) if not entry["passed"]]
+    comparisons = passed | {entry.name: entry for entry in reversed(entries) if not entry.passed}
+    origins = [each.node for each in result.origins or ()]
+    wrong = [entry.name for entry in result.comparisons or () if not entry.passed]
     groups = (_outputs(result.culprits), _outputs(origins), wrong, network.outputs)
     found = (
         [network.producer[name] for name in group if name in network.producer] for group in groups
@@ -202,42 +198,41 @@ def graph_of(subject: Subject, result: Result) -> Entry:
         weight = "weight" if maker is None or network.constant[maker] else "node"
         return "input" if name in network.inputs else weight
 
-    def describe(node: int) -> Entry:
+    def describe(node: int) -> GraphNode:
         proto = network.nodes[node]
         made = network.made(node)
         reads = network.reads[node]
-        return {
-            "name": proto.name,
-            "op": proto.op_type,
-            "domain": proto.domain,
-            "attributes": attribute_texts(proto),
-            "inputs": [[name, source(name)] for name in reads[:_SHOWN_INPUTS]],
-            "outputs": made,
-            "written": network.written(node),
-        }
+        return GraphNode(
+            name=proto.name,
+            op=proto.op_type,
+            domain=proto.domain,
+            attributes=attribute_texts(proto),
+            inputs=tuple((name, source(name)) for name in reads[:_SHOWN_INPUTS]),
+            outputs=tuple(made),
+            written=network.written(node),
+        )
 
-    def tensor(name: str) -> Entry:
-        known: Entry = {}
-        if (info := infos.get(name)) is not None:
-            shape = (
-                None if info.shape is None else ["?" if dim is None else dim for dim in info.shape]
-            )
-            known |= {"dtype": info.dtype.name, "shape": shape}
-        if (comparison := comparisons.get(name)) is not None:
-            known["error"] = _error(comparison)
-            if comparison.get("own") is not None:
-                known["own"] = _error(comparison["own"])
-            if comparison.get("target_range") is not None:
-                known["target"] = comparison["target_range"]
-        return known | ranges.get(name, {})
+    def tensor(name: str) -> GraphTensor:
+        info = infos.get(name)
+        shape = None if info is None else info.shape
+        comparison = comparisons.get(name)
+        return GraphTensor(
+            dtype=None if info is None else info.dtype.name,
+            shape=None if shape is None else tuple("?" if dim is None else dim for dim in shape),
+            error=None if comparison is None else _error(comparison),
+            own=_error(comparison.own) if comparison is not None and comparison.own else None,
+            target=None if comparison is None else comparison.target_range,
+            reference=ranges.get(name),
+        )
 
-    return {"nodes": list(map(describe, shown)), "tensors": {name: tensor(name) for name in names}}
+    tensors = {name: tensor(name) for name in names}
+    return Graph(nodes=tuple(map(describe, shown)), tensors=tensors)
 
 
-def _ranges(subject: Subject, names: Iterable[str]) -> dict[str, Entry]:
+def _ranges(subject: Subject, names: Iterable[str]) -> dict[str, ValueRange]:
     """Return the ranges of the reference's values, of the nearest tensors first, as far as that is quick."""
     left = _MOST_ELEMENTS
-    ranges = dict[str, Entry]()
+    ranges = dict[str, ValueRange]()
     for name in names if "reference" in vars(subject) else ():
         info = subject.reference.infos.get(name)
         if info is None or info.dtype.kind == "c":
@@ -247,23 +242,19 @@ def _ranges(subject: Subject, names: Iterable[str]) -> dict[str, Entry]:
         if left < 0 or not size:
             continue
         for value in subject.reference.select([name]).values():
-            stats = tensor_stats(value)
-            ranges[name] = {
-                "reference": {
-                    key: n if isinstance(n, int) else plain_number(n) for key, n in stats.items()
-                }
-            }
+            stats = tensor_stats(value).items()
+            shown = {key: n if isinstance(n, int) else short_number(n) for key, n in stats}
+            ranges[name] = convert(shown, ValueRange)
     return ranges
 
 
-def _outputs(entries: Iterable[Json]) -> list[str]:
-    return [entry["outputs"][0] for entry in entries if entry.get("outputs")]
+def _outputs(entries: Iterable[Node]) -> list[str]:
+    return [entry.outputs[0] for entry in entries if entry.outputs]
 
 
-def _error(comparison: Entry) -> Entry:
-    text = TensorComparison.from_json(comparison).describe()
-    ratio = plain_number(tolerance_ratio(comparison))
-    return {"passed": comparison["passed"], "ratio": ratio, "text": text}
+def _error(comparison: Comparison) -> ErrorText:
+    ratio = short_number(comparison.tolerance_ratio)
+    return ErrorText(passed=comparison.passed, ratio=ratio, text=comparison.describe())
 
 
 def attribute_texts(node: onnx.NodeProto) -> dict[str, str]:

@@ -10,7 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec import structs
+
 from bisect_trt.errors import BisectError, ModelRefusedError
+from bisect_trt.onnxlib.nodes import Node
 from bisect_trt.options.shared import Search
 from bisect_trt.options.spec import written
 from bisect_trt.probe.candidate import Candidate, Identity, Probe
@@ -19,8 +22,8 @@ from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.user_checks import Undo
 from bisect_trt.report.console import Console
+from bisect_trt.report.parts import Failure, FailureRate, MetricValues, Minimality, ProbeScore
 from bisect_trt.report.result import Result, says_less
-from bisect_trt.report.text import Entry
 from bisect_trt.search.confirm import FLAKY, ORIGINAL_PASSED, confirm
 from bisect_trt.search.oracle import (
     Ask,
@@ -38,7 +41,6 @@ from bisect_trt.search.strategy import minimise
 from bisect_trt.session.advice import advice
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.subject import Subject
-from bisect_trt.tensors.comparison import to_plain
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.protocol import LOST, Failed
 
@@ -150,9 +152,14 @@ class Session:
         )
         flakiness = self.prober.flakiness
         if search.repeat is not None:
-            names = ("runs", "failures", "rate", "passes_needed", "confidence")
-            known = {name: getattr(flakiness, name) for name in names}
-            self.result.extra["flaky"] = {**known, "least_rate": round(flakiness.least_rate, 6)}
+            self.result.flaky = FailureRate(
+                runs=flakiness.runs,
+                failures=flakiness.failures,
+                rate=flakiness.rate,
+                confidence=flakiness.confidence,
+                passes_needed=flakiness.passes_needed,
+                least_rate=round(flakiness.least_rate, 6),
+            )
         if flakiness.passes_needed > 1:
             self.console.say(
                 f"  it fails in {flakiness.failures} of {flakiness.runs} runs, so a candidate passes after "
@@ -276,15 +283,10 @@ class Session:
         result.status = "found"
         result.minimality, result.why = self.proof(minimum)
 
-    def failure(self, minimum: Minimum, culprits: Sequence[Entry], path: Path) -> Entry:
+    def failure(self, minimum: Minimum, culprits: Sequence[Node], path: Path) -> Failure:
         """Return one failure among several for the result: its nodes, their minimality, the model."""
         minimality, why = self.proof(minimum)
-        return {
-            "culprits": list(culprits),
-            "minimality": minimality,
-            "why": why,
-            "reduced": str(path),
-        }
+        return Failure(culprits=tuple(culprits), minimality=minimality, why=why, reduced=str(path))
 
     def never_passes(self, answer: Subset | None = None) -> str | None:
         """Return why nothing is proven, where what must pass does not: the model without the answer, or Identity nodes only.
@@ -320,7 +322,7 @@ class Session:
             return None if prober.ledger.passed else f"no probe has passed: {error}"
         return NEVER_PASSES
 
-    def proof(self, minimum: Minimum) -> tuple[str, str | None]:
+    def proof(self, minimum: Minimum) -> tuple[Minimality, str | None]:
         """Return ``1-minimal`` or ``unproven``, and the reason."""
         flakiness = self.prober.flakiness
         if not minimum.proven:
@@ -336,7 +338,8 @@ class Session:
             return "1-minimal", minimum.why
         passed = sum(record.verdict is Verdict.PASS for record in self.prober.ledger.records)
         confidence = flakiness.reached(passed)
-        self.result.extra["flaky"]["reached"] = round(confidence, 6)
+        if self.result.flaky:
+            self.result.flaky = structs.replace(self.result.flaky, reached=round(confidence, 6))
         why = (
             f"the failure is flaky ({flakiness.rate:.0%} of {flakiness.runs} runs); 1-minimal with {confidence:.1%} "
             f"confidence: each of {passed} passing candidates passed {flakiness.passes_needed} times"
@@ -365,14 +368,16 @@ class Session:
         if outcome.metric is None:
             self.console.warn(f"the answer could not be scored on the whole set: {outcome.reason}")
             return
-        self.result.extra["metric"] = to_plain(outcome.metric) | {
-            "original": None if original is None else to_plain(original.candidate),
-            "probes": [
-                {"probe": record.number, "candidate": to_plain(seen.candidate)}
-                for record in prober.ledger.records
-                if (seen := self.outcome(record).metric) is not None
-            ],
-        }
+        scores = (
+            ProbeScore(probe=record.number, candidate=seen.candidate)
+            for record in prober.ledger.records
+            if (seen := self.outcome(record).metric) is not None
+        )
+        self.result.metric = MetricValues(
+            **vars(outcome.metric),
+            original=None if original is None else original.candidate,
+            probes=tuple(scores),
+        )
         self.console.answer(
             f"  {outcome.reason}; the reference has {scale.metric.say(scale.reference)}"
         )
@@ -384,8 +389,8 @@ class Session:
         found = next(
             (each.metric for each in outcomes if each is not None and each.metric is not None), None
         )
-        if found is not None:
-            self.result.extra.setdefault("metric", to_plain(found))
+        if found is not None and not self.result.metric:
+            self.result.metric = MetricValues(**vars(found))
 
     def until_done(self, story: Callable[[], Done]) -> Done:
         """Return the result of a function; run it again if the user takes an answer back.

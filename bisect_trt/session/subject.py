@@ -16,7 +16,7 @@ from bisect_trt.errors import ModelFileError, RuntimeMissingError, UnavailableEr
 from bisect_trt.onnxlib.cut import StoredValue, cut, mark_outputs
 from bisect_trt.onnxlib.load import load_model, needed_ir_version
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import clone, keep_only, share_names
+from bisect_trt.onnxlib.nodes import Node, clone, keep_only, share_names
 from bisect_trt.onnxlib.shapes import (
     fix_input_shapes,
     free_inputs,
@@ -33,8 +33,8 @@ from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.reference import Models, Reference
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
+from bisect_trt.report.parts import Model
 from bisect_trt.report.result import Result
-from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Subset
 from bisect_trt.session.facts import ModelFacts
 from bisect_trt.session.free_dims import Freed
@@ -472,28 +472,28 @@ class Subject:
         """Return the model with these tensors as its outputs."""
         return mark_outputs(self.network, list(names), self.infos)
 
-    def describe_searched(self, units: Iterable[int]) -> list[Entry]:
+    def describe_searched(self, units: Iterable[int]) -> list[Node]:
         """Return the nodes of some units for the result, without nodes that only compute weights."""
         order = (self.network.order[unit] for unit in sorted(units))
         return self.describe_nodes(index for index in order if not self.network.constant[index])
 
-    def describe_nodes(self, nodes: Iterable[int]) -> list[Entry]:
+    def describe_nodes(self, nodes: Iterable[int]) -> list[Node]:
         """Return nodes for the result: name, operator, outputs, and the PyTorch module, if the file records it."""
         return [self.network.plain(index) for index in nodes]
 
     def record(self, result: Result, prober: Prober | None = None) -> None:
         """Put the model and the counts of probes into a result."""
-        result.model = {
-            "path": str(self.settings.path),
-            "sha256": self.sha256,
-            "nodes": len(self.network.nodes),
-            "units": self.network.constant.count(False),
-        }
+        result.model = Model(
+            path=str(self.settings.path),
+            sha256=self.sha256,
+            nodes=len(self.network.nodes),
+            units=self.network.constant.count(False),
+        )
         result.artifacts["run"] = str(self.workspace.folder)
         if self.ir_version is not None:
-            result.extra["ir_version"] = dict(self.ir_version)
+            result.ir_version = dict(self.ir_version)
         if self.seen:
-            result.extra["places"] = [
+            result.places = [
                 {**seen.to_json(), "said": seen.describe()} for seen in self.seen.values()
             ]
         if prober is not None:

@@ -59,7 +59,7 @@ class Arbiter:
         fault = arbitrate(self.session, target, comparison.tolerances, case)
         if not fault.is_seen and self.session.probing is None:
             return None
-        self.session.result.extra["fault"] = fault.to_json()
+        self.session.result.fault = fault.to_part()
         self.session.console.answer(fault.sentence)
         self.upgrade(case, fault)
         return fault
@@ -134,10 +134,10 @@ class Arbiter:
         return None if newest is None else newest.since
 
     def _tell(self, doubt: str) -> None:
-        self.session.result.extra["reference_doubt"] = doubt
+        self.session.result.reference_doubt = doubt
         self.session.console.answer(doubt)
 
     def _show(self, since: Since | None) -> None:
         if since is not None and since.fixed is not None:
-            self.session.result.extra["upgrade"] = since.fixed
+            self.session.result.upgrade = since.fixed
             self.session.console.answer(f"Fix: {since.fixed}.")

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import onnx
@@ -25,6 +24,7 @@ from bisect_trt.onnxlib.roundings import lower_roundtrip, lows_of, widened
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import CRASHED
 from bisect_trt.probe.outcome import Ending
+from bisect_trt.report.parts import Whose, WrongSide
 from bisect_trt.report.text import Entry, Json
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
@@ -45,13 +45,11 @@ from bisect_trt.steps.second_opinion import installed_versions
 from bisect_trt.steps.standing import objection
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.compare import compare_all
-from bisect_trt.tensors.comparison import to_plain
 from bisect_trt.tensors.files import Values
 from bisect_trt.tensors.info import tensor_of
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.protocol import Failed
 
-Whose = Literal["target", "reference", "precision", "rounding", "tie", "random", "unknown"]
 _EVALUATOR = TargetSettings("onnx")
 _EVALUATOR_SECONDS = 120.0
 """The evaluator is written for clarity, not for speed."""
@@ -91,9 +89,9 @@ class Fault:
         """Whether another setting of the target, or another form of the model, may make it pass."""
         return self.whose in ("target", "precision", "unknown")
 
-    def to_json(self) -> Entry:
-        """The field ``fault`` of the result."""
-        return dict(to_plain({"whose": self.whose, "sentence": self.sentence, **self.figures}))
+    def to_part(self) -> WrongSide:
+        """Return the field ``fault`` of the result."""
+        return WrongSide(self.whose, self.sentence, **self.figures)
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from bisect_trt.errors import MissingOptionError, UnreadableFileError
 from bisect_trt.report.console import Console
-from bisect_trt.report.text import Entry, Json
+from bisect_trt.report.parts import ChoiceCount, ChoiceMade
+from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.strategy import minimise
 from bisect_trt.targets.choices import (
@@ -63,11 +65,12 @@ class Build:
     choices: frozenset[Choice]
 
 
-def compare_builds(builds: Sequence[Build], proven: frozenset[Choice] = frozenset()) -> list[Entry]:
-    """Return the choices that not all builds made, and the ``proven`` ones, as plain values.
+def compare_builds(
+    builds: Sequence[Build], proven: frozenset[Choice] = frozenset()
+) -> list[ChoiceCount]:
+    """Return the choices that not all builds made, and the ``proven`` ones, with the builds that made them.
 
-    Each has ``layer``, ``choice``, ``kind``, ``value``, the number of ``good`` and ``bad`` builds
-    with it, and ``proven``. Proven ones come first, then those that are more frequent in bad
+    Proven ones come first, then those that are more frequent in bad
     builds.
     """
     goods, bads = count_verdicts(builds)
@@ -85,8 +88,12 @@ def compare_builds(builds: Sequence[Build], proven: frozenset[Choice] = frozense
 
     differing = (choice for choice in {*good, *bad} if good[choice] + bad[choice] < len(builds))
     return [
-        plain_choice(choice)
-        | {"good": good[choice], "bad": bad[choice], "proven": choice in proven}
+        ChoiceCount(
+            **structs.asdict(choice_part(choice)),
+            good=good[choice],
+            bad=bad[choice],
+            proven=choice in proven,
+        )
         for choice in sorted(proven.union(differing), key=rank)
     ]
 
@@ -97,24 +104,18 @@ def count_verdicts(builds: Sequence[Build]) -> tuple[int, int]:
     return goods, len(builds) - goods
 
 
-def plain_choice(choice: Choice) -> Entry:
-    """A choice as plain values."""
-    return {
-        "layer": choice.layer,
-        "choice": choice.said,
-        "kind": choice.kind,
-        "value": choice.value,
-    }
+def choice_part(choice: Choice) -> ChoiceMade:
+    """A choice as results have it."""
+    return ChoiceMade(layer=choice.layer, choice=choice.said, kind=choice.kind, value=choice.value)
 
 
-def tell_choices(builds: Sequence[Build], rows: Sequence[Json], console: Console) -> None:
+def tell_choices(builds: Sequence[Build], rows: Sequence[ChoiceCount], console: Console) -> None:
     """Print a table of the choices that are more frequent in bad builds."""
     goods, bads = count_verdicts(builds)
-    shown = [row for row in rows if row["bad"] * goods > row["good"] * bads]
+    shown = [row for row in rows if row.bad * goods > row.good * bads]
     console.say(f"  {len(shown)} of {len(rows)} differing choices are more frequent in bad builds")
     lines = [
-        (row["layer"], row["choice"], f"{row['bad']} of {bads}", f"{row['good']} of {goods}")
-        for row in shown
+        (row.layer, row.choice, f"{row.bad} of {bads}", f"{row.good} of {goods}") for row in shown
     ]
     if lines:
         console.table(("layer", "choice", "bad", "good"), lines, _SHOWN)

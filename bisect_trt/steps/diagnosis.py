@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from msgspec import UNSET, structs
 
 from bisect_trt.errors import quoted
 from bisect_trt.mixed_precision.answer import MIXED, find_fix
@@ -19,9 +20,9 @@ from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Diagnose, Reduce
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.report.parts import Amplified, Failure, Inside
 from bisect_trt.report.reproducer import MODEL, SCRIPT, Since, pack
 from bisect_trt.report.result import Result
-from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Mode
 from bisect_trt.session.call import Call
 from bisect_trt.session.checks import CheckSettings
@@ -30,7 +31,7 @@ from bisect_trt.steps.arbiter import Arbiter
 from bisect_trt.steps.arbitration import Fault, arbitrate
 from bisect_trt.steps.dynamic_dims import free_where_needed, needed_dimensions, tell_dynamic
 from bisect_trt.steps.inside import look_inside
-from bisect_trt.steps.layers import LayerComparison, tell, to_json
+from bisect_trt.steps.layers import LayerComparison, fill_in, tell
 from bisect_trt.steps.minimal_case import (
     HELD,
     JudgedCase,
@@ -85,21 +86,23 @@ class Diagnosis:
             KeyboardInterrupt: The user stops; the best so far has been written.
         """
         session, result = self.session, self.session.result
-        result.extra |= {"cause": [], "cause_detail": None, "workarounds": []}
+        result.cause = []
+        result.cause_detail = None
+        result.workarounds = []
         with saving_best(self.save_best):
             case, suspects = self.find_case()
             if case is None:
                 return result
             answer = self.judge(case, suspects)
             left = self.deliver(answer)
-        if "amplified" in result.extra and answer.fault.whose != "target":
-            session.console.answer(result.extra["amplified"]["sentence"])
+        if result.amplified and answer.fault.whose != "target":
+            session.console.answer(result.amplified.sentence)
         cause: list[str] = []
         since: Since | None = None
-        inside: list[Entry] = []
+        inside: list[Inside] = []
         try:
             inside = look_inside(session, answer.whole)
-            result.extra |= {"inside": inside} if inside else {}
+            result.inside = inside or UNSET
             arbiter = self.arbiter
             if self.own.releases and answer.fault.is_fixable:  # they are all asked below
                 arbiter = replace(arbiter, installs=False)
@@ -142,7 +145,7 @@ class Diagnosis:
         amplified = self.add_rounding()
         suspects = self.locate()
         case = extract_suspect(self.session, self.check.target, suspects)
-        if case is None and amplified is not None and amplified["spread"]:
+        if case is None and amplified is not None and amplified.spread:
             self.stop_at_rounding(amplified)
         elif case is None:
             try:
@@ -206,7 +209,7 @@ class Diagnosis:
             "\n  - ".join([str(error), *(step for step in steps if steps[step])])
         )
 
-    def add_rounding(self) -> Entry | None:
+    def add_rounding(self) -> Amplified | None:
         """Compare the reference with itself with rounding added; returns the field ``amplified`` if that fails too."""
         session = self.session
         outcome = session.prober.ledger.outcome(session.subject.original.key)
@@ -215,7 +218,7 @@ class Diagnosis:
         )
         if amplified is not None:
             session.console.say("  the reference with rounding errors added differs as much")
-            session.result.extra["amplified"] = amplified
+            session.result.amplified = amplified
         return amplified
 
     def locate(self) -> list[int]:
@@ -224,21 +227,19 @@ class Diagnosis:
         session.console.step("Find the first wrong tensor")
 
         def show(layers: LayerComparison) -> None:
-            session.result.extra |= to_json(session.subject, layers)
+            fill_in(session.result, session.subject, layers)
             tell(session.subject, layers, session.console)
 
         return find_suspects(session, show)
 
-    def stop_at_rounding(self, amplified: Entry) -> None:
+    def stop_at_rounding(self, amplified: Amplified) -> None:
         """End where rounding alone fails the whole model: whether a piece of it fails depends on its last digit."""
         result = self.session.result
         result.status = "inconclusive"
         result.minimality = "unproven"
         result.why = "rounding alone fails the model too, and no node fails alone"
-        result.extra["fault"] = Fault(
-            "rounding", amplified["sentence"], {"op": amplified["op"]}
-        ).to_json()
-        self.session.console.answer(amplified["sentence"])
+        result.fault = Fault("rounding", amplified.sentence, {"op": amplified.op}).to_part()
+        self.session.console.answer(amplified.sentence)
 
     def reduce(self, suspects: Sequence[int]) -> Case:
         """Search the whole model for the fewest units that still fail."""
@@ -281,9 +282,8 @@ class Diagnosis:
         left = leave_reproducer(session, self.check, answer, self.output, self.own)
         session.conclude(left.minimum)
         result.culprits = session.subject.describe_nodes(answer.blamed)
-        result.extra |= {"fault": answer.fault.to_json()} | (
-            {"held": True} if answer.candidate.held else {}
-        )
+        result.fault = answer.fault.to_part()
+        result.held = answer.candidate.held or UNSET
         result.artifacts |= {"reproducer": str(self.output), "reduced": str(left.files[0])}
         self._tell(answer, result.minimality, self.output, why=result.why)
         if answer.candidate.held:
@@ -291,7 +291,7 @@ class Diagnosis:
         tell_dynamic(session, answer.candidate)
         return left
 
-    def deliver_another(self, case: Case, number: int) -> Entry:
+    def deliver_another(self, case: Case, number: int) -> Failure:
         """Write a reproducer of another failure beside the first; returns its entry in ``failures``."""
         session = self.session
         answer = self.judge(case)
@@ -300,11 +300,10 @@ class Diagnosis:
         failure = session.failure(
             left.minimum, session.subject.describe_nodes(answer.blamed), left.files[0]
         )
-        self._tell(answer, failure["minimality"], folder, prefix="Another failure: ")
+        self._tell(answer, failure.minimality, folder, prefix="Another failure: ")
         inside = look_inside(session, answer.whole)
         left.finish(session, inside=inside)
-        failure |= {"inside": inside} if inside else {}
-        return {**failure, "fault": answer.fault.to_json()}
+        return structs.replace(failure, inside=tuple(inside), fault=answer.fault.to_part())
 
     def _tell(
         self,
@@ -380,12 +379,10 @@ def diagnose_whole(diagnosis: Diagnosis) -> Result:
     if limited:
         name_cause(session, check, answer)
     else:
-        measured = result.extra["metric"]
+        measured = result.metric
         find_fix(session, check, diagnosis.search, answer, output)
-        fixed = result.extra["metric"]
-        result.extra["metric"] = measured | (
-            {} if fixed is measured else {"fixed": fixed["candidate"]}
-        )
+        if measured and result.metric and result.metric is not measured:
+            result.metric = structs.replace(measured, fixed=result.metric.candidate)
     result.suggest(session.command("run", check))
     if diagnosis.archive is not None:
         files = sorted({*output.glob(f"{reduced.output.stem}.*"), *output.glob(f"{MIXED}*")})

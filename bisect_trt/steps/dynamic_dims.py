@@ -24,6 +24,7 @@ from bisect_trt.onnxlib.shapes import (
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.probe.reference import Reference
+from bisect_trt.report.parts import DynamicShapes, FreeDimension, InputAxis
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.free_dims import Axis, Freed
 from bisect_trt.session.session import Session
@@ -199,7 +200,7 @@ def needed_dimensions(session: Session, answer: Candidate) -> Candidate:
     fixed = with_output_shapes(fixed, subject.values(answer, answer.outputs))
     static = freed.dress(replace(answer, made=fixed, title="the answer, with fixed shapes"))
     needed = bool(names) and session.prober.probe(static).verdict is not Verdict.FAIL
-    session.result.extra["dynamic"] = {"needed": needed, "dimensions": []}
+    session.result.dynamic = DynamicShapes(needed=needed, dimensions=())
     console.say(
         f"  yes, it fails only with {names} free"
         if needed
@@ -210,17 +211,18 @@ def needed_dimensions(session: Session, answer: Candidate) -> Candidate:
 
 def tell_dynamic(session: Session, answer: Candidate) -> None:
     """Print the free dimensions that the answer needs, and put them into the result with their sizes after shrinking."""
-    known = session.result.extra.get("dynamic")
-    if not known or not known["needed"]:
+    if not session.result.dynamic or not session.result.dynamic.needed:
         return
     values = session.subject.values(answer, answer.inputs)
+    dimensions = []
     for symbol, places in _free_places(answer).items():
-        inputs = [
-            {"name": name, "axis": axis, "size": int(values[name].shape[axis])}
+        inputs = (
+            InputAxis(name=name, axis=axis, size=int(values[name].shape[axis]))
             for name, axis in places
-        ]
-        known["dimensions"].append({"name": symbol, "inputs": inputs})
-    names = ", ".join(f"'{each['name']}'" for each in known["dimensions"])
+        )
+        dimensions.append(FreeDimension(name=symbol, inputs=tuple(inputs)))
+    session.result.dynamic = DynamicShapes(needed=True, dimensions=tuple(dimensions))
+    names = ", ".join(f"'{each.name}'" for each in dimensions)
     session.console.answer(
         f"  The model must stay dynamic in {names}: with fixed shapes it passes."
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
+from msgspec import structs
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.onnxlib.bodies import Body, Outer, has_body
@@ -23,8 +24,9 @@ from bisect_trt.onnxlib.nodes import first_output, label
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.outcome import Ending
+from bisect_trt.report.parts import Inside
 from bisect_trt.report.summary import describe_inside
-from bisect_trt.report.text import Entry, plural
+from bisect_trt.report.text import plural
 from bisect_trt.search.oracle import Mode, Verdict
 from bisect_trt.session.checks import make_vet
 from bisect_trt.session.session import Case, RebuiltPasses, Session
@@ -58,7 +60,7 @@ class _Level:
     outer: Outer
 
 
-def look_inside(session: Session, case: Candidate) -> list[Entry]:
+def look_inside(session: Session, case: Candidate) -> list[Inside]:
     """Search the body of the one node that fails, as deep as bodies are nested, and print what fails inside.
 
     Args:
@@ -70,7 +72,7 @@ def look_inside(session: Session, case: Candidate) -> list[Entry]:
         asked of whole models only.
     """
     check = session.prober.check
-    levels: list[Entry] = []
+    levels: list[Inside] = []
     if check.asks_user or check.bounds_whole:
         return levels
     network = session.subject.network
@@ -82,21 +84,23 @@ def look_inside(session: Session, case: Candidate) -> list[Entry]:
     while level is not None and len(levels) < _MOST_LEVELS:
         node = level.session.subject.network.nodes[level.node]
         session.console.step(f"Look inside {node.op_type} '{level.name}'")
-        entry: Entry = {
-            "name": level.name,
-            "op": node.op_type,
-            "branch": None,
-            "iteration": None,
-            "nodes": [],
-        }
-        entry |= {"minimality": "unproven", "why": "its body does not fail alone"}
+        levels.append(
+            Inside(
+                name=level.name,
+                op=node.op_type,
+                branch=None,
+                iteration=None,
+                nodes=(),
+                minimality="unproven",
+                why="its body does not fail alone",
+            )
+        )
         try:
-            level = _descend(level, entry)
+            level = _descend(level, levels)
         except (BudgetSpent, RebuiltPasses, UnavailableError) as error:
-            entry["why"] = f"the search inside it ended: {error}"
+            levels[-1] = structs.replace(levels[-1], why=f"the search inside it ended: {error}")
             level = None
-        levels.append(entry)
-        session.console.answer(describe_inside(entry))
+        session.console.answer(describe_inside(levels[-1]))
     return levels
 
 
@@ -151,8 +155,8 @@ def _weights(session: Session, case: Candidate, names: Sequence[str]) -> Arrays:
     return values
 
 
-def _descend(level: _Level, entry: Entry) -> _Level | None:
-    """Search the body of a node, and put what fails into its entry; returns the next level if that has a body too."""
+def _descend(level: _Level, levels: list[Inside]) -> _Level | None:
+    """Search the body of a node, and put what fails into the last of the levels; returns the next one if that has a body too."""
     session = level.session
     case_outcome = session.prober.ledger.outcome(level.case.key)
     as_severe = session.prober.ledger.aside()
@@ -164,21 +168,21 @@ def _descend(level: _Level, entry: Entry) -> _Level | None:
                 session.prober.ledger.aside()
             )  # an error that grows is milder after the first iterations
     for ledger in ledgers:
-        for where, body in _bodies(level, ledger):
-            entry |= where
+        for branch, iteration, body in _bodies(level, ledger):
+            levels[-1] = structs.replace(levels[-1], branch=branch, iteration=iteration)
             subject = session.subject.of_body(body.model, body.values, level.number)
             vet = None if session.prober.vet is None else make_vet(subject)
             prober = replace(session.prober, ledger=ledger, activations=subject.reference, vet=vet)
             inner = replace(session, subject=subject, probing=prober)
             original = replace(subject.original, title=f"the body of {level.name}")
             if prober.probe(original).verdict is Verdict.FAIL:
-                return _search(level, inner, body, entry)
-        if entry["iteration"] == 1:  # there is no earlier one
+                return _search(level, inner, body, levels)
+        if levels[-1].iteration == 1:  # there is no earlier one
             break
     return None
 
 
-def _search(level: _Level, inner: Session, body: Body, entry: Entry) -> _Level | None:
+def _search(level: _Level, inner: Session, body: Body, levels: list[Inside]) -> _Level | None:
     """Find the minimal case of a body that fails."""
     check = inner.prober.check
     network = inner.subject.network
@@ -190,36 +194,35 @@ def _search(level: _Level, inner: Session, body: Body, entry: Entry) -> _Level |
     )
     whole = inner.settle(case)
     nodes = by_blame(inner, whole, suspects)
-    entry["nodes"] = []
+    failing = []
     for index in nodes:
         source = body.sources.get(first_output(network.nodes[index]), network.nodes[index])
-        names = {
-            "name": f"{level.name}/{label(source)}",
-            "outputs": [name for name in source.output if name],
-        }
-        entry["nodes"].append(network.plain(index) | names)
-    entry["minimality"], entry["why"] = inner.proof(case.minimum)
-    named = [each["name"] for each in entry["nodes"]]
+        name = f"{level.name}/{label(source)}"
+        made = tuple(filter(None, source.output))
+        failing.append(structs.replace(network.plain(index), name=name, outputs=made))
+    minimality, why = inner.proof(case.minimum)
+    levels[-1] = structs.replace(levels[-1], nodes=tuple(failing), minimality=minimality, why=why)
+    named = [each.name for each in failing]
     return _level(inner, whole, nodes, named, level.number + 1, body.sources)
 
 
-def _bodies(level: _Level, ledger: Ledger) -> Iterator[tuple[Entry, Body]]:
+def _bodies(level: _Level, ledger: Ledger) -> Iterator[tuple[str | None, int | None, Body]]:
     """Yield the bodies of a node that may fail, with the branch or the iteration."""
     outer = level.outer
     models = level.session.subject.models
     if is_call(outer.model, outer.node):
         if (body := outer.inlined()) is not None:
-            yield {}, body
+            yield None, None, body
     elif outer.node.op_type == "If":
         for branch in outer.branches(condition_known=not models.build_only):
             if (body := outer.branch(branch)) is not None:
-                yield {"branch": branch}, body
+                yield branch, None, body
     else:
         number = 1 if models.build_only else _first_wrong(level, ledger)
         state = _state(level, number) if number else None
         body = None if state is None else outer.iteration(number, state)
         if body is not None:
-            yield {"iteration": None if models.build_only else number}, body
+            yield None, None if models.build_only else number, body
 
 
 def _first_wrong(level: _Level, ledger: Ledger) -> int:

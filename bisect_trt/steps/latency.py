@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from itertools import chain
 from pathlib import Path
@@ -18,9 +19,10 @@ from bisect_trt.errors import InputValuesError, UnsuitableModelError
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import clone, first_output
 from bisect_trt.options.compare import Limits
+from bisect_trt.report.parts import Latency, LatencyRow
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import grouped
-from bisect_trt.report.text import Entry, Json, shorten
+from bisect_trt.report.text import Json, shorten
 from bisect_trt.session.checks import CheckSettings, baseline_of
 from bisect_trt.session.session import Session
 from bisect_trt.targets.settings import TargetSettings
@@ -84,28 +86,34 @@ def nodes_of(network: Network, layers: Layers) -> list[set[int]]:
     return found
 
 
-def beside(network: Network, target: Layers, baseline: Layers) -> list[Entry]:
-    """Return ``nodes``, ``ms`` and ``layers`` of each row, and the same of the baseline; the largest difference first."""
+def beside(network: Network, target: Layers, baseline: Layers) -> list[LatencyRow]:
+    """Return rows of nodes, each with its layers on both sides; the largest difference first."""
     groups = {index: [index] for index in _timed(network)}
     placed = nodes_of(network, target), nodes_of(network, baseline)
     for nodes in chain(*placed):
         merged = [*chain(*{id(groups[index]): groups[index] for index in nodes}.values())]
         groups |= dict.fromkeys(merged, merged)
-    rows: dict[int, Entry] = {}
-    for prefix, layers, found in zip(("", "baseline_"), (target, baseline), placed, strict=True):
-        for layer, nodes in zip(layers, found, strict=True):
+    rows: dict[int, list[int]] = {}
+    times = defaultdict[int, float](float), defaultdict[int, float](float)
+    names = defaultdict[int, list[str]](list), defaultdict[int, list[str]](list)
+    for side, layers in enumerate((target, baseline)):
+        for layer, nodes in zip(layers, placed[side], strict=True):
             group = groups[min(nodes)] if nodes else []
-            empty = {
-                "nodes": group,
-                "ms": 0.0,
-                "baseline_ms": 0.0,
-                "layers": [],
-                "baseline_layers": [],
-            }
-            row = rows.setdefault(min(group, default=-1), empty)
-            row[f"{prefix}ms"] += layer["ms"]
-            row[f"{prefix}layers"].append(layer["name"])
-    return sorted(rows.values(), key=lambda row: row["baseline_ms"] - row["ms"])
+            row = min(group, default=-1)
+            rows[row] = group
+            times[side][row] += layer["ms"]
+            names[side][row].append(layer["name"])
+    ordered = sorted(rows, key=lambda row: times[1][row] - times[0][row])
+    return [
+        LatencyRow(
+            nodes=tuple(map(network.plain, sorted(rows[row], key=network.rank.__getitem__))),
+            ms=times[0][row],
+            baseline_ms=times[1][row],
+            layers=tuple(names[0][row]),
+            baseline_layers=tuple(names[1][row]),
+        )
+        for row in ordered
+    ]
 
 
 def read_profile(path: Path) -> Layers:
@@ -190,26 +198,19 @@ def latency(session: Session, target: TargetSettings, what: str | None) -> Resul
         write_profile(path, layers)
         result.artifacts[name] = str(path)
     rows = beside(subject.network, *sides)
-    for row in rows:
-        row["nodes"] = subject.describe_nodes(
-            sorted(row["nodes"], key=subject.network.rank.__getitem__)
-        )
     mine, its = (sum(layer["ms"] for layer in layers) for layers in sides)
-    result.extra["latency"] = {
-        "ms": mine,
-        "baseline_ms": its,
-        "baseline": what or "reference",
-        "rows": rows,
-    }
+    result.latency = Latency(
+        ms=mine, baseline_ms=its, baseline=what or "reference", rows=tuple(rows)
+    )
     console.answer(
         f"{mine:.4g} ms in layers, {its:.4g} ms on the baseline. The largest differences:"
     )
     shown = [
         (
-            f"{row['ms'] - row['baseline_ms']:+.3f} ms",
-            f"{row['ms']:.3f}",
-            f"{row['baseline_ms']:.3f}",
-            shorten(grouped(row["nodes"]) or "(no node)", _LENGTH),
+            f"{row.ms - row.baseline_ms:+.3f} ms",
+            f"{row.ms:.3f}",
+            f"{row.baseline_ms:.3f}",
+            shorten(grouped(row.nodes) or "(no node)", _LENGTH),
         )
         for row in rows
     ]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
+from msgspec import UNSET, structs
 
 from bisect_trt.onnxlib.cut import is_frozen, isolate
 from bisect_trt.onnxlib.network import Network
@@ -22,7 +23,8 @@ from bisect_trt.probe.check import Comparing
 from bisect_trt.probe.oracles import outcome_of_comparisons, outcome_of_failure
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.report.console import IN_JSON, Console
-from bisect_trt.report.text import Entry
+from bisect_trt.report.parts import Comparison, Origin
+from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.record import attribute_texts
 from bisect_trt.session.subject import Subject
@@ -144,7 +146,7 @@ class Marking:
         makers = self.subject.network.producer
         # A member of a sequence counts as the sequence that a node makes.
         named = (
-            each if each.name in makers else replace(each, name=tensor_of(each.name))
+            each if each.name in makers else structs.replace(each, name=tensor_of(each.name))
             for each in reply.comparisons
         )
         return replace(reply, comparisons=tuple(named))
@@ -282,8 +284,8 @@ def confirm_origins(look: Marking, layers: LayerComparison) -> LayerComparison:
         origins.update(wrong or [origin])
         for name in (name for index in before if wrong for name in network.made(index)):
             seen = tensors.get(name)
-            if seen is not None and seen.by_channel is not None:
-                tensors[name] = replace(seen.by_channel, name=name, sample=seen.sample)
+            if seen is not None and seen.by_channel:
+                tensors[name] = structs.replace(seen.by_channel, name=name, sample=seen.sample)
     return replace(
         layers,
         tensors=tensors,
@@ -507,42 +509,36 @@ def describe_origin(subject: Subject, index: int, layers: LayerComparison) -> li
     return lines + [f"  fed the reference's values: {describe(each)}" for each in own]
 
 
-def to_json(subject: Subject, layers: LayerComparison) -> Entry:
-    """Return the fields of the result that describe a layerwise comparison."""
+def fill_in(result: Result, subject: Subject, layers: LayerComparison) -> None:
+    """Put a layerwise comparison into a result."""
     network = subject.network
 
-    def origin(index: int) -> Entry:
+    def origin(index: int) -> Origin:
         bad = next(
             name
             for name in network.made(index)
             if name in layers.tensors and not layers.tensors[name].passed
         )
-        return {
-            "tensor": bad,
-            "node": network.plain(index),
-            "inputs": list(network.reads[index]),
-            "attributes": attribute_texts(network.nodes[index]),
-            "comparison": layers.tensors[bad].to_json(),
-        }
+        return Origin(
+            tensor=bad,
+            node=network.plain(index),
+            inputs=tuple(network.reads[index]),
+            attributes=attribute_texts(network.nodes[index]),
+            comparison=Comparison.of(layers.tensors[bad]),
+        )
 
-    def tensor(name: str, comparison: TensorComparison) -> Entry:
+    def tensor(name: str, comparison: TensorComparison) -> Comparison:
         node = network.nodes[network.producer[name]]
         own = layers.own.get(name)
+        alone = None if own is None else Comparison.of(own)
         module = module_of(node)
-        return {
-            **comparison.to_json(),
-            "op": node.op_type,
-            **({} if module is None else {"module": module}),
-            **({"own": own and own.to_json()} if layers.own else {}),
-        }
+        return Comparison.of(comparison, node.op_type, module, alone if layers.own else UNSET)
 
-    origins = [*map(origin, layers.origins)]
-    return {
-        "first_mismatch": origins[0] if origins else None,
-        "origins": origins,
-        "mild_origins": [*map(origin, layers.mild)],
-        "tensors": [tensor(*each) for each in layers.tensors.items()],
-        "unseen": layers.unseen,
-        "builds": layers.builds,
-        **({"own_unseen": layers.own_unseen} if layers.own else {}),
-    }
+    result.origins = list(map(origin, layers.origins))
+    result.first_mismatch = next(iter(result.origins), None)
+    result.mild_origins = list(map(origin, layers.mild))
+    result.tensors = [tensor(*each) for each in layers.tensors.items()]
+    result.unseen = dict(layers.unseen)
+    result.builds = layers.builds
+    if layers.own:
+        result.own_unseen = dict(layers.own_unseen)

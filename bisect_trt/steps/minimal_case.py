@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import in_module
@@ -18,6 +18,7 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.check import comparing
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
+from bisect_trt.report.parts import Failure
 from bisect_trt.search.confirm import read_back
 from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, Verdict, about_units
 from bisect_trt.search.strategy import make_minimal
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from bisect_trt.steps.arbitration import Fault
     from bisect_trt.steps.layers import LayerComparison
 
-Delivery = Callable[[Case, int], dict[str, Any]]
+Delivery = Callable[[Case, int], Failure]
 """Writes another answer, given its number from 2 on; returns its entry in ``failures``."""
 MOST_FAILURES = 10
 """The largest number of failures that are searched for."""
@@ -326,16 +327,21 @@ def look_for_others(
     if deliver is None and session.prober.check.asks_user:
         return
     prepare_report()
-    first = {"culprits": result.culprits, "minimality": result.minimality, "why": result.why}
-    failures = [first | {"reduced": result.artifacts["reduced"]}]
-    result.extra |= {"failures": failures, "more_failures": None}
+    first = Failure(
+        culprits=tuple(result.culprits),
+        minimality=result.minimality,
+        why=result.why,
+        reduced=result.artifacts["reduced"],
+    )
+    result.failures = failures = [first]
+    result.more_failures = None
     with session.prober.ledger.following():  # later steps are about the first failure again
         try:
             _search_others(session, case, failures, deliver, mode)
         except BudgetSpent:
             if deliver is not None:
                 raise
-    if deliver is not None and result.extra["more_failures"] is False:
+    if deliver is not None and session.result.more_failures is False:
         session.console.answer(
             f"That is all: {len(failures)} found, and the rest of the model does not fail."
         )
@@ -344,7 +350,7 @@ def look_for_others(
 def _search_others(
     session: Session,
     case: Case,
-    failures: list[dict[str, Any]],
+    failures: list[Failure],
     deliver: Delivery | None,
     mode: Mode,
 ) -> None:
@@ -382,16 +388,16 @@ def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) ->
     judged. A pass is confirmed by more probes if it has to be ``sure``.
     """
     subject = session.subject
-    extra = session.result.extra
+    result = session.result
     ledger = session.prober.ledger
     rest = subject.units.independent(taken)
-    extra["more_failures"] = None if rest else False
+    result.more_failures = None if rest else False
     if not rest:
         return ()
     units = subject.units.with_weights(rest)
     matched = (each.units for each in ledger.passed if ledger.ended(each, Ending.PASSED))
     if case.minimum.rest_passes and not sure and any(units <= larger for larger in matched):
-        extra["more_failures"] = False
+        result.more_failures = False
         return ()
     candidate = subject.cut(units, held=case.held)
     candidate = replace(candidate, title=f"the rest: {candidate.title}")
@@ -412,7 +418,7 @@ def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) ->
             f"Without these nodes the rest of the model cannot be judged: {record.reason}."
         )
     else:
-        extra["more_failures"] = record.verdict is Verdict.FAIL
+        result.more_failures = record.verdict is Verdict.FAIL
     return rest if record.verdict is Verdict.FAIL else ()
 
 
@@ -434,7 +440,7 @@ def _search_rest(session: Session, case: Case, rest: Sequence[int], mode: Mode) 
         search, lambda units: subject.cut(units, held=case.held), subject.original
     )
     if not minimum.units:  # it failed once, and passed when it was probed again
-        session.result.extra["more_failures"] = None
+        session.result.more_failures = None
         return None
     for step in minimum.steps:
         session.console.say(f"  {step}")

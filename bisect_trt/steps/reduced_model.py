@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from bisect_trt.onnxlib.nodes import in_module
+from msgspec import UNSET
+
+from bisect_trt.onnxlib.nodes import Node, in_module
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate, Probe
 from bisect_trt.report.console import listed
 from bisect_trt.report.result import Result
-from bisect_trt.report.summary import named
-from bisect_trt.report.text import Entry
+from bisect_trt.report.text import named
 from bisect_trt.search.confirm import READ_BACK
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.session.session import Case, Session
@@ -61,21 +62,20 @@ def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Mini
         f"{settings.output}: {count} node{'s still fail' if count != 1 else ' still fails'} ({result.minimality})."
     )
     if answer.held:
-        result.extra["held"] = True
+        result.held = True
         console.answer(f"  {HELD}")
     tell_dynamic(session, answer)
     for line in listed([f"  {named(each)}{in_module(each)}" for each in result.culprits], _SHOWN):
         console.answer(line)
     if result.why:
         console.answer(f"  {result.why}")
-    if inside := look_inside(session, answer):
-        result.extra["inside"] = inside
+    result.inside = look_inside(session, answer) or UNSET
     return result
 
 
 def write_reduced(
     session: Session, settings: Reduce, answer: Candidate, minimum: Minimum
-) -> tuple[Minimum, list[Entry]]:
+) -> tuple[Minimum, list[Node]]:
     """Write an answer with its inputs and expected outputs, read it back, and probe it.
 
     Returns:

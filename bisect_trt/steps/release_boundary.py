@@ -32,6 +32,7 @@ from bisect_trt.probe.prober import write_candidate
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.report.console import Console
 from bisect_trt.report.reproducer import Since
+from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.ordered import Edge, History, find_edges
 from bisect_trt.session.checks import CheckSettings
@@ -324,23 +325,18 @@ class Boundaries:
             for place, verdict in seen
         ]
 
-    def to_json(self) -> dict[str, object]:
-        """The fields of the result."""
+    def fill_in(self, result: Result) -> None:
+        """Put the boundaries into a result."""
         oldest = self.history.oldest
         appeared = oldest is not None and oldest.passing is not None
-        return {
-            "package": self.package,
-            "releases": {release: verdict for release, verdict, _ in self.rows()},
-            "first_failing": self.releases[oldest.failing]
-            if oldest is not None and appeared
-            else None,
-            "first_passing": self.passing(self.history.newest),
-            "failing": [
-                [self.releases[first], self.releases[last]]
-                for first, last in self.history.stretches
-            ],
-            "reasons": dict(self.reasons),
-        }
+        result.package = self.package
+        result.releases = {release: verdict for release, verdict, _ in self.rows()}
+        result.first_failing = self.releases[oldest.failing] if oldest and appeared else None
+        result.first_passing = self.passing(self.history.newest)
+        result.failing = [
+            (self.releases[first], self.releases[last]) for first, last in self.history.stretches
+        ]
+        result.reasons = dict(self.reasons)
 
 
 def ask_releases(
@@ -399,7 +395,7 @@ def ask_releases(
         seen = History({place: record.verdict for place, record in records.items()})
         reasons = {releases[place]: record.reason for place, record in sorted(records.items())}
         found = Boundaries(package.name, releases, history or seen, reasons)
-        session.result.extra |= found.to_json()
+        found.fill_in(session.result)
     return found
 
 

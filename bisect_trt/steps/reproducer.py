@@ -17,6 +17,7 @@ from bisect_trt.onnxlib.nodes import clone, first_output
 from bisect_trt.options.searches import Diagnose
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record
+from bisect_trt.report.parts import Inside, Proof
 from bisect_trt.report.reproducer import (
     FILES,
     MODEL,
@@ -28,7 +29,6 @@ from bisect_trt.report.reproducer import (
     writing,
 )
 from bisect_trt.report.summary import describe_inside
-from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Minimum, Verdict
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Session
@@ -107,7 +107,7 @@ class Left:
         archive: Path | None = None,
         cause: Sequence[str] = (),
         since: Since | None = None,
-        inside: Sequence[Entry] = (),
+        inside: Sequence[Inside] = (),
     ) -> None:
         """Write the texts again, once nothing more is probed, and pack the folder.
 
@@ -203,7 +203,7 @@ def leave_reproducer(
     trial = _try_script(session, folder, outcome.seconds)
     command = rerun_command(folder / SCRIPT, subject.workers.places)
     why = None if trial.shows else trial.why
-    session.result.extra.setdefault("report", {})["proof"] = {"command": command, "why": why}
+    session.result.reported().proof = Proof(command=command, why=why)
     if record.verdict is not Verdict.FAIL:
         minimum = session.disagreed(minimum, record)
     elif trial.shows is False:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx
@@ -28,10 +27,11 @@ from bisect_trt.onnxlib.nodes import (
 )
 from bisect_trt.onnxlib.roundings import EXACT_OPS
 from bisect_trt.onnxlib.shapes import element_type
+from bisect_trt.report.parts import Amplified
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.subject import Subject
 from bisect_trt.tensors.compare import compare_all
-from bisect_trt.tensors.comparison import TensorComparison, to_plain
+from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.files import Arrays, Values
 from bisect_trt.tensors.info import Array, TensorInfo, finite_rms
 from bisect_trt.tensors.tolerance import Precision, automatic_tolerance, coarser, precision_of
@@ -86,7 +86,7 @@ output."""
 
 def rounding_alone(
     subject: Subject, check: CheckSettings, seen: Sequence[TensorComparison]
-) -> dict[str, Any] | None:
+) -> Amplified | None:
     """Run the reference with rounding added, twice, and compare it with itself.
 
     Returns:
@@ -138,8 +138,14 @@ def rounding_alone(
     sentence += " Use real inputs (--load-inputs)"
     if by_rounding < _MEANINGLESS * finite_rms(golden[furthest.name]):
         sentence += f", or a larger tolerance (--atol {2 * by_rounding:.2g})"
-    found = {"output": furthest.name, "moved": by_rounding, "off": off, "op": op, "spread": spread}
-    return dict(to_plain({**found, "sentence": f"{sentence}."}))
+    return Amplified(
+        output=furthest.name,
+        moved=by_rounding,
+        off=off,
+        op=op,
+        spread=spread,
+        sentence=f"{sentence}.",
+    )
 
 
 def _amplifier(

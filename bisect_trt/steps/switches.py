@@ -10,12 +10,14 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from bisect_trt.errors import BisectError, ConflictError, UnsuitableModelError
 from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import reconfirm
+from bisect_trt.report.parts import CauseDetail, Switches
 from bisect_trt.report.summary import doubted_case, tried_of
-from bisect_trt.report.text import Entry
 from bisect_trt.search.keep import Alternatives, find_alternatives
 from bisect_trt.search.oracle import (
     Ask,
@@ -221,7 +223,8 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
     original = session.subject.original
     result = session.result
     assert target is not None, "the options require one"
-    result.extra |= {"cause": [], "cause_detail": None}
+    result.cause = []
+    result.cause_detail = None
     costly = case is not None and target.target.compiles
     for base in filter(None, (case, None if costly else original)):
         panel = make_panel(session, check, base, case=base is case)
@@ -238,23 +241,24 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
         whole_panel = replace(panel, base=original, target=target)
         small = None if case is None or costly else replace(panel, base=case)
         detail = _confirm(session, panel, whole_panel, found, small)
-        passing = any(entry["whole"] for entry in detail["alternatives"])
+        passing = any(entry.whole for entry in detail.alternatives)
         # The message of a refusal or a crash shows which mechanism it is; a wrong value does not.
         if passing and base is case and not costly and not session.prober.ledger.is_broken:
-            detail["alternatives"] += _fixing_only_whole(session, whole_panel, case, found)
-        known = result.extra["cause_detail"]
-        result.extra["cause_detail"] = detail if detail["alternatives"] or not known else known
+            more = _fixing_only_whole(session, whole_panel, case, found)
+            detail = structs.replace(detail, alternatives=(*detail.alternatives, *more))
+        if detail.alternatives or not result.cause_detail:
+            result.cause_detail = detail
         if passing:
             break
-    detail = result.extra["cause_detail"]
-    whole = [entry for entry in detail["alternatives"] if entry["whole"]]
-    result.extra["cause"] = [entry["switches"] for entry in whole or detail["alternatives"]]
-    return _print(session, detail)
+    assert result.cause_detail, "the original is searched, or the case"
+    whole = [entry for entry in result.cause_detail.alternatives if entry.whole]
+    result.cause = [entry.switches for entry in whole or result.cause_detail.alternatives]
+    return _print(session, result.cause_detail)
 
 
 def _fixing_only_whole(
     session: Session, whole: Panel, case: Candidate, answers: Answers
-) -> list[Entry]:
+) -> Sequence[Switches]:
     """Return confirmed alternatives that fix the whole model while its minimal case fails: the case shows another mechanism.
 
     Args:
@@ -274,16 +278,16 @@ def _fixing_only_whole(
         or probe(small.candidate(unused)).verdict is not Verdict.FAIL
         or probe(whole.candidate(unused)).verdict is not Verdict.PASS
     ):
-        return []
+        return ()
     rest = replace(whole, switches=[whole.switches[unit] for unit in sorted(unused)])
     more = search_switches(session, rest)
     assert more is not None, "the number of questions is not limited"
-    return list(_confirm(session, rest, rest, more, replace(rest, base=case))["alternatives"])
+    return _confirm(session, rest, rest, more, replace(rest, base=case)).alternatives
 
 
 def _confirm(
     session: Session, panel: Panel, whole: Panel, answers: Answers, small: Panel | None
-) -> Entry:
+) -> CauseDetail:
     """Confirm alternatives on the whole model.
 
     Args:
@@ -297,7 +301,7 @@ def _confirm(
         The field ``cause_detail``, the fewest switches first.
     """
     prober = session.prober
-    entries = list[Entry]()
+    entries = list[Switches]()
     doubts = list[str]()
     same = whole.base is panel.base
     found = answers.alternatives
@@ -316,51 +320,50 @@ def _confirm(
         case_passes = (
             None if small is None else prober.probe(small.candidate(units)).verdict is Verdict.PASS
         )
-        said = {
-            "turned": panel.said(units),
-            "whole": passes,
-            "case": case_passes,
-            "seen": believed.seen,
-            "options": options,
-        }
-        entries.append({"switches": names, **said})
-    return {
-        "target": panel.target.target.title,
-        "on": "whole model" if same else "minimal case, confirmed on the whole model",
-        "switches": len(panel.switches),
-        "tried": answers.tried,
-        "alternatives": sorted(
-            entries, key=lambda each: (not each["whole"], len(each["switches"]))
-        ),
-        "complete": found.complete,
-        "doubted": doubts,
-    }
+        entries.append(
+            Switches(
+                switches=tuple(names),
+                turned=panel.said(units),
+                whole=passes,
+                case=case_passes,
+                seen=believed.seen,
+                options=tuple(options),
+            )
+        )
+    entries.sort(key=lambda each: (not each.whole, len(each.switches)))
+    return CauseDetail(
+        target=panel.target.target.title,
+        on="whole model" if same else "minimal case, confirmed on the whole model",
+        switches=len(panel.switches),
+        tried=answers.tried,
+        alternatives=tuple(entries),
+        complete=found.complete,
+        doubted=tuple(doubts),
+    )
 
 
-def _print(session: Session, detail: Entry) -> list[str]:
+def _print(session: Session, detail: CauseDetail) -> list[str]:
     """Print the answers, or why there is none; return them in sentences."""
     console = session.console
-    if not detail["alternatives"]:
-        why = "; ".join(detail["doubted"]) or (
-            f"none of the {tried_of(detail)} of {detail['target']} fixes it, nor do all of a kind together"
+    if not detail.alternatives:
+        why = "; ".join(detail.doubted) or (
+            f"none of the {tried_of(detail)} of {detail.target} fixes it, nor do all of a kind together"
         )
         console.answer(f"No cause among the switches: {why}.")
         return [f"{why[0].upper()}{why[1:]}."]
     answers = list[str]()
-    for entry in detail["alternatives"]:
-        where = "the model" if entry["whole"] else "the minimal case, but not the whole model,"
-        seen = f" ({entry['seen']})" if entry["seen"] else ""
-        sentence = (
-            f"{' and '.join(entry['switches'])}: {where} passes with {entry['turned']}{seen}."
-        )
-        options = f"s options: {shlex.join(entry['options'])}"
+    for entry in detail.alternatives:
+        where = "the model" if entry.whole else "the minimal case, but not the whole model,"
+        seen = f" ({entry.seen})" if entry.seen else ""
+        sentence = f"{' and '.join(entry.switches)}: {where} passes with {entry.turned}{seen}."
+        options = f"s options: {shlex.join(entry.options)}"
         console.answer(f"{'Or' if answers else 'Cause'}: {sentence}")
         console.answer(f"  a{options}")
         answers.append(f"{sentence} A{options}")
         if doubt := doubted_case(entry):
             console.answer(f"  {doubt}")
             answers.append(doubt)
-    if not detail["complete"]:
+    if not detail.complete:
         console.answer("  There are more: the search ended after these.")
     return answers
 

@@ -5,14 +5,16 @@ Each is written, read back and confirmed on the whole model before it is recomme
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
 
 import onnx
+from msgspec import structs
 
 from bisect_trt.errors import BisectError, first_few, quoted
 from bisect_trt.mixed_precision.curve import in_tolerances
@@ -34,12 +36,11 @@ from bisect_trt.onnxlib.save import said_beside, save_model
 from bisect_trt.onnxlib.shapes import input_infos, take_input_shapes
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.oracles import error_of
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import Console
+from bisect_trt.report.parts import FreshCount, WorkaroundTried
 from bisect_trt.report.result import Result
-from bisect_trt.report.text import Entry, Json
 from bisect_trt.search.keep import keep_if_enough
 from bisect_trt.search.oracle import Mode, Subset, Verdict
 from bisect_trt.session.checks import CheckSettings
@@ -48,7 +49,6 @@ from bisect_trt.session.space import Space
 from bisect_trt.steps.arbitration import Fault
 from bisect_trt.steps.minimal_case import find_minimum
 from bisect_trt.steps.switches import name_cause
-from bisect_trt.tensors.comparison import to_plain
 from bisect_trt.worker.deadline import BudgetSpent
 
 PATCHED = "patched.onnx"
@@ -72,36 +72,6 @@ def rewritten(output: Path) -> Path:
     return output.with_name(f"{output.stem}-rewrite{output.suffix}")
 
 
-@dataclass(frozen=True)
-class Way:
-    """A workaround, and its confirmation.
-
-    Attributes:
-        kind: ``switch``, ``barrier``, ``rewrite`` or ``precision``.
-        what: The change, in words.
-        passes: Whether the whole model passes with it; ``None`` if it was not tried.
-        file: The patched model, if there is one.
-        line: The options, for a switch.
-        worst_error: The largest error in units of the tolerance; ``None`` if it was not measured.
-        why: The confirmation, or why there is none.
-        fresh: The number of fresh inputs on which it was run, and of those that pass.
-    """
-
-    kind: str
-    what: str
-    passes: bool | None
-    file: str | None = None
-    line: str | None = None
-    worst_error: float | None = None
-    why: str = ""
-    fresh: tuple[int, int] = (0, 0)
-
-    def to_json(self) -> Entry:
-        """Plain values."""
-        samples, passed = self.fresh
-        return dict(to_plain({**vars(self), "fresh": {"samples": samples, "passed": passed}}))
-
-
 def _candidate(session: Session, model: onnx.ModelProto, title: str) -> Candidate:
     """Return the whole model in another form; only the original's outputs are compared, or the limit holds as it is given."""
     check = session.prober.check
@@ -109,16 +79,19 @@ def _candidate(session: Session, model: onnx.ModelProto, title: str) -> Candidat
     return replace(session.subject.original, made=model, title=title, target=target)
 
 
-def _confirmed(session: Session, way: Way, candidate: Candidate) -> Way:
+def _confirmed(session: Session, way: WorkaroundTried, candidate: Candidate) -> WorkaroundTried:
     """Return a workaround that passed once, probed again until chance can be excluded."""
     believed = reconfirm(session.prober, session.subject.original, candidate)
     if not believed.passes:
-        return replace(way, passes=False, why=believed.record.reason)
-    worst = max(map(error_of, session.outcome(believed.record).comparisons), default=None)
-    return replace(way, passes=True, worst_error=worst, why=believed.seen)
+        return structs.replace(way, passes=False, why=believed.record.reason)
+    worst = max(
+        (each.tolerance_ratio for each in session.outcome(believed.record).comparisons),
+        default=None,
+    )
+    return structs.replace(way, passes=True, worst_error=worst, why=believed.seen)
 
 
-def _held(session: Session, way: Way, candidate: Candidate) -> Way:
+def _held(session: Session, way: WorkaroundTried, candidate: Candidate) -> WorkaroundTried:
     """Return a workaround that passes on the given inputs, run on fresh ones; it fails if one of them fails."""
     check = session.prober.check
     fresh = Fresh(session.subject, FRESH_INPUTS)
@@ -126,25 +99,31 @@ def _held(session: Session, way: Way, candidate: Candidate) -> Way:
     none = fresh.why_none
     samples = None if none is not None else fresh.round(0)
     if samples is None:
-        return replace(
+        return structs.replace(
             way, why=_joined(way.why, f"no fresh inputs: {none or 'the reference fails'}")
         )
     count = len(samples)
     what = f"{count} fresh inputs"
     outcome = probe_on(session.prober, candidate, samples, check.tolerances, what)
     if not outcome.errors:
-        return replace(way, passes=False, why=f"on {what}: {outcome.reason}", fresh=(count, 0))
+        return structs.replace(
+            way, passes=False, why=f"on {what}: {outcome.reason}", fresh=FreshCount(count, 0)
+        )
     passed = sum(error <= 1 for error in outcome.errors)
     worst = max(way.worst_error or 0.0, *outcome.errors)
     why = _joined(way.why, f"{passed} of {what} pass")
-    return replace(way, passes=passed == count, worst_error=worst, why=why, fresh=(count, passed))
+    return structs.replace(
+        way, passes=passed == count, worst_error=worst, why=why, fresh=FreshCount(count, passed)
+    )
 
 
 def _joined(*reasons: str | None) -> str:
     return "; ".join(filter(None, reasons))
 
 
-def _written(session: Session, way: Way, change: Change, output: Path) -> Way:
+def _written(
+    session: Session, way: WorkaroundTried, change: Change, output: Path
+) -> WorkaroundTried:
     """Write the patched form of the user's file, with its free dimensions, and confirm the file that was written.
 
     Raises:
@@ -158,18 +137,20 @@ def _written(session: Session, way: Way, change: Change, output: Path) -> Way:
     declared = input_infos(Network(proto))
     take_input_shapes(proto, subject.network)
     candidate = _candidate(session, proto, f"{output.name}, read back")
-    tried = _confirmed(session, replace(way, file=str(output)), candidate)
+    tried = _confirmed(session, structs.replace(way, file=str(output)), candidate)
     if tried.passes:
         tried = _held(session, tried, candidate)
     if tried.passes and declared == input_infos(subject.network):
         tried = _run_as_file(session, tried, candidate, output)
     if not tried.passes:
         output.unlink(missing_ok=True)
-        return replace(tried, file=None)
-    return replace(tried, why=_joined(tried.why, said_beside(output)))
+        return structs.replace(tried, file=None)
+    return structs.replace(tried, why=_joined(tried.why, said_beside(output)))
 
 
-def _run_as_file(session: Session, way: Way, candidate: Candidate, output: Path) -> Way:
+def _run_as_file(
+    session: Session, way: WorkaroundTried, candidate: Candidate, output: Path
+) -> WorkaroundTried:
     """Return a workaround that passes, run at its path in a process that has run nothing else, as the user will run it."""
     check = session.prober.check
     if not check.compares:
@@ -178,26 +159,26 @@ def _run_as_file(session: Session, way: Way, candidate: Candidate, output: Path)
     outcome = check.under(fresh=True, same=False).run(files)
     if outcome.ending is Ending.PASSED:
         return way
-    return replace(way, passes=False, why=f"the file fails in a new process: {outcome.reason}")
+    return structs.replace(
+        way, passes=False, why=f"the file fails in a new process: {outcome.reason}"
+    )
 
 
-def turn(result: Result) -> list[Way]:
+def turn(result: Result) -> list[WorkaroundTried]:
     """Return the confirmed switches of the cause, except precisions."""
-    detail = result.extra.get("cause_detail")
-    entries = [] if detail is None else detail["alternatives"]
     usable = [
         each
-        for each in entries
-        if any(not name.startswith("precision:") for name in each["switches"])
+        for each in (result.cause_detail.alternatives if result.cause_detail else ())
+        if any(not name.startswith("precision:") for name in each.switches)
     ]
     return [
-        Way(
+        WorkaroundTried(
             "switch",
-            f"{' and '.join(each['switches'])} {each['turned'].partition(' ')[2]}",
-            each["whole"],
-            line=shlex.join(each["options"]),
-            why=each["seen"]
-            if each["whole"]
+            f"{' and '.join(each.switches)} {each.turned.partition(' ')[2]}",
+            each.whole,
+            line=shlex.join(each.options),
+            why=each.seen
+            if each.whole
             else "the minimal case passes with it, the whole model does not",
         )
         for each in usable[:_MOST_SWITCHES]
@@ -206,7 +187,7 @@ def turn(result: Result) -> list[Way]:
 
 def bar(
     session: Session, nodes: Collection[int], output: Path, most: int, *, everywhere: bool
-) -> Way:
+) -> WorkaroundTried:
     """Find the fewest fusion barriers: Max or Einsum nodes, which compute nothing and which no runtime removes."""
     subject = session.subject
     network, opset = subject.network, NetworkView(subject.network).opset
@@ -215,7 +196,9 @@ def bar(
     read = [name for node in ordered for name in network.reads[node] if not network.is_weight(name)]
     near = [*(name for name in made if name in set(read)), *read, *made]
     asked = 0
-    tried = Way("barrier", "barriers around the culprit", False, why="it fails with them too")
+    tried = WorkaroundTried(
+        "barrier", "barriers around the culprit", False, why="it fails with them too"
+    )
     far = [*near, *network.computed] if everywhere else []
     transposes = any(node.op_type == "Transpose" for node in network.nodes)
     kinds: tuple[Barrier, ...] = ("Max", "Einsum") if transposes else ("Max",)
@@ -234,7 +217,7 @@ def bar(
             node = "a Max node" if op == "Max" else "an Einsum node that keeps each dimension"
             words = f"a barrier ({node}, which prevents fusions) after {quoted(chosen, _SHOWN)}"
             change = partial(with_barriers, names=chosen, ranks=ranks)
-            tried = _written(session, Way("barrier", words, None), change, output)
+            tried = _written(session, WorkaroundTried("barrier", words, None), change, output)
             if tried.passes:
                 break
     return tried
@@ -254,7 +237,7 @@ def _barred(
 
 def rewrite(
     session: Session, nodes: Collection[int], output: Path, most: int, *, ranged: bool
-) -> Way:
+) -> WorkaroundTried:
     """Try equivalent forms of the culprit's nodes, the cheapest first: at the culprit, then everywhere the pattern occurs.
 
     ``ranged`` says that values out of the precision's range are the problem.
@@ -268,14 +251,14 @@ def rewrite(
         if (hit := [each for each in found[name] if each.matched & frozenset(nodes)])
     }
     if not near:
-        return Way(
+        return WorkaroundTried(
             "rewrite",
             "an equivalent form of the culprit",
             None,
             why="none is known for these operators",
         )
     # With several wrong places, a change of one of them cannot be enough.
-    several = ranged and len(session.result.extra.get("origins") or ()) > 1
+    several = ranged and len(session.result.origins or ()) > 1
     plans: list[tuple[str, list[Fragment]]] = []
     for name, touching in near.items():
         plans += [(name, touching)] * (not several and len(touching) != len(found[name]))
@@ -298,9 +281,12 @@ def rewrite(
             )
             words = ALL_RULES[name][0] if name in ALL_RULES else "in other forms"
             return _written(
-                session, Way("rewrite", f"{places} {words} ({name})", None), change, output
+                session,
+                WorkaroundTried("rewrite", f"{places} {words} ({name})", None),
+                change,
+                output,
             )
-    return Way(
+    return WorkaroundTried(
         "rewrite",
         f"other forms: {', '.join(near)}",
         False,
@@ -320,7 +306,7 @@ def work_around(
     most: int = _MOST,
     *,
     everywhere: bool = True,
-) -> list[Way]:
+) -> list[WorkaroundTried]:
     """Search workarounds, each with ``most`` questions, and put them into the result.
 
     ``everywhere`` tries barriers outside the culprit too, and all kinds after one that passes.
@@ -328,11 +314,11 @@ def work_around(
     order = session.subject.network.order
     nodes = frozenset(order[unit] for unit in case.minimum.units)
     ranged = fault.whose == "precision"
-    ways: list[Way] = []
+    ways: list[WorkaroundTried] = []
     try:
         if ranged:
             why = "the error is rounding, so barriers cannot help"
-            ways.append(Way("barrier", "behind tensors of the culprit", None, why=why))
+            ways.append(WorkaroundTried("barrier", "behind tensors of the culprit", None, why=why))
         else:
             ways += turn(session.result)
             ways.append(bar(session, nodes, output, most, everywhere=everywhere))
@@ -348,7 +334,7 @@ def work_around(
     session.result.artifacts["patched"] = next(
         (way.file for way in ways if way.file is not None), None
     )
-    session.result.extra["workarounds"] = [way.to_json() for way in ways]
+    session.result.workarounds = ways
     return ways
 
 
@@ -389,32 +375,34 @@ def work_around_limits(
 
 def add_precision(result: Result) -> None:
     """Add the layers that stay in fp32, found by the search for precision, as a workaround."""
-    ways = result.extra.get("workarounds")
-    nodes = result.extra.get("keep_fp32")
-    if ways is None or not nodes or result.artifacts.get("mixed") is None:
+    file = result.artifacts.get("mixed")
+    if not isinstance(result.workarounds, list) or not result.keep_fp32 or file is None:
         return
-    seen = result.extra.get("validation") or {}
-    way = Way(
+    way = WorkaroundTried(
         "precision",
-        f"{len(nodes)} nodes in fp32",
-        any(use["passed"] for use in result.extra.get("uses") or []),
-        result.artifacts["mixed"],
-        worst_error=seen.get("worst_error"),
-        why=f"{seen['passed']} of {seen['samples']} fresh inputs pass" if seen else "",
-        fresh=(seen.get("samples", 0), seen.get("passed", 0)),
+        f"{len(result.keep_fp32)} nodes in fp32",
+        any(use.passed for use in result.uses or ()),
+        file,
     )
-    ways.append(way.to_json())
+    if seen := result.validation:
+        way = structs.replace(
+            way,
+            worst_error=seen.worst_error,
+            why=f"{seen.passed} of {seen.samples} fresh inputs pass",
+            fresh=FreshCount(seen.samples, seen.passed),
+        )
+    result.workarounds.append(way)
 
 
 def print_ways(result: Result, console: Console) -> None:
     """Print the workarounds as a table."""
-    ways = result.extra.get("workarounds") or []
-    first = next((way for way in ways if way["passes"]), None)
+    ways = result.workarounds or []
+    first = next((way for way in ways if way.passes), None)
     if first is None:
         console.answer("No workaround was found:" if ways else "No workaround was searched.")
     else:
-        where = f" ({first['file']})" if first["file"] else ""
-        console.answer(f"Workaround: {first['what']}{where}.")
+        where = f" ({first.file})" if first.file else ""
+        console.answer(f"Workaround: {first.what}{where}.")
     if ways:
         console.table(
             ("kind", "what", "whole model", "worst error", "file", ""),
@@ -423,14 +411,21 @@ def print_ways(result: Result, console: Console) -> None:
         )
 
 
-def _row(way: Json) -> tuple[str, ...]:
-    verdict = {True: "passes", False: "fails", None: "not tried"}[way["passes"]]
-    error = in_tolerances(way["worst_error"]) if isinstance(way["worst_error"], float) else ""
-    return way["kind"], way["what"], verdict, error, way["file"] or "", way["why"]
+def _row(way: WorkaroundTried) -> tuple[str, ...]:
+    verdict = {True: "passes", False: "fails", None: "not tried"}[way.passes]
+    worst = way.worst_error
+    error = "" if worst is None or not math.isfinite(worst) else in_tolerances(worst)
+    return way.kind, way.what, verdict, error, way.file or "", way.why
 
 
 def after_diagnosis(
-    session: Session, check: CheckSettings, case: Case, fault: Fault, folder: Path, *, steady: bool
+    session: Session,
+    check: CheckSettings,
+    case: Case,
+    fault: Fault,
+    folder: Path,
+    *,
+    steady: bool,
 ) -> None:
     """Search workarounds with a few questions, as the last step of a diagnosis; print the command that searches further.
 
@@ -442,7 +437,7 @@ def after_diagnosis(
     assert target is not None, "a diagnosis has one"
     console.step("Search barriers and rewrites")
     command = session.command("workaround", check)
-    ways = list[Way]()
+    ways = list[WorkaroundTried]()
     if not steady or target.target.compiles:
         add_precision(result)
         why = f"each probe is a build; to search: {command}"
@@ -460,7 +455,5 @@ def after_diagnosis(
     print_ways(result, console)
     if not any(way.passes for way in ways):
         console.answer(f"  to search further: {command}")
-        if not any(
-            way["passes"] for way in result.extra.get("workarounds") or ()
-        ):  # else precision is the fix
+        if not any(way.passes for way in result.workarounds or ()):  # else precision is the fix
             result.suggest(command)

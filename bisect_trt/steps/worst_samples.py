@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bisect_trt.report.parts import WorstSamples
 from bisect_trt.report.result import Result
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.subject import Subject
@@ -54,9 +55,7 @@ def keep_worst_samples(subject: Subject, check: CheckSettings, result: Result) -
             f"{len(severity)} of {len(subject.samples)} samples fail; the worst are diagnosed: {', '.join(map(str, stay))} "
             f"(samples 1 to {len(stay)} below)"
         )
-        result.extra["looked_at"] = {
-            "of": len(subject.samples),
-            "fail": sorted(severity),
-            "stay": stay,
-        }
+        result.looked_at = WorstSamples(
+            of=len(subject.samples), fail=tuple(sorted(severity)), stay=tuple(stay)
+        )
         subject.samples = [subject.samples[number - 1] for number in stay]

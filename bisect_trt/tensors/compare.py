@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from bisect_trt.errors import InputValuesError, ScriptError, quoted
 from bisect_trt.options.compare import ErrorStat
@@ -27,6 +28,7 @@ from bisect_trt.tensors.comparison import (
     ComparisonKind,
     Details,
     TensorComparison,
+    ValueRange,
     WorstElement,
     required_severity,
     severity_weight,
@@ -290,7 +292,9 @@ def _compare_numbers(
         "max_rel": float(relative.max()),
         "mean_abs": float(absolute.mean(dtype=np.float32)),
         "mean_rel": float(relative.mean(dtype=np.float32)) if stat is ErrorStat.MEAN else None,
-        "target_range": None if theirs.dtype.kind == "c" else tensor_stats(theirs),
+        "target_range": None
+        if theirs.dtype.kind == "c"
+        else msgspec.convert(tensor_stats(theirs), ValueRange),
     }
     # "Not within" rather than "beyond", which NaN would not be.
     within_abs = absolute <= tolerance.atol

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
 from decimal import ROUND_CEILING, Context
 from enum import Enum
 from typing import Any
@@ -19,35 +17,31 @@ from bisect_trt.options.compare import ErrorStat
 from bisect_trt.tensors.tolerance import Precision
 
 _NOT_FINITE = ("nan", "inf", "-inf")
-_TEXTS = ("name", "kind", "stat", "reason", "said")
-"""Fields that are never numbers: a tensor may be called "nan"."""
 
 
 def to_plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Return values for ``json.dumps(allow_nan=False)``: NaN and Inf become "nan", "inf" and "-inf"."""
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
+    """Return values for ``json.dumps(allow_nan=False)``: NaN and Inf become "nan", "inf" and "-inf".
+
+    ``msgspec.convert(..., strict=False)`` reads them again.
+    """
+    return _finite(msgspec.to_builtins(value, enc_hook=_number))
+
+
+def _number(value: object) -> float | str:
+    """Return a number of NumPy as one of Python, and a complex one as text."""
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, complex):
         return str(value)
-    if isinstance(value, dict):
-        return {key: to_plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_plain(item) for item in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        return {
-            attribute.name: to_plain(getattr(value, attribute.name)) for attribute in fields(value)
-        }
-    return value
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
-def from_plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Return the values that :func:`to_plain` converted: numbers, lists and dicts."""
+def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
     if isinstance(value, dict):
-        return {key: item if key in _TEXTS else from_plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [from_plain(item) for item in value]
-    # JSON has no NaN and Inf; `to_plain` wrote them as text.
-    return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
+        return {key: _finite(item) for key, item in value.items()}
+    return list(map(_finite, value)) if isinstance(value, list | tuple) else value
 
 
 def strict_json(content: str | bytes) -> Any:  # noqa: ANN401 - plain values
@@ -78,8 +72,25 @@ class ComparisonKind(str, Enum):
     MISSING = "missing"
 
 
-@dataclass(frozen=True)
-class WorstElement:
+class ValueRange(msgspec.Struct, frozen=True):
+    """The finite elements of a tensor, and the numbers of others.
+
+    Attributes:
+        min: The smallest; NaN where none is finite.
+        max: The largest.
+        absmax: The largest absolute one.
+        nan: Number of NaN.
+        inf: Number of Inf and -Inf.
+    """
+
+    min: int | float
+    max: int | float
+    absmax: int | float
+    nan: int
+    inf: int
+
+
+class WorstElement(msgspec.Struct, frozen=True):
     """The element that differs most: NaN of one side alone before such Inf before the largest absolute error.
 
     Attributes:
@@ -94,9 +105,14 @@ class WorstElement:
     reference: bool | int | float | str
     error: float
 
+    def __post_init__(self) -> None:
+        # In JSON these are text, which is a type that a value may have.
+        for side, value in (("target", self.target), ("reference", self.reference)):
+            if value in _NOT_FINITE and isinstance(value, str):
+                msgspec.structs.force_setattr(self, side, float(value))
 
-@dataclass(frozen=True)
-class Details:
+
+class Details(msgspec.Struct, frozen=True):
     """The tolerances that a comparison would have passed with, and how alike the tensors are.
 
     Attributes:
@@ -130,8 +146,7 @@ class Details:
         return f"passes with {' or '.join(options)}" if options else "no tolerance passes"
 
 
-@dataclass(frozen=True)
-class TensorComparison:
+class TensorComparison(msgspec.Struct, frozen=True):
     """The comparison of one tensor of the target with the reference's.
 
     Attributes:
@@ -159,8 +174,7 @@ class TensorComparison:
         quantile_abs: That quantile of the absolute errors.
         quantile_rel: That quantile of the relative errors.
         reference_nonfinite: Number of elements of the reference that are NaN or Inf.
-        target_range: ``min``, ``max`` and ``absmax`` of the target's finite elements, and the
-            counts ``nan`` and ``inf``.
+        target_range: The range of the target's elements.
         reason: Why it passed or failed, where errors and tolerances do not decide.
         details: Further numbers, if requested.
         sample: The number of the input sample, from 1, where there are several.
@@ -174,7 +188,7 @@ class TensorComparison:
         past_tolerance: The largest error of elements beyond both tolerances, over the sum of both;
             ``None`` where there are no such elements, or a statistic decides.
         by_channel: The comparison by the tolerances of channels, where the tensor matches and some
-            channels are clearly wrong by these. No verdict, so it is not in JSON.
+            channels are clearly wrong by these. No verdict, so it is not in a result.
     """
 
     name: str
@@ -200,7 +214,7 @@ class TensorComparison:
     quantile_abs: float | None = None
     quantile_rel: float | None = None
     reference_nonfinite: int = 0
-    target_range: Mapping[str, int | float] | None = None
+    target_range: ValueRange | None = None
     reason: str | None = None
     details: Details | None = None
     sample: int | None = None
@@ -209,17 +223,12 @@ class TensorComparison:
     most_ties: int = 0
     of_tolerance: float | None = None
     past_tolerance: float | None = None
-    by_channel: TensorComparison | None = None
+    by_channel: TensorComparison | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def is_suspect(self) -> bool:
         """Whether the tensor mismatches, or some of its channels are clearly wrong."""
-        return not self.passed or self.by_channel is not None
-
-    @property
-    def required_atol(self) -> float | None:
-        """The absolute tolerance that an elementwise comparison needs at least to pass with relative tolerance 0."""
-        return self.max_abs
+        return not self.passed or bool(self.by_channel)
 
     @property
     def severity(self) -> float:
@@ -239,33 +248,15 @@ class TensorComparison:
         """The largest error in steps, where the tensor is quantized; else the severity."""
         return self.max_abs / self.step if self.step and self.max_abs is not None else self.severity
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values for ``json.dumps(allow_nan=False)``; see :func:`to_plain`."""
-        # dataclasses.asdict() would copy all first; a model may have 200,000 tensors.
-        plain: dict[str, Any] = to_plain(self)
-        del plain["by_channel"]
-        plain["required_atol"] = to_plain(self.required_atol)
-        return plain
-
-    @classmethod
-    def from_json(cls, plain: dict[str, Any]) -> TensorComparison:
-        """Return the comparison that :meth:`to_json` wrote; a worst element that was a complex number stays text.
-
-        Raises:
-            msgspec.ValidationError: A value has another type.
-            KeyError: A value is missing.
-        """
-        # The result adds the operator, the module and the error of the layer alone.
-        return msgspec.convert(
-            from_plain(
-                {
-                    attribute.name: plain[attribute.name]
-                    for attribute in fields(cls)
-                    if attribute.name != "by_channel"
-                }
-            ),
-            cls,
-        )
+    @property
+    def tolerance_ratio(self) -> float:
+        """The error over its tolerance: at most 1 if it passes, more if not, infinite for a NaN."""
+        ratio = self.of_tolerance
+        compared = self.kind in (ComparisonKind.MATCH, ComparisonKind.MISMATCH)
+        if ratio is None or not compared or math.isnan(ratio):
+            ratio = 0.0 if self.passed else math.inf
+        # Rounding must not contradict the verdict: past 1 means failed.
+        return min(ratio, 1.0) if self.passed else max(ratio, math.nextafter(1, 2))
 
     def describe(self) -> str:
         """Return the difference in one line of text."""
@@ -305,16 +296,6 @@ def _short(value: float | str | complex) -> str:
     if isinstance(value, int) and abs(value) < 10**12:
         return str(value)
     return f"{value:.7g}"
-
-
-def tolerance_ratio(comparison: Mapping[str, Any]) -> float:
-    """Return the error of a comparison, in fields or as JSON, over its tolerance: at most 1 if it passes, more if not."""
-    ratio = comparison["of_tolerance"]
-    passed = comparison["passed"]
-    if comparison["kind"] not in ("match", "mismatch") or ratio is None or math.isnan(float(ratio)):
-        ratio = 0.0 if passed else math.inf
-    # Rounding must not contradict the verdict: past 1 means failed.
-    return min(float(ratio), 1.0) if passed else max(float(ratio), math.nextafter(1, 2))
 
 
 def required_severity(original: float) -> float:

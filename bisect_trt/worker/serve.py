@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from msgspec import structs
+
 from bisect_trt.errors import BisectError, kind_of
 from bisect_trt.targets.base import Runtime, RuntimeSession, make_runtime
 from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, RuntimeFailure, names_of
@@ -284,7 +286,7 @@ class Worker:
         for number, sample in enumerate(() if request.target.build_only else request.samples, 1):
             seen = compare_sample(session, request, sample, number)
             comparisons += (
-                [replace(each, sample=number) for each in seen]
+                [structs.replace(each, sample=number) for each in seen]
                 if len(request.samples) > 1
                 else seen
             )

@@ -39,7 +39,7 @@ from bisect_trt.commands.doctor import examine
 from bisect_trt.commands.table import COMMANDS as GROUPS
 from bisect_trt.commands.table import COMMANDS as TABLE
 from bisect_trt.options.spec import entries
-from bisect_trt.report.result import environment
+from bisect_trt.report.result import environment, result_of
 from bisect_trt.report.summary import headline
 from bisect_trt.targets.options import selectable
 from bisect_trt.worker import pool
@@ -58,7 +58,7 @@ def test_the_answer_as_json_and_alone(cli: CommandLine, command: str) -> None:
     assert read_json(run / "result.json") == result
     assert result["artifacts"]["report"] == str(run / "report.html")
     page = (run / "report.html").read_text(encoding="utf-8")
-    assert f"<h1>{headline(result)}</h1>".replace("'", "&#39;") in page
+    assert f"<h1>{headline(result_of(result))}</h1>".replace("'", "&#39;") in page
     assert re.search(rf"^Report +{re.escape(str(run))}", ran.out, re.MULTILINE)
     quiet = cli(*line, "-q", *([] if command == "run" else ["--overwrite"])).ended(ran.status)
     assert 0 < len(quiet.out.splitlines()) <= min(25, len(ran.out.splitlines()))

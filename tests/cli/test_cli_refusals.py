@@ -519,7 +519,8 @@ def test_a_missing_package_and_a_bug_have_their_codes() -> None:
         find("nowhere")
     result = Result("reduce")
     result.end_early(RuntimeError("unexpected"))
-    assert (missing.value.code, result.extra["error"]["code"]) == ("BT2008", "BT9000")
+    assert result.error
+    assert (missing.value.code, result.error.code) == ("BT2008", "BT9000")
 
 
 def test_every_code_of_the_package_is_tested() -> None:

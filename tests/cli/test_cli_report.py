@@ -21,6 +21,8 @@ from hypothesis import strategies as st
 from support import SHAPE, TARGET, chain, has, node_tag, overflowing, read_json, script
 
 import bisect_trt
+from bisect_trt.onnxlib.nodes import Node
+from bisect_trt.report.parts import Status
 from bisect_trt.report.result import Result, cases_of, write_junit
 
 RUNS = Path(".bisect-trt")
@@ -127,10 +129,16 @@ SEARCHES = ["diagnose", "reduce", "cause", "workaround", "layerwise", "releases"
 
 
 def test_what_a_status_means_in_ci() -> None:
-    statuses = ("found", "not_reproduced", "inconclusive", "interrupted", "error")
+    statuses: tuple[Status, ...] = (
+        "found",
+        "not_reproduced",
+        "inconclusive",
+        "interrupted",
+        "error",
+    )
     for command, status in product([*SEARCHES, "run", "precision", "extract"], statuses):
         wrong = "found" if command in SEARCHES else "not_reproduced"
-        ((_, verdict, message),) = cases_of(Result(command, status, why="because").to_json())
+        ((_, verdict, message),) = cases_of(Result(command, status, why="because"))
         assert verdict == (
             "error" if status[:2] in ("in", "er") else "failure" if status == wrong else "pass"
         )
@@ -162,11 +170,10 @@ def test_a_run_without_an_answer_is_an_error(cli: CommandLine, here: Path) -> No
 
 @given(st.text(max_size=60))
 def test_any_text_is_valid_xml(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    culprits = [{"name": text, "op": text, "outputs": [text]}]
+    culprits = [Node(name=text, op=text, outputs=(text,))]
     path = tmp_path_factory.getbasetemp() / "junit.xml"
     write_junit(
-        Result("reduce", "found", why=text, culprits=culprits, minimality="1-minimal").to_json(),
-        path,
+        Result("reduce", "found", why=text, culprits=culprits, minimality="1-minimal"), path
     )
     assert len(ET.parse(path).getroot()[0]) == 1
 

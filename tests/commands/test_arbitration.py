@@ -22,6 +22,7 @@ from bisect_trt.onnxlib.nodes import drawing_nodes
 from bisect_trt.onnxlib.roundings import widened
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
+from bisect_trt.report.parts import Amplified
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.subject import ModelSettings, Subject
 from bisect_trt.steps.arbitration import Fault, Opinions
@@ -432,7 +433,7 @@ def amplifying(path: Path, gain: float, kind: int = TensorProto.FLOAT, length: i
     return save(path, nodes, weights, inputs={"x": [4, 16]}, outputs={"y": [4, 16]}, opset=17)
 
 
-def said(model: Path, off: float, target: TargetSettings | None = None) -> dict[str, Any] | None:
+def said(model: Path, off: float, target: TargetSettings | None = None) -> Amplified | None:
     """Of a target that is off by so much everywhere."""
     with Subject(
         ModelSettings(model), Workspace(model.parent / f"run{off}"), Console(-1)
@@ -446,9 +447,10 @@ def test_what_rounding_does_is_foreseen(tmp_path: Path) -> None:
     model = amplifying(tmp_path / "model.onnx", 16.0)
     found = said(model, 0.5)
     assert found is not None
-    assert (found["output"], found["off"]) == ("y", pytest.approx(0.5))
-    assert found["moved"] > 0.125
-    assert "--atol" not in found["sentence"]  # it would be as large as what is compared
+    assert found.output == "y"
+    assert found.off == pytest.approx(0.5)
+    assert found.moved > 0.125
+    assert "--atol" not in found.sentence  # it would be as large as what is compared
     assert said(model, 0.5, TargetSettings(fp16=True)) is None
 
 

@@ -71,7 +71,7 @@ def test_planted_scales_are_found_exactly(
     bad, samples = planted(source, path, count, seed=count, **how)
     result = searched_in(tmp_path, inputs=samples, fresh_samples=20)
     groups = result.groups
-    wanted = {group["id"] for group in groups if bad & set(group["scales"])}
+    wanted = {group.id for group in groups if bad & set(group.scales)}
     assert {entry.group for entry in result.keep_fp32} == wanted
     assert {name for entry in result.keep_fp32 for name in entry.bad_scales or ()} == bad
     assert result.minimality == "1-minimal"
@@ -154,7 +154,7 @@ def test_all_taken_out_is_the_float_model(tmp_path: Path, *, renamed: bool) -> N
     onnx.save(model, path)
     result = searched_in(tmp_path, inputs=samples, reference=tmp_path / "float.onnx")
     groups = result.groups
-    wanted = {group["id"] for group in groups if (bad | {stored.name}) & set(group["scales"])}
+    wanted = {group.id for group in groups if (bad | {stored.name}) & set(group.scales)}
     assert {entry.group for entry in result.keep_fp32} == wanted
 
 
@@ -397,8 +397,5 @@ def test_what_a_reader_cuts_off_needs_no_room(tmp_path: Path, reader: str) -> No
     )  # fmt: skip
     assert [entry.bad_scales for entry in found.keep_fp32] == [("xs",)]
     assert not [
-        each
-        for group in found.groups
-        for each in group["tensors"]
-        if each["bad"] and each["scale"] != "xs"
+        each for group in found.groups for each in group.tensors if each.bad and each.scale != "xs"
     ]

@@ -193,7 +193,7 @@ def test_a_part_that_breaks_in_another_way_leaves_the_answer_unproven(
         reduce_model(
             session, Reduce(tmp_path / "model.onnx", tmp_path / "out.onnx"), Search(shrink=False)
         )
-    assert sorted(culprit["name"] for culprit in session.result.culprits) == ["<3>", "<7>"]
+    assert sorted(culprit.name for culprit in session.result.culprits) == ["<3>", "<7>"]
     assert session.result.minimality == "unproven"
 
 

@@ -91,8 +91,8 @@ def test_one_wrong_kernel_among_decoys(seed: int, chance: float) -> None:
     assert (named(reason.choices), reason.proven) == (wrong("bad1"), True)
     assert stand.built - before < 40
     rows = compare_builds(builds, reason.choices)
-    assert [(row["layer"], row["value"]) for row in rows if row["proven"]] == [*wrong("bad1")]
-    assert (rows[0]["good"], rows[0]["bad"]) == (0, sum(not build.good for build in builds))
+    assert [(row.layer, row.value) for row in rows if row.proven] == [*wrong("bad1")]
+    assert (rows[0].good, rows[0].bad) == (0, sum(not build.good for build in builds))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -108,13 +108,11 @@ def test_kernels_that_are_wrong_together(seed: int, chance: float, tries: int) -
     (reason,) = find_reasons(stand.build, builds, tries)
     assert (named(reason.choices), reason.proven) == (wrong("bad1", "bad2"), True)
     # The table has both, also one that all builds made so that it tells none from another.
-    rows = [row for row in compare_builds(builds, reason.choices) if row["proven"]]
-    assert {(row["layer"], row["value"]) for row in rows} == wrong("bad1", "bad2")
+    rows = [row for row in compare_builds(builds, reason.choices) if row.proven]
+    assert {(row.layer, row.value) for row in rows} == wrong("bad1", "bad2")
     for row in rows:
-        made = [
-            build.good for build in builds if (row["layer"], row["value"]) in named(build.choices)
-        ]
-        assert (row["good"], row["bad"]) == (sum(made), len(made) - sum(made))
+        made = [build.good for build in builds if (row.layer, row.value) in named(build.choices)]
+        assert (row.good, row.bad) == (sum(made), len(made) - sum(made))
 
 
 @pytest.mark.parametrize("seed", range(20))

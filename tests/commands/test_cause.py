@@ -21,7 +21,7 @@ import bisect_trt
 from bisect_trt import UsageError
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.rewrites import with_barriers
-from bisect_trt.probe.oracles import error_of
+from bisect_trt.report.parts import CauseDetail
 from bisect_trt.report.summary import tried_of
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.session.session import Case, Session
@@ -288,7 +288,7 @@ def test_a_barrier_changes_no_value() -> None:
 def test_errors_are_in_units_of_the_tolerance() -> None:
     target = np.array([1.05, 0.0], np.float32)
     comparison = compared("y", np.array([1, 0], np.float32), target, Tolerance(0.1, 0.05))
-    assert error_of(comparison) == pytest.approx(0.5)
+    assert comparison.tolerance_ratio == pytest.approx(0.5)
 
 
 # ``reproduce.py`` is run before it is delivered; the files that its target reads lie beside it.
@@ -333,4 +333,7 @@ def test_a_script_that_does_not_show_the_failure_proves_nothing(
     ("tried", "words"), [(82, "82 switches"), (18, "18 switches that were tried (of 82)")]
 )
 def test_only_what_was_tried_is_said_to_fail(tried: int, words: str) -> None:
-    assert tried_of({"switches": 82, "tried": tried}) == words
+    detail = CauseDetail(
+        target="T", on="", switches=82, tried=tried, alternatives=(), complete=True, doubted=()
+    )
+    assert tried_of(detail) == words

@@ -13,7 +13,7 @@ from support import compared
 
 from bisect_trt.options.compare import ErrorStat
 from bisect_trt.report.charts import downsample, error_curve
-from bisect_trt.tensors.comparison import tolerance_ratio
+from bisect_trt.report.parts import Comparison
 from bisect_trt.tensors.tolerance import Tolerance
 
 SERIES = st.lists(st.floats(0) | st.just(math.nan), max_size=300)
@@ -56,7 +56,7 @@ def test_a_ratio_over_1_is_what_does_not_pass(
     reference: np.ndarray, target: np.ndarray, atol: float, rtol: float, stat: ErrorStat
 ) -> None:
     comparison = compared("t", reference, target, Tolerance(atol, rtol), stat)
-    ratio = tolerance_ratio(comparison.to_json())
+    ratio = comparison.tolerance_ratio
     assert not math.isnan(ratio)
     assert (ratio <= 1) == comparison.passed
     assert ratio >= 0
@@ -65,21 +65,19 @@ def test_a_ratio_over_1_is_what_does_not_pass(
 def test_other_mismatches_are_beyond_any_tolerance() -> None:
     one = np.ones(3, np.float32)
     for target in (None, np.ones(4, np.float32), np.array([1, np.nan, 1], np.float32)):
-        assert (
-            tolerance_ratio(compared("t", one, target, Tolerance(1.0, 1.0)).to_json()) == math.inf
-        )
+        assert compared("t", one, target, Tolerance(1.0, 1.0)).tolerance_ratio == math.inf
 
 
 def test_the_first_wrong_tensor_is_always_drawn() -> None:
     one = np.ones(1, np.float32)
     off = np.full(1, 1.1, np.float32)
     tolerance = Tolerance(1e-3, 1e-3)
-    right, wrong = (compared("t", one, value, tolerance).to_json() for value in (one, off))
-    tensors = [
-        {**(wrong if place in range(777, 900) else right), "op": "Add"} for place in range(5000)
-    ]
+    right, wrong = (
+        Comparison.of(compared("t", one, value, tolerance), "Add") for value in (one, off)
+    )
+    tensors = [wrong if place in range(777, 900) else right for place in range(5000)]
     curve = error_curve(tensors, 100)
-    assert (curve["total"], len(curve["points"]) <= 100) == (5000, True)
-    drawn = {point["place"]: point for point in curve["points"]}
-    assert not drawn[777]["passed"]
-    assert drawn[777]["ratio"] > 1
+    assert (curve.total, len(curve.points) <= 100) == (5000, True)
+    drawn = {point.place: point for point in curve.points}
+    assert not drawn[777].passed
+    assert drawn[777].ratio > 1

@@ -17,6 +17,7 @@ from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
 from layered import Ask, Shown, Target, looking, outputs_of
+from msgspec import structs
 from onnx import TensorProto, helper, numpy_helper
 from support import overflowing
 
@@ -26,6 +27,7 @@ from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
+from bisect_trt.report.result import result_of
 from bisect_trt.report.summary import summary
 from bisect_trt.steps.layers import (
     Gathered,
@@ -37,7 +39,7 @@ from bisect_trt.steps.layers import (
     find_origins,
     gather,
 )
-from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
+from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, to_plain
 from bisect_trt.tensors.tolerance import automatic_tolerance
 from bisect_trt.worker.protocol import Compare, Compared, Failed
 
@@ -106,7 +108,8 @@ def test_groups_that_hide_it_say_nothing_of_it(tmp_path: Path) -> None:
             return reply
         assert isinstance(reply, Compared)
         right = (
-            replace(each, passed=True, kind=ComparisonKind.MATCH) for each in reply.comparisons
+            structs.replace(each, passed=True, kind=ComparisonKind.MATCH)
+            for each in reply.comparisons
         )
         return replace(reply, comparisons=tuple(right))
 
@@ -302,10 +305,10 @@ def test_the_summary_says_which_inputs_of_origins_were_not_seen(
     (origin,) = result["origins"]
     again = {**origin, "node": {**origin["node"], "name": "again"}, "inputs": ["x"]}
     result["origins"].append(again)
-    texts = [text for _, text in summary(result)]
+    texts = [text for _, text in summary(result_of(result))]
     assert "1 more node with correct inputs and wrong outputs: Mul 'again'" in texts
     result["unseen"] = {"x": "refused", "a2_out": "refused"}
-    texts = [text for _, text in summary(result)]
+    texts = [text for _, text in summary(result_of(result))]
     assert "Its input 'a2_out' could not be seen, so the error may begin before it" in texts
     text = "inputs that are slightly wrong or were not seen and wrong outputs: Mul 'again'"
     assert f"1 more node with {text}" in texts
@@ -316,7 +319,7 @@ def test_the_first_line_says_whether_the_outputs_match(cli: CommandLine, here: P
         "layerwise", overflowing(here / "model.onnx"), "--onnxrt", "--fp16", "--json", "r.json"
     )
     assert ran.result["own_outputs"]["match"] is False
-    first, text = summary(ran.result)[0]
+    first, text = summary(result_of(ran.result))[0]
     assert (first, text.startswith("the model's own outputs: ")) == ("Fails", True)
 
 
@@ -334,7 +337,7 @@ def alone(look: Marking, name: str) -> Outcome:
 
 
 def numbers(comparison: TensorComparison) -> dict[str, Any]:
-    return {key: value for key, value in comparison.to_json().items() if key != "details"}
+    return {key: value for key, value in to_plain(comparison).items() if key != "details"}
 
 
 def transformer(path: Path) -> Path:

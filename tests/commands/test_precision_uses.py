@@ -23,6 +23,7 @@ from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.answer import find_fix, recommended
 from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
 from bisect_trt.mixed_precision.search import PrecisionSettings, Task
+from bisect_trt.onnxlib.nodes import Node
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.workspace import Workspace
@@ -124,11 +125,11 @@ def test_the_model_is_recommended_only_as_it_passes(
     with searching(TensorRt(strong, heeds_casts), tmp_path) as task:
         find_precision(task, Search(workers=1))
         result = task.result
-        assert {node["name"] for node in result.extra["keep_fp32"]} == {"big", "small"}
+        assert {node.name for node in result.keep_fp32 or ()} == {"big", "small"}
     said = " ".join(capsys.readouterr().out.split())
     mixed = tmp_path / "mixed.onnx"
     engine = tmp_path / "mixed.engine"
-    seen = [(Path(use["what"]).name, use["passed"]) for use in result.extra["uses"]]
+    seen = [(Path(use.what).name, use.passed) for use in result.uses or ()]
     models = [("mixed.onnx", heeds_casts), *([("mixed.onnx", True)] if strong else [])]
     assert seen == [*models, ("mixed.engine", True)]
     best = mixed if strong or heeds_casts else engine
@@ -150,7 +151,7 @@ def test_a_diagnosis_recommends_only_what_passes_too(
         assert recommended(task.result) == (str(engine) if loads else None)
         # Engines that do not load fail on all fresh samples too, for which the set then grows in
         # vain.
-        assert len(task.result.extra["keep_fp32"]) == (2 if loads else 3)
+        assert len(task.result.keep_fp32 or ()) == (2 if loads else 3)
     said = " ".join(capsys.readouterr().out.split())
     assert ("nodes in fp32 nothing that was written passes." in said) is not loads
     assert (f"seen to pass: {engine}: bisect-trt run" in said) is loads
@@ -162,7 +163,7 @@ def test_the_search_for_a_fix_leaves_the_answer_of_the_diagnosis(tmp_path: Path,
     """Whatever budget it has, and wherever in the search that ends."""
     answer: dict[str, Any] = {
         "status": "found",
-        "culprits": [{"name": "wrong"}],
+        "culprits": [Node(name="wrong", op="Add", outputs=("y",))],
         "minimality": "1-minimal",
         "why": "a remark",
     }

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 from pages import ROOT
 
-from bisect_trt.report.answers import answer_of
+from bisect_trt.report.answers import ANSWERS, answer_of
+from bisect_trt.report.parts import WrongSide
+from bisect_trt.report.result import Result, result_of
 from bisect_trt.report.text import SCHEMA
 
 SCRIPT = """
@@ -61,6 +66,22 @@ def test_the_keywords_are_those_of_the_options() -> None:
 
     text = (ROOT / "bisect_trt" / "keywords.py").read_text(encoding="utf-8")
     assert words(text) == words(generated("keywords")), "run `make docs`"
+
+
+def test_a_run_can_fill_every_field_of_every_answer() -> None:
+    fields = {each.encode_name for each in msgspec.structs.fields(Result)}
+    for kind in ANSWERS.values():
+        assert {each.encode_name for each in msgspec.structs.fields(kind)} - {"schema"} <= fields
+
+
+def test_what_was_not_sought_is_absent_and_numbers_come_back() -> None:
+    result = Result("diagnose", fault=WrongSide("target", "why", severity=math.inf))
+    plain = json.loads(result.content())
+    assert plain["fault"]["severity"] == "inf"
+    assert "cause" not in plain
+    assert result_of(plain) == result
+    result.cause = []
+    assert json.loads(result.content())["cause"] == []
 
 
 def test_an_answer_of_another_package_keeps_its_fields() -> None:

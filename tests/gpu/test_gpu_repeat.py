@@ -160,7 +160,7 @@ def test_planted_tactics_are_recovered(
         print(
             f"try {number + 1}: planted {guilty.layer} {guilty.said}, named {[c.said for c in named]}, "
             f"{builds_made[-1]} builds of {real.asked}, "
-            f"{row['bad']} bad and {row['good']} good builds have it, {[reason.why for reason in reasons]}",
+            f"{row.bad} bad and {row.good} good builds have it, {[reason.why for reason in reasons]}",
             flush=True,
         )
     record_property("builds", builds_made)
@@ -174,8 +174,8 @@ def test_the_command_on_real_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     assert (result.runs, result.bad, result.status) == (3, 0, "not_reproduced")
     for build in result.builds:
-        assert {"choices", "layers", "timing", "model"} <= set(build["files"])
-        assert all(Path(file).stat().st_size for file in build["files"].values())
+        assert {"choices", "layers", "timing", "model"} <= set(build.files or ())
+        assert all(Path(file).stat().st_size for file in (build.files or {}).values())
     same = bisect_trt.repeat(
         tmp_path / "m.onnx", target="trt", number=3, same_engine=True, run=tmp_path / "same"
     )

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support import TARGET, overflowing
 
 from bisect_trt.onnxlib.cleanup import anonymise, strip
-from bisect_trt.onnxlib.nodes import module_of
+from bisect_trt.onnxlib.nodes import Module, module_of
 from bisect_trt.onnxlib.roundings import find_roundings, lows_of
 from bisect_trt.tensors.tolerance import Precision
 
@@ -146,11 +146,7 @@ TRACE = (
 @given(PATHS)
 def test_what_the_exporter_says_is_read_in_either_of_its_forms(path: list[str]) -> None:
     scopes, kinds = scopes_of(path)
-    wanted = {
-        "path": ".".join(path),
-        "class": f"net.C{len(path)}",
-        "source": "/src/torch/norm.py:7",
-    }
+    wanted = Module(path=".".join(path), cls=f"net.C{len(path)}", source="/src/torch/norm.py:7")
     node = helper.make_node("Pow", ["x", "two"], ["y"])
     said = {"name_scopes": repr(scopes), "class_hierarchy": repr(kinds), "stack_trace": TRACE}
     assert module_of(described(node, **said)) == wanted
@@ -168,7 +164,7 @@ def test_torch_script_names_what_a_sequential_calls_with_the_sequential_before_i
         inside = place > 0 and place in called  # of a Sequential, which is a scope of its own
         scopes.append(f"{scopes[-1]}.{name}" if inside else name)
     node = helper.make_node("Conv", ["x"], ["y"], name=f"/{'/'.join(scopes)}/Conv")
-    assert module_of(node) == {"path": ".".join(path), "class": None, "source": None}
+    assert module_of(node) == Module(path=".".join(path))
 
 
 @pytest.mark.parametrize("name", ["", "Conv_12", "model/dense/MatMul", "/MatMul", "<3>"])
@@ -183,7 +179,7 @@ def test_a_strangers_text_is_neither_run_nor_an_accident(said: str) -> None:
     module = module_of(
         described(helper.make_node("Pow", ["x"], ["y"]), name_scopes=said, stack_trace=said)
     )
-    assert module is None or module["class"] is None
+    assert module is None or module.cls is None
 
 
 @pytest.mark.parametrize(
@@ -198,7 +194,7 @@ def test_scopes_of_strict_export_are_paths(scope: str, path: str) -> None:
     node = described(helper.make_node("Pow", ["x"], ["y"]), name_scopes=repr(["", scope, "pow_1"]))
     module = module_of(node)
     assert module is not None
-    assert module["path"] == path
+    assert module.path == path
 
 
 def test_a_diagnosis_names_the_module_wherever_it_names_the_node(

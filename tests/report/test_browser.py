@@ -15,6 +15,7 @@ from onnx import NodeProto, helper
 from support import TARGET, bisect_trt, chain, has, node_tag, overflowing, read_json, save, script
 
 from bisect_trt.report.page import write_report
+from bisect_trt.report.result import result_of
 
 pytestmark = [
     pytest.mark.browser,
@@ -74,7 +75,7 @@ def search(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     result["report"]["probes"] = [*many]
     result["probes"]["run"] = 200
-    write_report(result, folder / "report.html")
+    write_report(result_of(result), folder / "report.html")
     return folder / "report.html"
 
 
@@ -246,7 +247,7 @@ def test_without_scripts_the_answer_the_nodes_and_the_tables_are_there(
 
 def test_names_run_no_script(browser: Browser, layers: Path, tmp_path: Path) -> None:
     result = read_json(next(layers.parent.glob(".bisect-trt/*/result.json")))
-    write_report(poisoned(result), tmp_path / "report.html")
+    write_report(result_of(poisoned(result)), tmp_path / "report.html")
     browser.open(tmp_path / "report.html", width=400)
     browser.evaluate("document.querySelector('#plot svg').focus()")
     browser.key("End")

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from support import examples
 
+from bisect_trt.onnxlib.nodes import Node
 from bisect_trt.probe.ledger import Record
 from bisect_trt.report import console
+from bisect_trt.report.parts import Failure, Status, Story, WrongSide
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import MOST_LINES, WIDTH, grouped, summary_lines
 from bisect_trt.report.text import plain
@@ -98,8 +100,8 @@ def test_a_terminal_and_a_file_get_the_same_lines(texts: list[str]) -> None:
     assert written[0].split("\n")[:-1:5] == [plain(text) for text in texts]
 
 
-def node(op: str, name: str) -> dict[str, object]:
-    return {"op": op, "name": name, "outputs": [f"{name}_output"]}
+def node(op: str, name: str) -> Node:
+    return Node(op=op, name=name, outputs=(f"{name}_output",))
 
 
 def test_nodes_are_grouped_by_operators_and_modules() -> None:
@@ -124,14 +126,17 @@ def test_nodes_are_grouped_by_operators_and_modules() -> None:
     st.none() | TEXTS,
 )
 def test_a_summary_is_at_most_25_lines_of_80_columns(
-    command: str, status: str, names: list[str], why: str | None
+    command: str, status: Status, names: list[str], why: str | None
 ) -> None:
     result = Result(command, status, culprits=[node("Add", name) for name in names], why=why)
     result.artifacts["run"] = "run"
-    result.extra["report"] = {"story": {"steps": [], "answers": names}}
-    result.extra["fault"] = {"sentence": "a sentence. " * 40, "whose": "target"}
-    result.extra["failures"] = [{"culprits": result.culprits, "minimality": "unproven"}] * 9
-    lines = [f"{label}{text}" for label, text in summary_lines(result.to_json())]
+    result.reported().story = Story([], names)
+    result.fault = WrongSide("target", "a sentence. " * 40)
+    failure = Failure(
+        culprits=tuple(result.culprits), minimality="unproven", why=None, reduced=None
+    )
+    result.failures = [failure] * 9
+    lines = [f"{label}{text}" for label, text in summary_lines(result)]
     assert len(lines) <= MOST_LINES
     words = max((len(word) for line in lines for word in line.split()), default=0)
     assert all(len(line) <= max(WIDTH, words + 9) for line in lines)
@@ -169,7 +174,7 @@ def test_proven_and_unproven_do_not_stand_together(tmp_path: Path) -> None:
 
     result = Result("diagnose", "found", culprits=[node("Add", "a")], minimality="unproven")
     result.artifacts["run"] = str(tmp_path)
-    write_report(result.to_json(), tmp_path / "report.html")
+    write_report(result, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "(unproven)" in page
     assert "Proven" not in page

@@ -34,9 +34,8 @@ def test_a_planted_interval_is_found_in_64_of_4096(low: int, high: int) -> None:
         size: verdict
         for (size,), verdict in seen([range(1, 4097)], lambda at: low <= at[0] <= high, 64).items()
     }
-    assert [(row["from"], row["to"]) for row in intervals(found) if row["verdict"] == "FAIL"] == [
-        (low, high)
-    ]
+    rows = [row for verdict, row in intervals(found) if verdict is Verdict.FAIL]
+    assert [(row[0], row[-1]) for row in rows] == [(low, high)]
 
 
 @given(st.sets(st.integers(1, 200), min_size=1), st.integers(1, 200), st.integers(2, 80))
@@ -50,8 +49,8 @@ def test_rows_say_what_was_seen_and_no_more(failing: set[int], high: int, most: 
     assert {1, high} <= set(found)
     assert len(found) == min(high, most)
     rows = intervals(found)
-    assert [size for row in rows for size in row["tried"]] == sorted(found)
-    assert all(found[size].value == row["verdict"] for row in rows for size in row["tried"])
+    assert [size for _, row in rows for size in row] == sorted(found)
+    assert all(found[size] is verdict for verdict, row in rows for size in row)
 
 
 @given(st.integers(1, 30), st.integers(1, 400), st.integers(16, 100))

@@ -1,0 +1,691 @@
+"""The parts of answers, as types: what steps find, ``--json`` writes, and the report shows.
+
+A field without a default is always written; one with a default is left out where it has that.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from bisect_trt.onnxlib.nodes import Module, Node
+from bisect_trt.probe.ledger import Record
+from bisect_trt.tensors.comparison import TensorComparison, ValueRange
+
+Status = Literal["found", "not_reproduced", "inconclusive", "interrupted", "error"]
+Minimality = Literal["1-minimal", "unproven"]
+Whose = Literal["target", "reference", "precision", "rounding", "tie", "random", "unknown"]
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A part of an answer."""
+
+
+class Model(_Part, frozen=True, kw_only=True):
+    """The model under test; empty where it could not be read."""
+
+    path: str | None = None
+    sha256: str | None = None
+    nodes: int | None = None
+    units: int | None = None
+    ir_version: int | None = None
+    producer: str | None = None
+    opsets: Any = None
+    inputs: Any = None
+    outputs: Any = None
+    weights: Any = None
+    operators: Any = None
+    functions: Any = None
+    layers: Any = None
+
+
+class ErrorInfo(_Part, frozen=True, kw_only=True):
+    """The error that ended a command."""
+
+    code: str
+    cause: str
+    remedy: str
+
+
+class WrongSide(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The side that is wrong.
+
+    Attributes:
+        whose: The target, the reference or the low precision; ``rounding`` where fp32 itself is
+            that far off; ``tie`` where a decision is so close that both results are right;
+            ``random`` where a node draws random numbers; ``unknown`` where that cannot be decided.
+        sentence: The reason, with the figures.
+        arbiter: The evaluator that decided.
+        precision: The precision that rounding was emulated in.
+        node: The node that decides or draws.
+        op: Its operator, or the one that amplifies rounding.
+        decisions: How many decisions differ.
+        severity: The largest error of the target, in tolerances.
+        target_error: The largest absolute error of the target.
+        reference_error: The same of the reference.
+        rounding_error: The same of rounding alone.
+        times_worse: How many times worse the target is than rounding, or than the reference.
+    """
+
+    whose: Whose
+    sentence: str
+    arbiter: str | None = None
+    precision: str | None = None
+    node: str | None = None
+    op: str | None = None
+    decisions: int | None = None
+    severity: float | None = None
+    target_error: float | None = None
+    reference_error: float | None = None
+    rounding_error: float | None = None
+    times_worse: float | None = None
+
+
+class Inside(_Part, frozen=True, kw_only=True):
+    """A body of an If, Loop, Scan or function, and the nodes in it that fail; iterations count from 1."""
+
+    name: str
+    op: str
+    branch: str | None
+    iteration: int | None
+    nodes: tuple[Node, ...]
+    minimality: Minimality
+    why: str | None
+
+
+class Failure(_Part, frozen=True, kw_only=True):
+    """One failure among several."""
+
+    culprits: tuple[Node, ...]
+    minimality: Minimality
+    why: str | None
+    reduced: str | None
+    inside: tuple[Inside, ...] = ()
+    fault: WrongSide | None = None
+
+
+class Comparison(TensorComparison, frozen=True, kw_only=True):
+    """A tensor on the target, compared with the reference's.
+
+    Attributes:
+        required_atol: The absolute tolerance that an elementwise comparison needs at least to pass
+            with relative tolerance 0.
+        op: The operator of the node that makes it, where layers are compared.
+        module: Its module.
+        own: The comparison where the layer was fed the reference's values, with ``--isolate``;
+            ``None`` if that could not be computed.
+    """
+
+    required_atol: float | None
+    op: str | msgspec.UnsetType = msgspec.UNSET
+    module: Module | msgspec.UnsetType = msgspec.UNSET
+    own: Comparison | msgspec.UnsetType | None = msgspec.UNSET
+
+    @classmethod
+    def of(
+        cls,
+        seen: TensorComparison,
+        op: str | msgspec.UnsetType = msgspec.UNSET,
+        module: Module | None = None,
+        own: Comparison | msgspec.UnsetType | None = msgspec.UNSET,
+    ) -> Comparison:
+        """Return a comparison as a field of an answer.
+
+        Args:
+            seen: The comparison.
+            op: The operator of the node that makes the tensor.
+            module: Its module, if known.
+            own: The comparison of the layer alone.
+        """
+        fields = msgspec.structs.asdict(seen) | {"by_channel": msgspec.UNSET}
+        place = msgspec.UNSET if module is None else module
+        return cls(**fields, required_atol=seen.max_abs, op=op, module=place, own=own)
+
+
+class Origin(_Part, frozen=True, kw_only=True):
+    """A node that has matching inputs and a wrong output."""
+
+    tensor: str
+    node: Node
+    inputs: tuple[str, ...]
+    attributes: dict[str, str]
+    comparison: Comparison
+
+
+class OwnOutputs(_Part, frozen=True, kw_only=True):
+    """The verdict on the model's own outputs, without marks."""
+
+    match: bool
+    reason: str
+
+
+class Amplified(_Part, frozen=True, kw_only=True):
+    """The operator that amplifies rounding until the model fails."""
+
+    output: str
+    moved: float
+    off: float
+    op: str | None
+    spread: bool
+    sentence: str
+
+
+class Switches(_Part, frozen=True, kw_only=True):
+    """Switches of the target that together are enough for the model to pass."""
+
+    switches: tuple[str, ...]
+    turned: str
+    whole: bool
+    case: bool | None
+    seen: str
+    options: tuple[str, ...]
+
+
+class CauseDetail(_Part, frozen=True, kw_only=True):
+    """The search of the cause among the switches of the target."""
+
+    target: str
+    on: str
+    switches: int
+    tried: int
+    alternatives: tuple[Switches, ...]
+    complete: bool
+    doubted: tuple[str, ...]
+
+
+class FreshCount(msgspec.Struct, frozen=True):
+    """Fresh inputs, and the number that pass."""
+
+    samples: int
+    passed: int
+
+
+class WorkaroundTried(msgspec.Struct, frozen=True):
+    """A way around the failure that was tried.
+
+    Attributes:
+        kind: ``switch``, ``barrier``, ``rewrite`` or ``precision``.
+        what: The change, in words.
+        passes: Whether the whole model passes with it; ``None`` if it was not tried.
+        file: The patched model, if there is one.
+        line: The options, for a switch.
+        worst_error: The largest error in units of the tolerance; ``None`` if it was not measured.
+        why: The confirmation, or why there is none.
+        fresh: The fresh inputs on which it was run.
+    """
+
+    kind: Literal["switch", "barrier", "rewrite", "precision"]
+    what: str
+    passes: bool | None
+    file: str | None = None
+    line: str | None = None
+    worst_error: float | None = None
+    why: str = ""
+    fresh: FreshCount = FreshCount(0, 0)
+
+
+class Unit(Node, frozen=True, kw_only=True):
+    """A node or a Q/DQ group, with the reason why it stays in a wider precision."""
+
+    rule: str | None = None
+    reason: str | None = None
+    group: int | None = None
+    operators: tuple[str, ...] | None = None
+    nodes: tuple[str, ...] | None = None
+    scales: tuple[str, ...] | None = None
+    zero_points: tuple[str, ...] | None = None
+    tensors: tuple[str, ...] | None = None
+    bad_scales: tuple[str, ...] | None = None
+
+
+class ScaleProblem(_Part, frozen=True, kw_only=True):
+    """A problem of a scale: the rule that finds it, and the figures in a sentence."""
+
+    rule: str
+    sentence: str
+
+
+class QuantizedTensor(_Part, frozen=True, kw_only=True):
+    """A Q/DQ pair, with the scale that would fit the values that were seen."""
+
+    tensor: str
+    kind: str
+    type: str
+    scale: str
+    scale_value: Any
+    zero_point: str | None
+    zero_point_value: Any
+    fitted_scale: Any
+    fitted_zero_point: Any
+    quantize: tuple[str, ...]
+    dequantize: tuple[str, ...]
+    seen: tuple[float, float] | None
+    clipped: float
+    bits_lost: float
+    bad: bool
+    problems: tuple[ScaleProblem, ...]
+
+
+class QuantizedGroup(_Part, frozen=True, kw_only=True):
+    """A Q/DQ group, and its cost alone."""
+
+    id: int
+    name: str
+    operators: tuple[Node, ...]
+    nodes: tuple[str, ...]
+    scales: tuple[str, ...]
+    zero_points: tuple[str, ...]
+    tensors: tuple[QuantizedTensor, ...]
+    kept: bool
+    minimal: bool
+    suspected: bool
+    bits_lost: float
+    error_alone_removed: float | None
+    error_alone_quantized: float | None
+    rule: str | None
+    reason: str | None
+    rung: str | None = None
+
+
+class RungNode(Node, frozen=True, kw_only=True):
+    """A node with its precision on a ladder."""
+
+    rung: str
+
+
+class Ladder(_Part, frozen=True, kw_only=True):
+    """The precisions of a ladder, and the nodes on each."""
+
+    rungs: tuple[str, ...]
+    counts: dict[str, int]
+    nodes: tuple[RungNode, ...]
+    why: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Validation(_Part, frozen=True, kw_only=True):
+    """A set of kept units on fresh samples.
+
+    Attributes:
+        samples: The number of fresh samples.
+        passed: Those that pass.
+        severe: Those with an error far past the tolerance.
+        worst_error: The largest error in tolerances; ``None`` for NaN or Inf.
+        confidence: The confidence of ``fails_under``.
+        fails_under: The share of samples of which it is that sure that fewer fail.
+        learned: Samples that the search has used.
+        sentence: The same in words.
+        nodes: The number of units kept.
+        holds: Whether no more samples fail than may.
+        keep: The units.
+        drawn: The distribution of the samples.
+        recommended: Whether it is the answer.
+    """
+
+    samples: int
+    passed: int
+    severe: int
+    worst_error: float | None
+    confidence: float
+    fails_under: float
+    learned: int
+    sentence: str
+    nodes: int
+    holds: bool
+    keep: tuple[int, ...]
+    drawn: str | None
+    recommended: bool
+
+
+class Use(_Part, frozen=True, kw_only=True):
+    """A file or a command by which an answer is used, and whether it passed."""
+
+    what: str
+    command: str
+    passed: bool | None
+    reason: str
+
+
+class FailureRate(_Part, frozen=True, kw_only=True):
+    """The measured failure rate of the original model."""
+
+    runs: int
+    failures: int
+    rate: float
+    confidence: float
+    passes_needed: int
+    least_rate: float
+    reached: float | None = None
+
+
+class ProbeScore(_Part, frozen=True, kw_only=True):
+    """The score of a probe."""
+
+    probe: int
+    candidate: float
+
+
+class MetricValues(_Part, frozen=True, kw_only=True):
+    """The metric that decides, on the reference and on the candidate."""
+
+    name: str
+    reference: float
+    candidate: float
+    bound: float | None
+    lower_is_better: bool
+    passed: bool | None
+    samples: int
+    of: int
+    original: float | None = None
+    fixed: float | None = None
+    sampling_error: float | None = None
+    probes: tuple[ProbeScore, ...] = ()
+
+
+class InputAxis(_Part, frozen=True, kw_only=True):
+    """An axis of an input, and its size in the minimal case."""
+
+    name: str
+    axis: int
+    size: int | None = None
+
+
+class FreeDimension(_Part, frozen=True, kw_only=True):
+    """A dimension that must stay free."""
+
+    name: str
+    inputs: tuple[InputAxis, ...]
+
+
+class DynamicShapes(_Part, frozen=True, kw_only=True):
+    """Whether the failure needs free dimensions, and which."""
+
+    needed: bool
+    dimensions: tuple[FreeDimension, ...]
+
+
+class WorstSamples(_Part, frozen=True, kw_only=True):
+    """The samples that were diagnosed, of those that fail."""
+
+    of: int
+    fail: tuple[int, ...]
+    stay: tuple[int, ...]
+
+
+class BuildVerdict(_Part, frozen=True, kw_only=True):
+    """A build or run, and its verdict."""
+
+    verdict: str
+    file: str | None = None
+    reason: str | None = None
+    signature: str | None = None
+    seconds: float | None = None
+    probe: int | None = None
+    number: int | None = None
+    files: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChoiceMade(_Part, frozen=True, kw_only=True):
+    """A choice of a build for a layer."""
+
+    layer: str
+    choice: str
+    kind: str
+    value: str
+
+
+class ChoiceCount(ChoiceMade, frozen=True, kw_only=True):
+    """A choice, and the numbers of good and bad builds with it."""
+
+    good: int
+    bad: int
+    proven: bool
+
+
+class BuildReason(_Part, frozen=True, kw_only=True):
+    """Choices that together make builds bad."""
+
+    choices: tuple[ChoiceMade, ...]
+    proven: bool
+    why: str | None
+
+
+class Avoided(_Part, frozen=True, kw_only=True):
+    """The options that forbid the choices of bad builds, and builds with them."""
+
+    options: tuple[str, ...]
+    runs: int
+    bad: int
+
+
+class SizesSpan(_Part, frozen=True, kw_only=True):
+    """Sizes next to each other with one verdict."""
+
+    first: int = msgspec.field(name="from")
+    last: int = msgspec.field(name="to")
+    verdict: str
+    tried: tuple[int, ...]
+
+
+class SweptDimension(_Part, frozen=True, kw_only=True):
+    """The verdicts along a dimension, at sizes of the others."""
+
+    name: str
+    inputs: tuple[InputAxis, ...]
+    at: dict[str, int]
+    fail: tuple[int, ...]
+    passed: tuple[int, ...] = msgspec.field(name="pass")
+    unresolved: tuple[int, ...]
+    intervals: tuple[SizesSpan, ...]
+
+
+class SizesVerdict(_Part, frozen=True, kw_only=True):
+    """The verdict at some sizes."""
+
+    sizes: dict[str, int]
+    shapes: dict[str, tuple[int, ...]]
+    verdict: str
+    reason: str
+    signature: str | None
+
+
+class SweptSizes(_Part, frozen=True, kw_only=True):
+    """The sizes at which the model fails."""
+
+    dimensions: tuple[SweptDimension, ...]
+    tried: int
+    of: int
+    exhaustive: bool
+    smallest_failing: dict[str, int] | None
+    shapes: dict[str, tuple[int, ...]] | None
+    map: tuple[SizesVerdict, ...]
+    said: str
+    command: str | None = None
+
+
+class SampleVerdict(_Part, frozen=True, kw_only=True):
+    """The verdict on a sample."""
+
+    sample: int
+    verdict: str
+    reason: str
+    signature: str | None
+    shapes: dict[str, tuple[int, ...]]
+
+
+class InputElement(_Part, frozen=True, kw_only=True):
+    """An element of an input."""
+
+    input: str
+    index: tuple[int, ...]
+    value: Any
+
+
+class MinimalInput(_Part, frozen=True, kw_only=True):
+    """The smallest input that fails."""
+
+    file: str
+    sample: int
+    shapes: dict[str, tuple[int, ...]]
+    elements: int
+    kept: int
+    of: int
+    elements_kept: tuple[InputElement, ...]
+    minimality: Minimality
+    why: str | None
+    command: str
+    questions: int
+
+
+class SamplesVerdict(_Part, frozen=True, kw_only=True):
+    """The samples that fail, pass, or have no verdict, by number."""
+
+    total: int
+    each: tuple[SampleVerdict, ...]
+    failing: tuple[int, ...]
+    passing: tuple[int, ...]
+    unresolved: tuple[int, ...]
+    minimal_input: MinimalInput | None = None
+
+
+class LatencyRow(_Part, frozen=True, kw_only=True):
+    """Nodes that are one layer on either side, and their time."""
+
+    nodes: tuple[Node, ...]
+    ms: float
+    baseline_ms: float
+    layers: tuple[str, ...]
+    baseline_layers: tuple[str, ...]
+
+
+class Latency(_Part, frozen=True, kw_only=True):
+    """The time of each layer beside a baseline's."""
+
+    ms: float
+    baseline_ms: float
+    baseline: str
+    rows: tuple[LatencyRow, ...]
+
+
+class PrecisionAudit(_Part, frozen=True, kw_only=True):
+    """The precisions that were requested, and the layers in each."""
+
+    asked: tuple[str, ...]
+    counts: dict[str, int]
+    total: int
+    sentence: str
+
+
+class Step(msgspec.Struct):
+    """A step of a command: the number of ``probes`` before it, and its lines, printed or not."""
+
+    title: str
+    probes: int
+    lines: list[str]
+
+
+class Story(msgspec.Struct):
+    """The steps, and the lines of the answer."""
+
+    steps: list[Step]
+    answers: list[str]
+
+
+class Proof(_Part, frozen=True, kw_only=True):
+    """The command that shows the failure, and the reason if it was not seen to do so."""
+
+    command: str
+    why: str | None
+
+
+class ErrorText(_Part, frozen=True, kw_only=True):
+    """The error of a tensor, in words and in tolerances."""
+
+    passed: bool
+    ratio: float
+    text: str
+
+
+class GraphTensor(_Part, frozen=True, kw_only=True):
+    """A tensor beside a node of the answer."""
+
+    dtype: str | None = None
+    shape: tuple[int | str, ...] | None = None
+    error: ErrorText | None = None
+    own: ErrorText | None = None
+    target: ValueRange | None = None
+    reference: ValueRange | None = None
+
+
+class GraphNode(_Part, frozen=True, kw_only=True):
+    """A node of the answer."""
+
+    name: str
+    op: str
+    domain: str
+    attributes: dict[str, str]
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[str, ...]
+    written: str | None
+
+
+class Graph(_Part, frozen=True, kw_only=True):
+    """The nodes of the answer, the most important first, and their tensors by name."""
+
+    nodes: tuple[GraphNode, ...]
+    tensors: dict[str, GraphTensor]
+
+
+class CurvePoint(_Part, frozen=True, kw_only=True):
+    """The largest error of a tensor.
+
+    Attributes:
+        place: The place of the tensor in topological order.
+        name: The tensor.
+        op: The operator that makes it.
+        passed: Whether it matches.
+        ratio: The error over its tolerance, to seven digits.
+        error: The largest absolute error.
+    """
+
+    place: int
+    name: str
+    op: str | None
+    passed: bool
+    ratio: float
+    error: float | None
+
+
+class Curve(_Part, frozen=True, kw_only=True):
+    """The error along the network, some of ``total`` tensors."""
+
+    points: tuple[CurvePoint, ...]
+    total: int
+
+
+class ProbeLine(Record, frozen=True, kw_only=True):
+    """A probe, the last line that the check printed, and the step that it was made in."""
+
+    printed: str = ""
+    step: str
+
+
+class CommandLine(_Part, frozen=True, kw_only=True):
+    """A command to run next."""
+
+    what: str
+    command: str
+
+
+class ReportParts(msgspec.Struct, kw_only=True):
+    """The parts of report.html that have no field of their own; they may change between versions."""
+
+    target: str | msgspec.UnsetType | None = msgspec.UNSET
+    graph: Graph | msgspec.UnsetType = msgspec.UNSET
+    curve: Curve | msgspec.UnsetType | None = msgspec.UNSET
+    probes: list[ProbeLine] | msgspec.UnsetType = msgspec.UNSET
+    proof: Proof | msgspec.UnsetType = msgspec.UNSET
+    created: str | msgspec.UnsetType = msgspec.UNSET
+    story: Story | msgspec.UnsetType = msgspec.UNSET
+    commands: list[CommandLine] | msgspec.UnsetType = msgspec.UNSET
+    environment: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
