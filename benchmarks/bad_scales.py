@@ -79,13 +79,13 @@ def measure(seed: int, folder: Path) -> Row:
         run=folder / f"run-{seed}",
     )  # fmt: skip
     groups = result.groups
-    planted = {group["id"] for group in groups if done.keys() & set(group["scales"])}
+    planted = {group.id for group in groups if done.keys() & set(group.scales)}
     kept = {entry.group for entry in result.keep_fp32}
     held = result.validation
     needed = {entry.group for entry in result.minimal}
-    helped = sorted(groups, key=lambda group: group["error_alone_removed"] or 0.0)
+    helped = sorted(groups, key=lambda group: group.error_alone_removed or 0.0)
     by_hand = 1 + max(
-        (place for place, group in enumerate(helped) if group["id"] in needed), default=-1
+        (place for place, group in enumerate(helped) if group.id in needed), default=-1
     )
     tensors = loss_debug(folder / f"{source.name}-float.onnx", path, samples, len(done))
     return Row(

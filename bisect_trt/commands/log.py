@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from bisect_trt.errors import UnknownNameError
 from bisect_trt.options.commands import LogOptions
-from bisect_trt.probe.ledger import JOURNAL, read_probes
+from bisect_trt.probe.ledger import JOURNAL, Record, read_probes
 from bisect_trt.probe.workspace import KEY_LENGTH
 from bisect_trt.report.result import Result
-from bisect_trt.report.text import Json
 from bisect_trt.session.binding import MOST_BYTES, Binding, newest_run
 from bisect_trt.tensors.files import open_inside, read_inside
 
@@ -44,27 +43,27 @@ def run(call: Call) -> Result:
         else f"bisect-trt {shlex.join(binding.argv)}"
     )
     show(f"in {binding.cwd}, version {binding.version}")
-    for _, entry in sorted(verdicts.items()):
+    for _, record in sorted(verdicts.items()):
         show(
-            f"{entry['number']:>4} {entry['verdict']:10} {entry['seconds']:7.2f} s  {entry['title']}: {entry['reason']}"
+            f"{record.number:>4} {record.verdict.value:10} {record.seconds:7.2f} s  {record.title}: {record.reason}"
         )
-    for entry in unfinished.values():
-        show(f"   - unfinished             {entry['title']}: was running when the run ended")
+    for started in unfinished.values():
+        show(f"   - unfinished             {started.title}: was running when the run ended")
     return call.result
 
 
-def _show_probe(run: Path, entry: Json, show: Callable[[str], None]) -> None:
+def _show_probe(run: Path, record: Record, show: Callable[[str], None]) -> None:
     """Print one probe: its candidate, the command that runs it again, its output."""
-    folder = run / "candidates" / str(entry["key"])[:KEY_LENGTH]
+    folder = run / "candidates" / record.key[:KEY_LENGTH]
     inside = folder / "model.onnx"
     model = (
         inside if inside.exists() else folder.with_suffix(".onnx")
     )  # with a shared file of weights
-    show(f"probe {entry['number']}: {entry['verdict']}, {entry['reason']}")
-    show(f"candidate: {model} ({entry['title']})")
+    show(f"probe {record.number}: {record.verdict.value}, {record.reason}")
+    show(f"candidate: {model} ({record.title})")
     show(f"inputs: {folder / 'inputs.npz'}")
     show(f"golden: {folder / 'golden.npz'}")
-    show(f"took: {entry['seconds']} s in {entry['runs']} run(s)")
+    show(f"took: {record.seconds} s in {record.runs} run(s)")
     place = folder.relative_to(run)
     with suppress(FileNotFoundError):
         by_hand = read_inside(run, place / "command.txt", MOST_BYTES)

@@ -10,17 +10,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from bisect_trt.errors import OutputFileError, RunFolderError
 from bisect_trt.probe.candidate import Identity
-from bisect_trt.probe.outcome import BARE_EXIT, BROKEN_PREFIXES, Ending, Outcome
+from bisect_trt.probe.outcome import BARE_EXIT, BROKEN_PREFIXES, Ending, Layer, Outcome
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.tensors.comparison import strict_json
+from bisect_trt.tensors.comparison import strict_json, to_plain
 from bisect_trt.tensors.files import open_inside
 from bisect_trt.worker.deadline import BudgetSpent, Deadline
 
@@ -31,11 +31,9 @@ _LONGEST_LINE = 256 << 20
 Key = Annotated[str, msgspec.Meta(pattern=r"\A[\w-]{1,200}\Z")]
 """The key of a candidate, which is part of a path."""
 Number = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
-Entry = dict[str, Any]
-"""A line of the journal."""
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(msgspec.Struct, frozen=True, tag_field="event", tag="verdict"):
     """One probe that the search asked for and was answered, with what its :class:`Outcome` says.
 
     Attributes:
@@ -66,31 +64,35 @@ class Record(msgspec.Struct, frozen=True):
         return lines[-1].strip() if lines else ""
 
 
-@dataclass(frozen=True)
-class _Started:
+class Started(msgspec.Struct, frozen=True, tag_field="event", tag="started"):
+    """A probe is about to run."""
+
     key: Key
     title: str
 
 
-@dataclass(frozen=True)
-class _Moot:
+class Moot(msgspec.Struct, frozen=True, tag_field="event", tag="moot"):
+    """A probe has ended, and its answer was not needed any more."""
+
     key: Key
 
 
-@dataclass(frozen=True)
-class _Ended:
+class Ended(msgspec.Struct, frozen=True, tag_field="event", tag="outcome"):
+    """A probe has ended."""
+
     key: Key
-    outcome: dict[str, Any]
+    outcome: Outcome
 
 
-@dataclass(frozen=True)
-class _Undone:
+class Undone(msgspec.Struct, frozen=True, tag_field="event", tag="undo"):
+    """The last answer was taken back."""
+
     key: Key
     number: Number
 
 
-_LINES = {"started": _Started, "moot": _Moot, "outcome": _Ended, "verdict": Record, "undo": _Undone}
-"""The fields of the lines of the journal, by event."""
+Line = Started | Moot | Ended | Record | Undone
+"""A line of the journal."""
 
 
 class Watcher:
@@ -242,7 +244,7 @@ class Ledger:
     def start(self, candidate: Identity) -> None:
         """Note that a probe is about to run, within :meth:`check_budget`."""
         self.check_budget()
-        self._append("started", candidate.key, title=candidate.title)
+        self._append(Started(candidate.key, candidate.title))
 
     def check_budget(self) -> None:
         """Refuse another probe past the budget.
@@ -264,10 +266,10 @@ class Ledger:
     def end(self, candidate: Identity, outcome: Outcome | None) -> None:
         """A probe has ended; without an outcome if its answer was not needed any more."""
         if outcome is None:
-            self._append("moot", candidate.key)
+            self._append(Moot(candidate.key))
         else:
             self._outcomes[candidate.key] = outcome
-            self._append("outcome", candidate.key, outcome=outcome.to_json(), forced=True)
+            self._append(Ended(candidate.key, outcome), forced=True)
 
     def once_more(self, candidate: Identity) -> Identity:
         """A name for probing a candidate again although its verdict is known, so that both answers are remembered."""
@@ -318,7 +320,7 @@ class Ledger:
         record = Record(number, candidate.key, candidate.title, size, verdict, **made, **times)
         self.records.append(record)
         self._decided[candidate.key] = record
-        self._append("verdict", **msgspec.to_builtins(record))
+        self._append(record)
         for watcher in self.watchers:  # last: a Ctrl-C while one prints must not lose the best
             watcher.probed(record)
         return record
@@ -329,16 +331,16 @@ class Ledger:
             return None
         record = self.records[-1]
         self._outcomes.pop(record.key, None)
-        self._append("undo", record.key, number=record.number, forced=True)
+        self._append(Undone(record.key, record.number), forced=True)
         self.restart()
         return record
 
-    def _append(self, event: str, key: str, *, forced: bool = False, **more: Any) -> None:  # noqa: ANN401 - plain values
+    def _append(self, line: Line, *, forced: bool = False) -> None:
         """Write a line; ``forced`` to the disk, so that no outcome is lost if the machine itself dies."""
-        line = sealed({"event": event, "key": key, **more})
+        content = sealed(line)
         try:
             with self._turn:  # parallel probes end in threads of their own
-                self._file.write(line)
+                self._file.write(content)
                 self._file.flush()
                 if forced:
                     os.fsync(self._file.fileno())
@@ -363,37 +365,32 @@ _CHECKSUM = b', "crc32": '
 """Beginning of a line's last value, its checksum: an edited line is a damaged one."""
 
 
-def sealed(entry: Mapping[str, Any]) -> bytes:
-    """Return an entry as a line with its checksum."""
-    content = json.dumps(entry).encode()
+def sealed(line: object) -> bytes:
+    """Return a line of the journal as bytes, with its checksum."""
+    content = json.dumps(to_plain(line)).encode()
     return b"%s%s%d}\n" % (content[:-1], _CHECKSUM, zlib.crc32(content))
 
 
-def _opened(line: bytes) -> Entry:
-    """Return the entry of a line, an outcome read.
+def _opened(sealed_line: bytes) -> Line:
+    """Return the line that :func:`sealed` wrote.
 
     Raises:
         ValueError: It is another line than was written.
-        KeyError: It has too few values.
-        TypeError: It is no object.
         RecursionError: It is nested too deeply.
-        msgspec.ValidationError: A value has another type.
+        msgspec.ValidationError: A value is missing or has another type.
     """
-    content, _, checksum = line.rpartition(_CHECKSUM)
+    content, _, checksum = sealed_line.rpartition(_CHECKSUM)
     content += b"}"
     if int(checksum[:-2]) != zlib.crc32(content):
-        raise ValueError(line)
-    entry: Entry = strict_json(content)
-    msgspec.convert(entry, _LINES[entry["event"]])
-    return (
-        {**entry, "outcome": Outcome.from_json(entry["outcome"])}
-        if entry["event"] == "outcome"
-        else entry
-    )
+        raise ValueError(sealed_line)
+    line: Line = msgspec.convert(strict_json(content), Line, strict=False)
+    if isinstance(line, Ended):
+        msgspec.convert(line.outcome.layers, list[Layer])
+    return line
 
 
-def read_journal(path: Path) -> Iterator[Entry]:
-    """Yield the entries of a journal, outcomes read, without a last line that was cut short.
+def read_journal(path: Path) -> Iterator[Line]:
+    """Yield the lines of a journal, without a last one that was cut short.
 
     Raises:
         UnavailableError: It is damaged.
@@ -408,42 +405,37 @@ def read_journal(path: Path) -> Iterator[Entry]:
         for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
             if line.endswith(b"\n") or len(line) == _LONGEST_LINE:
                 try:
-                    entry = _opened(line)
-                except (
-                    ValueError,
-                    KeyError,
-                    TypeError,
-                    RecursionError,
-                    msgspec.ValidationError,
-                ) as error:
+                    yield _opened(line)
+                except (ValueError, RecursionError, msgspec.ValidationError) as error:
                     raise RunFolderError(
                         f"the journal {path} is damaged in line {number}; take that line and all after it away, or "
                         "start a new run."
                     ) from error
-                yield entry
 
 
-def read_probes(journal: Path) -> tuple[dict[str, Outcome], dict[int, Entry], dict[str, Entry]]:
+def read_probes(
+    journal: Path,
+) -> tuple[dict[str, Outcome], dict[int, Record], dict[str, Started]]:
     """Return what a journal says: the outcomes by candidate, the verdicts by number, and what has no outcome by candidate.
 
     Raises:
         UnavailableError: The journal is damaged.
     """
     outcomes = dict[str, Outcome]()
-    verdicts = dict[int, Entry]()
-    unfinished = dict[str, Entry]()
-    for entry in read_journal(journal):
-        event = entry["event"]
-        key = entry["key"]
-        if event == "started":
-            unfinished[key] = entry
-        elif event in ("outcome", "moot"):
-            unfinished.pop(key, None)
-        if event == "outcome":
-            outcomes[key] = entry["outcome"]
-        elif event == "verdict":
-            verdicts[entry["number"]] = entry
-        elif event == "undo":
-            outcomes.pop(key, None)
-            verdicts.pop(entry["number"], None)
+    verdicts = dict[int, Record]()
+    unfinished = dict[str, Started]()
+    for line in read_journal(journal):
+        match line:
+            case Started():
+                unfinished[line.key] = line
+            case Moot():
+                unfinished.pop(line.key, None)
+            case Ended():
+                unfinished.pop(line.key, None)
+                outcomes[line.key] = line.outcome
+            case Record():
+                verdicts[line.number] = line
+            case Undone():
+                outcomes.pop(line.key, None)
+                verdicts.pop(line.number, None)
     return outcomes, verdicts, unfinished

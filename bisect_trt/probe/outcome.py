@@ -11,7 +11,7 @@ import msgspec
 
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.messages import error_class
-from bisect_trt.tensors.comparison import TensorComparison, required_severity, to_plain
+from bisect_trt.tensors.comparison import TensorComparison, required_severity
 from bisect_trt.worker.protocol import CANCELLED, OVER_MEMORY
 
 UNDECIDED = "undecided"
@@ -155,21 +155,6 @@ class Outcome:
         if self.ending is not Ending.BROKEN or original is None or original == self.signature:
             return False
         return error_class(original) == error_class(self.signature)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
-
-    @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> Outcome:
-        """Read the output of :meth:`to_json`.
-
-        Raises:
-            msgspec.ValidationError: A value has another type.
-        """
-        msgspec.convert(plain["layers"], list[Layer])
-        return msgspec.convert(plain, cls, strict=False)
 
 
 BARE_EXIT = "exit "

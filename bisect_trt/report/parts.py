@@ -18,11 +18,11 @@ Minimality = Literal["1-minimal", "unproven"]
 Whose = Literal["target", "reference", "precision", "rounding", "tie", "random", "unknown"]
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _Part(msgspec.Struct, frozen=True, omit_defaults=True):
     """A part of an answer."""
 
 
-class Model(_Part, frozen=True, kw_only=True):
+class Model(_Part, frozen=True):
     """The model under test; empty where it could not be read."""
 
     path: str | None = None
@@ -40,7 +40,7 @@ class Model(_Part, frozen=True, kw_only=True):
     layers: Any = None
 
 
-class ErrorInfo(_Part, frozen=True, kw_only=True):
+class ErrorInfo(_Part, frozen=True):
     """The error that ended a command."""
 
     code: str
@@ -82,7 +82,7 @@ class WrongSide(msgspec.Struct, frozen=True, omit_defaults=True):
     times_worse: float | None = None
 
 
-class Inside(_Part, frozen=True, kw_only=True):
+class Inside(_Part, frozen=True):
     """A body of an If, Loop, Scan or function, and the nodes in it that fail; iterations count from 1."""
 
     name: str
@@ -94,7 +94,7 @@ class Inside(_Part, frozen=True, kw_only=True):
     why: str | None
 
 
-class Failure(_Part, frozen=True, kw_only=True):
+class Failure(_Part, frozen=True):
     """One failure among several."""
 
     culprits: tuple[Node, ...]
@@ -143,7 +143,7 @@ class Comparison(TensorComparison, frozen=True, kw_only=True):
         return cls(**fields, required_atol=seen.max_abs, op=op, module=place, own=own)
 
 
-class Origin(_Part, frozen=True, kw_only=True):
+class Origin(_Part, frozen=True):
     """A node that has matching inputs and a wrong output."""
 
     tensor: str
@@ -153,14 +153,14 @@ class Origin(_Part, frozen=True, kw_only=True):
     comparison: Comparison
 
 
-class OwnOutputs(_Part, frozen=True, kw_only=True):
+class OwnOutputs(_Part, frozen=True):
     """The verdict on the model's own outputs, without marks."""
 
     match: bool
     reason: str
 
 
-class Amplified(_Part, frozen=True, kw_only=True):
+class Amplified(_Part, frozen=True):
     """The operator that amplifies rounding until the model fails."""
 
     output: str
@@ -171,7 +171,7 @@ class Amplified(_Part, frozen=True, kw_only=True):
     sentence: str
 
 
-class Switches(_Part, frozen=True, kw_only=True):
+class Switches(_Part, frozen=True):
     """Switches of the target that together are enough for the model to pass."""
 
     switches: tuple[str, ...]
@@ -182,7 +182,7 @@ class Switches(_Part, frozen=True, kw_only=True):
     options: tuple[str, ...]
 
 
-class CauseDetail(_Part, frozen=True, kw_only=True):
+class CauseDetail(_Part, frozen=True):
     """The search of the cause among the switches of the target."""
 
     target: str
@@ -239,14 +239,14 @@ class Unit(Node, frozen=True, kw_only=True):
     bad_scales: tuple[str, ...] | None = None
 
 
-class ScaleProblem(_Part, frozen=True, kw_only=True):
+class ScaleProblem(_Part, frozen=True):
     """A problem of a scale: the rule that finds it, and the figures in a sentence."""
 
     rule: str
     sentence: str
 
 
-class QuantizedTensor(_Part, frozen=True, kw_only=True):
+class QuantizedTensor(_Part, frozen=True):
     """A Q/DQ pair, with the scale that would fit the values that were seen."""
 
     tensor: str
@@ -267,7 +267,7 @@ class QuantizedTensor(_Part, frozen=True, kw_only=True):
     problems: tuple[ScaleProblem, ...]
 
 
-class QuantizedGroup(_Part, frozen=True, kw_only=True):
+class QuantizedGroup(_Part, frozen=True):
     """A Q/DQ group, and its cost alone."""
 
     id: int
@@ -294,7 +294,7 @@ class RungNode(Node, frozen=True, kw_only=True):
     rung: str
 
 
-class Ladder(_Part, frozen=True, kw_only=True):
+class Ladder(_Part, frozen=True):
     """The precisions of a ladder, and the nodes on each."""
 
     rungs: tuple[str, ...]
@@ -303,7 +303,7 @@ class Ladder(_Part, frozen=True, kw_only=True):
     why: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class Validation(_Part, frozen=True, kw_only=True):
+class Validation(_Part, frozen=True):
     """A set of kept units on fresh samples.
 
     Attributes:
@@ -337,7 +337,7 @@ class Validation(_Part, frozen=True, kw_only=True):
     recommended: bool
 
 
-class Use(_Part, frozen=True, kw_only=True):
+class Use(_Part, frozen=True):
     """A file or a command by which an answer is used, and whether it passed."""
 
     what: str
@@ -346,7 +346,7 @@ class Use(_Part, frozen=True, kw_only=True):
     reason: str
 
 
-class FailureRate(_Part, frozen=True, kw_only=True):
+class FailureRate(_Part, frozen=True):
     """The measured failure rate of the original model."""
 
     runs: int
@@ -358,14 +358,14 @@ class FailureRate(_Part, frozen=True, kw_only=True):
     reached: float | None = None
 
 
-class ProbeScore(_Part, frozen=True, kw_only=True):
+class ProbeScore(_Part, frozen=True):
     """The score of a probe."""
 
     probe: int
     candidate: float
 
 
-class MetricValues(_Part, frozen=True, kw_only=True):
+class MetricValues(_Part, frozen=True):
     """The metric that decides, on the reference and on the candidate."""
 
     name: str
@@ -382,7 +382,7 @@ class MetricValues(_Part, frozen=True, kw_only=True):
     probes: tuple[ProbeScore, ...] = ()
 
 
-class InputAxis(_Part, frozen=True, kw_only=True):
+class InputAxis(_Part, frozen=True):
     """An axis of an input, and its size in the minimal case."""
 
     name: str
@@ -390,21 +390,21 @@ class InputAxis(_Part, frozen=True, kw_only=True):
     size: int | None = None
 
 
-class FreeDimension(_Part, frozen=True, kw_only=True):
+class FreeDimension(_Part, frozen=True):
     """A dimension that must stay free."""
 
     name: str
     inputs: tuple[InputAxis, ...]
 
 
-class DynamicShapes(_Part, frozen=True, kw_only=True):
+class DynamicShapes(_Part, frozen=True):
     """Whether the failure needs free dimensions, and which."""
 
     needed: bool
     dimensions: tuple[FreeDimension, ...]
 
 
-class WorstSamples(_Part, frozen=True, kw_only=True):
+class WorstSamples(_Part, frozen=True):
     """The samples that were diagnosed, of those that fail."""
 
     of: int
@@ -412,7 +412,7 @@ class WorstSamples(_Part, frozen=True, kw_only=True):
     stay: tuple[int, ...]
 
 
-class BuildVerdict(_Part, frozen=True, kw_only=True):
+class BuildVerdict(_Part, frozen=True):
     """A build or run, and its verdict."""
 
     verdict: str
@@ -425,7 +425,7 @@ class BuildVerdict(_Part, frozen=True, kw_only=True):
     files: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChoiceMade(_Part, frozen=True, kw_only=True):
+class ChoiceMade(_Part, frozen=True):
     """A choice of a build for a layer."""
 
     layer: str
@@ -442,7 +442,7 @@ class ChoiceCount(ChoiceMade, frozen=True, kw_only=True):
     proven: bool
 
 
-class BuildReason(_Part, frozen=True, kw_only=True):
+class BuildReason(_Part, frozen=True):
     """Choices that together make builds bad."""
 
     choices: tuple[ChoiceMade, ...]
@@ -450,7 +450,7 @@ class BuildReason(_Part, frozen=True, kw_only=True):
     why: str | None
 
 
-class Avoided(_Part, frozen=True, kw_only=True):
+class Avoided(_Part, frozen=True):
     """The options that forbid the choices of bad builds, and builds with them."""
 
     options: tuple[str, ...]
@@ -458,7 +458,7 @@ class Avoided(_Part, frozen=True, kw_only=True):
     bad: int
 
 
-class SizesSpan(_Part, frozen=True, kw_only=True):
+class SizesSpan(_Part, frozen=True):
     """Sizes next to each other with one verdict."""
 
     first: int = msgspec.field(name="from")
@@ -467,7 +467,7 @@ class SizesSpan(_Part, frozen=True, kw_only=True):
     tried: tuple[int, ...]
 
 
-class SweptDimension(_Part, frozen=True, kw_only=True):
+class SweptDimension(_Part, frozen=True):
     """The verdicts along a dimension, at sizes of the others."""
 
     name: str
@@ -479,7 +479,7 @@ class SweptDimension(_Part, frozen=True, kw_only=True):
     intervals: tuple[SizesSpan, ...]
 
 
-class SizesVerdict(_Part, frozen=True, kw_only=True):
+class SizesVerdict(_Part, frozen=True):
     """The verdict at some sizes."""
 
     sizes: dict[str, int]
@@ -489,7 +489,7 @@ class SizesVerdict(_Part, frozen=True, kw_only=True):
     signature: str | None
 
 
-class SweptSizes(_Part, frozen=True, kw_only=True):
+class SweptSizes(_Part, frozen=True):
     """The sizes at which the model fails."""
 
     dimensions: tuple[SweptDimension, ...]
@@ -503,7 +503,7 @@ class SweptSizes(_Part, frozen=True, kw_only=True):
     command: str | None = None
 
 
-class SampleVerdict(_Part, frozen=True, kw_only=True):
+class SampleVerdict(_Part, frozen=True):
     """The verdict on a sample."""
 
     sample: int
@@ -513,7 +513,7 @@ class SampleVerdict(_Part, frozen=True, kw_only=True):
     shapes: dict[str, tuple[int, ...]]
 
 
-class InputElement(_Part, frozen=True, kw_only=True):
+class InputElement(_Part, frozen=True):
     """An element of an input."""
 
     input: str
@@ -521,7 +521,7 @@ class InputElement(_Part, frozen=True, kw_only=True):
     value: Any
 
 
-class MinimalInput(_Part, frozen=True, kw_only=True):
+class MinimalInput(_Part, frozen=True):
     """The smallest input that fails."""
 
     file: str
@@ -537,7 +537,7 @@ class MinimalInput(_Part, frozen=True, kw_only=True):
     questions: int
 
 
-class SamplesVerdict(_Part, frozen=True, kw_only=True):
+class SamplesVerdict(_Part, frozen=True):
     """The samples that fail, pass, or have no verdict, by number."""
 
     total: int
@@ -548,7 +548,7 @@ class SamplesVerdict(_Part, frozen=True, kw_only=True):
     minimal_input: MinimalInput | None = None
 
 
-class LatencyRow(_Part, frozen=True, kw_only=True):
+class LatencyRow(_Part, frozen=True):
     """Nodes that are one layer on either side, and their time."""
 
     nodes: tuple[Node, ...]
@@ -558,7 +558,7 @@ class LatencyRow(_Part, frozen=True, kw_only=True):
     baseline_layers: tuple[str, ...]
 
 
-class Latency(_Part, frozen=True, kw_only=True):
+class Latency(_Part, frozen=True):
     """The time of each layer beside a baseline's."""
 
     ms: float
@@ -567,7 +567,7 @@ class Latency(_Part, frozen=True, kw_only=True):
     rows: tuple[LatencyRow, ...]
 
 
-class PrecisionAudit(_Part, frozen=True, kw_only=True):
+class PrecisionAudit(_Part, frozen=True):
     """The precisions that were requested, and the layers in each."""
 
     asked: tuple[str, ...]
@@ -591,14 +591,14 @@ class Story(msgspec.Struct):
     answers: list[str]
 
 
-class Proof(_Part, frozen=True, kw_only=True):
+class Proof(_Part, frozen=True):
     """The command that shows the failure, and the reason if it was not seen to do so."""
 
     command: str
     why: str | None
 
 
-class ErrorText(_Part, frozen=True, kw_only=True):
+class ErrorText(_Part, frozen=True):
     """The error of a tensor, in words and in tolerances."""
 
     passed: bool
@@ -606,7 +606,7 @@ class ErrorText(_Part, frozen=True, kw_only=True):
     text: str
 
 
-class GraphTensor(_Part, frozen=True, kw_only=True):
+class GraphTensor(_Part, frozen=True):
     """A tensor beside a node of the answer."""
 
     dtype: str | None = None
@@ -617,7 +617,7 @@ class GraphTensor(_Part, frozen=True, kw_only=True):
     reference: ValueRange | None = None
 
 
-class GraphNode(_Part, frozen=True, kw_only=True):
+class GraphNode(_Part, frozen=True):
     """A node of the answer."""
 
     name: str
@@ -629,14 +629,14 @@ class GraphNode(_Part, frozen=True, kw_only=True):
     written: str | None
 
 
-class Graph(_Part, frozen=True, kw_only=True):
+class Graph(_Part, frozen=True):
     """The nodes of the answer, the most important first, and their tensors by name."""
 
     nodes: tuple[GraphNode, ...]
     tensors: dict[str, GraphTensor]
 
 
-class CurvePoint(_Part, frozen=True, kw_only=True):
+class CurvePoint(_Part, frozen=True):
     """The largest error of a tensor.
 
     Attributes:
@@ -656,21 +656,21 @@ class CurvePoint(_Part, frozen=True, kw_only=True):
     error: float | None
 
 
-class Curve(_Part, frozen=True, kw_only=True):
+class Curve(_Part, frozen=True):
     """The error along the network, some of ``total`` tensors."""
 
     points: tuple[CurvePoint, ...]
     total: int
 
 
-class ProbeLine(Record, frozen=True, kw_only=True):
+class ProbeLine(Record, frozen=True, kw_only=True, tag=False):
     """A probe, the last line that the check printed, and the step that it was made in."""
 
     printed: str = ""
     step: str
 
 
-class CommandLine(_Part, frozen=True, kw_only=True):
+class CommandLine(_Part, frozen=True):
     """A command to run next."""
 
     what: str

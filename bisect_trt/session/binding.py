@@ -7,7 +7,6 @@ import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,8 +31,7 @@ MOST_BYTES = 16 << 20
 """Bytes of a file of a run that are read or shown; its folder may be a stranger's."""
 
 
-@dataclass(frozen=True)
-class Binding:
+class Binding(msgspec.Struct, frozen=True):
     """A command line, its working directory, and the content of the files that it names.
 
     Attributes:
@@ -74,7 +72,7 @@ class Binding:
             UsageError: It cannot be written.
         """
         with replacing(folder / RUN_FILE) as file:
-            file.write(json.dumps(vars(self), indent=1).encode())
+            file.write(json.dumps(msgspec.to_builtins(self), indent=1).encode())
 
     @classmethod
     def read(cls, folder: Path) -> Binding:
@@ -85,15 +83,8 @@ class Binding:
         """
         try:
             plain = strict_json(read_inside(folder, RUN_FILE, MOST_BYTES))
-            return msgspec.convert({each.name: plain[each.name] for each in fields(cls)}, cls)
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            RecursionError,
-            msgspec.ValidationError,
-        ) as error:
+            return msgspec.convert(plain, cls)
+        except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
             raise RunFolderError(
                 f"{folder} is not the folder of a bisect-trt run ({RUN_FILE} is missing or damaged); "
                 "runs are under .bisect-trt in the directory where they were started."

@@ -336,9 +336,7 @@ def open_ledger(
         deadline=subject.workers.deadline,
     )
     for entry in ledger.unfinished.values():
-        console.say(
-            f"  unfinished when the run ended, and probed again if needed: {entry['title']}"
-        )
+        console.say(f"  unfinished when the run ended, and probed again if needed: {entry.title}")
     return ledger
 
 

@@ -14,11 +14,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from support import chain, marked, overflowing, read_json, script, wait_for
 
-from bisect_trt.probe.ledger import JOURNAL, read_journal
+from bisect_trt.probe.ledger import JOURNAL, Line, Record, read_journal
 from bisect_trt.probe.workspace import RUNS_FOLDER
 from bisect_trt.session.binding import RUN_FILE
 
@@ -130,9 +129,7 @@ class Story:
         """What it has come to."""
         result = read_json(self.folder / "result.json")
         decided = [
-            (entry["key"], entry["verdict"])
-            for entry in self.journal()
-            if entry["event"] == "verdict"
+            (line.key, line.verdict.value) for line in self.journal() if isinstance(line, Record)
         ]
         # A run that is gone on with says what it had decided before once more.
         return Answer(
@@ -141,7 +138,7 @@ class Story:
             tuple(dict.fromkeys(decided)),
         )
 
-    def journal(self) -> list[dict[str, Any]]:
+    def journal(self) -> list[Line]:
         """What is in its journal."""
         path = self.run / JOURNAL if self.run else None
         return list(read_journal(path)) if path is not None and path.exists() else []

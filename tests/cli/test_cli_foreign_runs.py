@@ -21,6 +21,7 @@ from bisect_trt.probe.ledger import read_probes, sealed
 from bisect_trt.probe.outcome import Ending, MetricScore, Outcome
 from bisect_trt.session.places import PLACES_FILE, earlier_kinds
 from bisect_trt.targets.choices import TACTIC, Choice, write_choices
+from bisect_trt.tensors.comparison import to_plain
 
 pytestmark = pytest.mark.any_version
 FILES = ("journal.jsonl", "result.json", "run.json")
@@ -180,7 +181,7 @@ def test_scores_and_layers_of_other_types(here: Path) -> None:
     """A search that is resumed reads these from the journal; NaN, which JSON has not, is text there."""
     journal = here / "journal.jsonl"
     outcome = Outcome(Ending.MISMATCHED, "metric", "why", metric=SCORE, layers=(LAYER,))
-    entries = [{"event": "outcome", "key": "k", "outcome": outcome.to_json()}]
+    entries = [{"event": "outcome", "key": "k", "outcome": to_plain(outcome)}]
     journal.write_bytes(sealed(entries[0]))
     outcomes, _, _ = read_probes(journal)
     assert repr(outcomes["k"]) == repr(outcome)

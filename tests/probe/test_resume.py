@@ -35,7 +35,7 @@ from support import assert_gone, chain, examples, has, rest_slow, script
 from benchmarks.flaky import simulate, simulate_in_memory
 from bisect_trt.errors import BisectError
 from bisect_trt.probe.candidate import Identity, Probe
-from bisect_trt.probe.ledger import JOURNAL, Ledger, read_journal, read_probes
+from bisect_trt.probe.ledger import JOURNAL, Ended, Ledger, read_journal, read_probes
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.speculation import likely_questions
@@ -101,9 +101,7 @@ def test_the_journal_ends_at_any_byte(
         for moment in moments:
             content = (run / JOURNAL).read_bytes()
             (run / JOURNAL).write_bytes(content[: round(moment * len(content))])
-            known = {
-                entry["key"] for entry in read_journal(run / JOURNAL) if entry["event"] == "outcome"
-            }
+            known = {entry.key for entry in read_journal(run / JOURNAL) if isinstance(entry, Ended)}
             with FakeRun(run, FakeCheck(case.predicate, seed), later) as resumed:
                 assert resumed.reduce(case.count, case.algorithm) == minimum
             assert decisions(resumed.told.records) == decisions(whole.told.records)
@@ -157,7 +155,7 @@ def test_a_probe_that_never_ended_is_known(probes: list[tuple[str, str | None]])
         first.close()
         second = Ledger(Path(folder))
         second.close()
-        assert {key: entry["title"] for key, entry in second.unfinished.items()} == {
+        assert {key: entry.title for key, entry in second.unfinished.items()} == {
             key: f"candidate {key}" for key in begun
         }
 
