@@ -82,7 +82,7 @@ class GroupSpace(PrecisionSpace):
         quantized = find_quantized(subject.network)
         chosen = _chosen_groups(subject, quantized, settings)
         self.plain = make_plain(subject, chosen, settings.options.reference)
-        assert "reference" not in vars(subject), "it would be a run of the quantized model"
+        assert not subject.has_reference, "it would be a run of the quantized model"
         subject.truth = self.plain.truth
         self.groups = self.plain.groups
         self._settings = settings

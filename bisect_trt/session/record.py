@@ -190,7 +190,7 @@ def graph_of(subject: Subject, result: Result) -> Graph:
     )
     ranges = _ranges(subject, [name for name in names if name not in network.initializers])
     infos = (
-        subject.infos if "reference" in vars(subject) else network.infos
+        subject.infos if subject.has_reference else network.infos
     )  # the reference is not run for this
 
     def source(name: str) -> str:
@@ -233,7 +233,7 @@ def _ranges(subject: Subject, names: Iterable[str]) -> dict[str, ValueRange]:
     """Return the ranges of the reference's values, of the nearest tensors first, as far as that is quick."""
     left = _MOST_ELEMENTS
     ranges = dict[str, ValueRange]()
-    for name in names if "reference" in vars(subject) else ():
+    for name in names if subject.has_reference else ():
         info = subject.reference.infos.get(name)
         if info is None or info.dtype.kind == "c":
             continue

@@ -370,6 +370,11 @@ class Subject:
             )
 
     @property
+    def has_reference(self) -> bool:
+        """Whether the reference has run."""
+        return "reference" in vars(self.facts)
+
+    @property
     def reference(self) -> Reference:
         """The expected values of every tensor; the first use warns where some are missing."""
         reference = self.facts.reference
