@@ -20,7 +20,7 @@ from support import examples
 from bisect_trt.onnxlib.nodes import Node
 from bisect_trt.probe.ledger import Record
 from bisect_trt.report import console
-from bisect_trt.report.parts import Failure, Status, Story, WrongSide
+from bisect_trt.report.parts import Failure, Status, Story, WorkaroundTried, WrongSide
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import MOST_LINES, WIDTH, grouped, summary_lines
 from bisect_trt.report.text import plain
@@ -150,15 +150,17 @@ def test_a_summary_leaves_out_whole_sentences_and_fixes(lengths: list[int], fail
         f"Sentence {place} {'word ' * length}ends." for place, length in enumerate(lengths)
     ]
     limits = {file: f"{file} passes {'word ' * 60}of all" for file in ("A.onnx", "B.onnx")}
-    way = {"kind": "rewrite", "what": "a rewrite", "passes": True}
     result = Result("diagnose", "found", culprits=[node("Add", "a")])
     result.artifacts["run"] = "run"
-    result.extra["fault"] = {"sentence": " ".join(sentences), "whose": "target"}
-    result.extra["failures"] = [{"culprits": result.culprits, "minimality": "unproven"}] * failures
-    result.extra["workarounds"] = [
-        {**way, "file": file, "why": why} for file, why in limits.items()
+    result.fault = WrongSide("target", " ".join(sentences))
+    failure = Failure(
+        culprits=tuple(result.culprits), minimality="unproven", why=None, reduced=None
+    )
+    result.failures = [failure] * failures
+    result.workarounds = [
+        WorkaroundTried("rewrite", "a rewrite", True, file, why=why) for file, why in limits.items()
     ]
-    lines = [*summary_lines(result.to_json())]
+    lines = [*summary_lines(result)]
     shown = " ".join(text for _, text in lines)
     kept = [place for place, sentence in enumerate(sentences) if sentence in shown]
     assert len(lines) <= MOST_LINES
