@@ -87,7 +87,8 @@ def _reduce(session: Session, settings: Reduce, search: Search, arbiter: Arbiter
     subject = session.subject
     session.console.step(
         f"Probe the original ({len(subject.network.nodes)} nodes), then search its {len(subject.units)} units for the fewest "
-        "that still fail"
+        "that still fail",
+        len(subject.units),
     )
     try:
         case = _find_case(session, settings, search)

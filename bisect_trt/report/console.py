@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ from bisect_trt.search.oracle import Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
+    from rich.console import RenderableType
     from rich.live import Live
     from rich.text import Text
 
@@ -45,8 +45,10 @@ _MOST_LINES = 400
 """The number of lines that the report shows."""
 HEARTBEAT_S = 10.0
 """Time between two lines of progress where there is no terminal."""
-_TITLE_LENGTH = 36
-"""Length of a step's title in the live line, so that 80 columns also hold the probes."""
+_BAR = 12
+"""Columns of the bar of the live line; a terminal of less than five times as many has none."""
+_BEST = {_PIECE: (Verdict.FAIL, "fail"), " nodes in fp32": (Verdict.PASS, "pass")}
+"""The verdict that a search looks for, by the end of the titles of its candidates."""
 _REFRESHES = 4
 """Updates of the live line per second."""
 
@@ -56,6 +58,11 @@ def open_screen(*, stderr: bool = False) -> RichConsole:
     from rich.console import Console as Screen  # noqa: PLC0415 - rich is slow to import
 
     return Screen(stderr=stderr, highlight=False, soft_wrap=True, emoji=False)
+
+
+def expected_probes(units: int) -> int:
+    """Return about how many probes a search takes down to one failing unit, with the proof."""
+    return 2 * units.bit_length() + 1
 
 
 class ProgressLine:
@@ -68,44 +75,49 @@ class ProgressLine:
         self.title = ""
         self.probes = 0
         self.best = ""
-        self._size: int | None = None
+        self.expected = 0
+        self.before = 0
+        self._sizes: dict[str, int] = {}
         self._began = time.monotonic()
         self._live: Live | None = None
         self._ended = threading.Event()
         self._beats: threading.Thread | None = None
         self._shown = False
 
-    def step(self, title: str) -> None:
-        """Begin a step."""
+    def step(self, title: str, units: int | None = None) -> None:
+        """Begin a step; one that searches ``units`` has an expected number of probes."""
         self.title = title
-        self._began = time.monotonic()
+        self.expected = 0 if units is None else expected_probes(units)
+        self.before = self.probes
         if not self._shown:
             self.show()
 
     def probed(self, record: Record) -> None:
         """Count a probe."""
         self.probes = record.number
-        is_piece = record.title.endswith(_PIECE)  # else a set of nodes to keep, or a repetition
-        if (
-            record.verdict is Verdict.FAIL
-            and is_piece
-            and (self._size is None or record.size <= self._size)
-        ):
-            self._size = record.size
-            self.best = record.title.replace(_PIECE, " nodes")
+        while self.expected and self.probes - self.before > self.expected:
+            self.expected *= 2  # each further node costs as many
+        for end, (verdict, word) in _BEST.items():
+            is_smaller = record.size <= self._sizes.get(end, record.size)
+            if record.verdict is verdict and record.title.endswith(end) and is_smaller:
+                self._sizes[end] = record.size
+                self.best = f"{record.title.replace(_PIECE, ' nodes')} {word}"
 
     def text(self) -> str:
         """Return the line."""
         if self.stopping:
             return "stopping: the best so far is being saved (Ctrl-C again: at once)"
-        title = textwrap.shorten(self.title, _TITLE_LENGTH, placeholder=" ...")
-        step = f"{seconds(time.monotonic() - self._began, whole=True)}  {title}"
-        return plain(", ".join(filter(None, (step, self.found()))))
+        elapsed = seconds(time.monotonic() - self._began, whole=True)
+        return plain(f"{elapsed}  {', '.join(filter(None, (self.found(), self.title)))}")
 
     def found(self) -> str:
-        """Return the number of probes and the best so far."""
-        best = f", best so far: {self.best}" if self.best else ""
-        return plain(f"{plural(self.probes, 'probe')}{best}") if self.probes else ""
+        """Return the number of probes, about how many the search takes, and the best so far."""
+        if not self.probes:
+            return ""
+        count = plural(self.probes, "probe")
+        if self.expected:
+            count = f"{self.probes - self.before} of about {plural(self.expected, 'probe')}"
+        return f"{count}, best so far: {self.best}" if self.best else count
 
     def show(self) -> None:
         """Show the line until :meth:`hide`."""
@@ -116,7 +128,7 @@ class ProgressLine:
         if screen is not None and screen.is_interactive:
             from rich.live import Live  # noqa: PLC0415 - as above
 
-            line = partial(self._cropped, screen)
+            line = partial(self._row, screen)
             self._live = Live(
                 console=screen, get_renderable=line, refresh_per_second=_REFRESHES, transient=True
             )
@@ -128,7 +140,19 @@ class ProgressLine:
             )
             self._beats.start()
 
-    def _cropped(self, screen: RichConsole) -> Text:
+    def _row(self, screen: RichConsole) -> RenderableType:
+        """Return the bar and the line; the bar moves to and fro where the number of probes is unknown."""
+        from rich.progress_bar import ProgressBar  # noqa: PLC0415 - as above
+        from rich.table import Table  # noqa: PLC0415 - as above
+
+        if self.stopping or screen.width < 5 * _BAR:
+            return self._cropped(screen)
+        row = Table.grid(padding=(0, 1, 0, 0))
+        bar = ProgressBar(self.expected or None, self.probes - self.before, _BAR)
+        row.add_row(bar, self._cropped(screen, _BAR + 1))
+        return row
+
+    def _cropped(self, screen: RichConsole, left: int = 0) -> Text:
         """Return the line, narrower than the terminal: some wrap at the last column, and ``^C`` is echoed behind it."""
         from rich.text import Text  # noqa: PLC0415 - as above
 
@@ -137,7 +161,8 @@ class ProgressLine:
         )  # its final width
         text = Text(line, "yellow" if self.stopping else "", no_wrap=True)
         text.truncate(
-            max(screen.width - 3, 1), overflow="ellipsis" if screen.encoding == "utf-8" else "crop"
+            max(screen.width - left - 3, 1),
+            overflow="ellipsis" if screen.encoding == "utf-8" else "crop",
         )
         return text
 
@@ -219,10 +244,10 @@ class Console(Watcher):
     def note(self, text: str) -> None:
         """Take every line, printed or not; a console of Python logs it."""
 
-    def step(self, text: str) -> None:
-        """Begin a step."""
+    def step(self, text: str, units: int | None = None) -> None:
+        """Begin a step; one that searches ``units`` shows about how many probes that takes."""
         self.steps.append(Step(text, self._probes, []))
-        self.progress.step(text)
+        self.progress.step(text, units)
         self._tell(text, self.verbosity > 0, "bold")
 
     def say(self, text: str) -> None:
@@ -323,9 +348,7 @@ def _question(candidate: Identity, answered: Sequence[Record]) -> Iterator[str]:
     if not answered:
         yield f"Question 1: the original model ({plural(candidate.size, 'node')}), which has to be bad."
         return
-    left = max(
-        2 * answered[0].size.bit_length() + 2 - number, 1
-    )  # one node: down to it, and the proof
+    left = max(expected_probes(answered[0].size) + 1 - number, 1)
     yield (
         f"Question {number}, about {left} left if one node fails alone: "
         f"{candidate.title.replace(_PIECE, ' nodes')}"

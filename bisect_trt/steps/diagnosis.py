@@ -245,7 +245,8 @@ class Diagnosis:
         """Search the whole model for the fewest units that still fail."""
         session = self.session
         session.console.step(
-            f"Reduce the whole model: which of its {len(session.subject.units)} units are needed to fail?"
+            f"Reduce the whole model: which of its {len(session.subject.units)} units are needed to fail?",
+            len(session.subject.units),
         )
         minimum = find_minimum(session, Mode.AUTO, suspects)
         for step in minimum.steps:
@@ -370,7 +371,7 @@ def diagnose_whole(diagnosis: Diagnosis) -> Result:
     make_folder(output)
     reduced = Reduce(subject.settings.path, output / MODEL, overwrite=True)
     with saving_best(lambda: session.save_best(reduced.output)):
-        console.step(f"Which of {len(subject.units)} units take it there?")
+        console.step(f"Which of {len(subject.units)} units take it there?", len(subject.units))
         case = Case(find_minimum(session, reduced.mode))
         answer = smallest(session, reduced, diagnosis.search, case)
         console.step(f"Write them to {output}")

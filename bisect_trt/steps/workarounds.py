@@ -353,7 +353,7 @@ def work_around_limits(
     result = session.result
     console.step(f"Is the target past its limits ({len(subject.network.nodes)} nodes)?")
     record = session.probe_original(search)
-    console.step(f"Which of {len(subject.units)} units take it there?")
+    console.step(f"Which of {len(subject.units)} units take it there?", len(subject.units))
     minimum = find_minimum(session, Mode.AUTO)
     result.culprits = subject.describe_searched(minimum.units)
     name_cause(session, check, subject.original)

@@ -62,13 +62,15 @@ def test_off_a_terminal_progress_is_a_line_every_ten_seconds(
 ) -> None:
     monkeypatch.setattr(console, "HEARTBEAT_S", 0.05)
     told = console.Console(live=True)
-    told.step("Which units?")
+    told.step("Which units?", 5)
     told.probed(record(1, Verdict.FAIL, "3 of 5 units"))
     time.sleep(0.5)
     told.close()
     out, err = capsys.readouterr()
     assert not out
-    assert "Which units?, 1 probe, best so far: 3 of 5 nodes" in err.splitlines()[-1]
+    assert (
+        "1 of about 7 probes, best so far: 3 of 5 nodes fail, Which units?" in err.splitlines()[-1]
+    )
     before = len(err)
     time.sleep(0.2)
     assert len(err + capsys.readouterr().err) == before
