@@ -243,6 +243,8 @@ class PrecisionGroup(TypedDict, total=False):
     validation_data: File | Sequence[File] | Mapping[str, object]
     fresh_samples: int
     keep_set: int
+    fail_share: float | str
+    error: float | str
     int4: bool
     ladder: str | Sequence[str]
     reference: File

@@ -55,6 +55,8 @@ RARE = frozenset(
             "save_onnx",
             "validation_data",
             "keep_set",
+            "fail_share",
+            "error",
         ),
         *("fresh_samples", "int4", "ladder", "min_good", "reduce_inputs", "reduce_outputs", "mode"),
     }

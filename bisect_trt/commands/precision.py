@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from msgspec import structs
 from bisect_trt.errors import ConflictError, UnavailableError, UsageError, ValueRefusedError
 from bisect_trt.mixed_precision import groups
 from bisect_trt.mixed_precision.answer import deliver, leave_best, tell, tell_suspects, write_answer
-from bisect_trt.mixed_precision.curve import Fix
+from bisect_trt.mixed_precision.curve import Fix, row_of
 from bisect_trt.mixed_precision.ladder import deliver_ladder
 from bisect_trt.mixed_precision.lowering import calibrate, is_calibrated
 from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
@@ -27,6 +28,7 @@ from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.probe.workspace import RUNS_FOLDER
+from bisect_trt.report.parts import Validation
 from bisect_trt.report.result import RESULT_FILE, Result, read_result
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.session.call import Call, OpenCall
@@ -139,8 +141,9 @@ def find_precision(task: Task, search: Search) -> Result:
     task.result.minimal = []
     task.result.latency_ms = None
     fix = Fix(task)
-    if task.settings.options.keep_set is not None:
-        return _write_set(fix, task.settings.options.keep_set)
+    options = task.settings.options
+    if (options.keep_set, options.fail_share, options.error) != (None, None, None):
+        return _write_set(fix, options)
     try:
         with saving_best(lambda: leave_best(fix)):
             return task.until_done(lambda: _find(fix, search))
@@ -172,8 +175,19 @@ def _find(fix: Fix, search: Search) -> Result:
     return deliver_ladder(fix) if task.settings.rungs else deliver(fix)
 
 
-def _write_set(fix: Fix, count: int) -> Result:
-    """Write a set of the last run's curve, and probe it.
+def _fits(point: Validation, options: PrecisionOptions) -> bool:
+    """Return whether a set of the curve is what the options select."""
+    failing = 1 - point.passed / point.samples
+    worst = math.inf if point.worst_error is None else float(point.worst_error)
+    return (
+        options.keep_set in (None, point.nodes)
+        and (options.fail_share is None or failing <= options.fail_share)
+        and (options.error is None or worst <= options.error)
+    )
+
+
+def _write_set(fix: Fix, options: PrecisionOptions) -> Result:
+    """Write the smallest set of the last run's curve that the options select, and probe it.
 
     Raises:
         UsageError: No run of this model has a curve, or its curve has no such set.
@@ -181,11 +195,11 @@ def _write_set(fix: Fix, count: int) -> Result:
     task, space = fix.task, fix.task.space
     last = _last_curve(task)
     curve = last.curve or []
-    chosen = next((point for point in curve if point.nodes == count), None)
+    chosen = next((point for point in curve if _fits(point, options)), None)
     if chosen is None:
-        sizes = ", ".join(str(point.nodes) for point in curve)
+        sets = "; ".join(f"{point.nodes} ({row_of(point)})" for point in curve)
         raise ValueRefusedError(
-            f"--keep-set {count}: the curve of the last run has sets of {sizes} {space.noun}s; give one of these."
+            f"--keep-set, --fail-share and --error: no set of the last run's curve fits. It has, by {space.noun}s: {sets}."
         )
     needed = [node.outputs for node in last.minimal or ()]
     units = frozenset(chosen.keep)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -33,7 +34,7 @@ from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import IN_JSON, Console, listed
-from bisect_trt.report.parts import Comparison, Unit, Use
+from bisect_trt.report.parts import Comparison, TradeOff, Unit, Use
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import named
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
@@ -59,13 +60,19 @@ def write_answer(fix: Fix) -> Minimum:
     output = task.settings.output
     lowering = task.lowering
     written = lowering.read_back(fix.kept, output)
-    believed = reconfirm(task.prober, lowering.candidate(frozenset()), written)
-    record = believed.record
-    task.console.say(f"  {believed.seen or record.reason}")
+    if fix.traded is None:
+        believed = reconfirm(task.prober, lowering.candidate(frozenset()), written)
+        record = believed.record
+        outcome = task.outcome(record)
+        task.console.say(f"  {believed.seen or record.reason}")
+    else:
+        outcome = fix.passes_by_trade(written)
+        record = task.prober.ledger.records[-1]
+        task.console.say(f"  with {_atol_option(fix)}: {outcome.reason}")
     problem = _checked(output) if lowering.writes_model(output) else None
     if problem is not None and _checked(task.subject.settings.path) is not None:
         problem = None  # the original is refused too
-    fill_in(fix, task.outcome(record), record)
+    fill_in(fix, outcome, record)
     task.score_whole(written)
     _add_sampling_error(task)
     why = None
@@ -74,7 +81,7 @@ def write_answer(fix: Fix) -> Minimum:
     elif problem is not None:
         why = f"ONNX's checker refuses {output}: {problem}"
     elif point is not None and not point.holds:
-        why = f"the fix does not hold: {row_of(point.to_part())}"
+        why = _trade_off(fix) or f"the fix does not hold: {row_of(point.to_part())}"
     return fix.minimum if why is None else replace(fix.minimum, proven=False, why=why)
 
 
@@ -192,7 +199,8 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     result.validation = next((point for point in curve if point.recommended), None)
     result.not_validated = fix.why
     result.curve = curve
-    result.rounding = _rounding(fix) if fix.everywhere else None
+    result.rounding = _trade_off(fix) or (_rounding(fix) if fix.everywhere else None)
+    result.trade_off = _numbers_of_trade(fix)
     result.precision = settings.low
     result.lowered = len(task.lowering.units) - len(fix.kept)
     result.measured_on = measured_on(task)
@@ -214,6 +222,63 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
         )
         if settings.by_layer:
             result.artifacts["engine"] = str(engine_path(settings.output))
+
+
+def _atol_option(fix: Fix) -> str:
+    """The option with which a set that fails by rounding passes."""
+    outputs = fix.task.subject.network.outputs
+    values = [
+        f"{atol:g}" if len(outputs) == 1 else f"{name}:{atol:g}" for name, atol in fix.atol.items()
+    ]
+    return shlex.join(["--atol", *values])
+
+
+def _numbers_of_trade(fix: Fix) -> TradeOff | None:
+    """The tolerances at which the written set passes, and the set that the tolerance of the search needs."""
+    traded = fix.traded
+    point = fix.point
+    if traded is None or point is None:
+        return None
+    return TradeOff(
+        nodes=len(point.units),
+        atol=fix.atol,
+        argmax=point.argmax,
+        nodes_for_tolerance=len(traded.units),
+        holds_for_tolerance=traded.holds,
+        useful=2 * len(traded.units) <= len(fix.task.everything),
+    )
+
+
+def _trade_off(fix: Fix) -> str | None:
+    """Sentences, where the recommended set fails by rounding alone."""
+    traded = fix.traded
+    point = fix.point
+    if traded is None or point is None:
+        return None
+    space = fix.task.space
+    low = fix.task.settings.low
+    count = space.count(len(traded.units))
+    total = len(fix.task.everything)
+    text = ""
+    if 2 * len(traded.units) > total:
+        text = f"No useful mix at this tolerance: {count} of {total} would stay in {space.high}. "
+    if not point.units:
+        text += f"No node alone loses its values in {low}."
+    elif point.suspects_only:
+        text += f"{space.count(len(point.units))} in {space.high} cure the overflow."
+    else:
+        text += f"{space.count(len(point.units))} in {space.high} are enough but for rounding."
+    text += f" Rounding then leaves up to {in_tolerances(max(point.errors))}: with `{_atol_option(fix)}` it passes"
+    shares = [f"{_percent(share)} of '{name}'" for name, share in point.argmax.items()]
+    text += f"; the argmax agrees in {' and '.join(shares)}." if shares else "."
+    if traded.holds:
+        return f"{text} For this tolerance {count} are needed."
+    return f"{text} With {count}: {row_of(traded.to_part())}."
+
+
+def _percent(share: float) -> str:
+    """A share in percent, rounded down, so that 100% is all."""
+    return f"{math.floor(1000 * share) / 10:g}%"
 
 
 def _rounding(fix: Fix) -> str:

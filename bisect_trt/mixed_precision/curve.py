@@ -14,15 +14,17 @@ from dataclasses import dataclass, replace
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.lowering import CastLowering
 from bisect_trt.mixed_precision.search import Task, probe_ends, search_keep
-from bisect_trt.mixed_precision.validation import Fresh, Round, run_on
+from bisect_trt.mixed_precision.validation import Fresh, Round, probe_on, run_on
+from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record, Watcher
 from bisect_trt.probe.oracles import SEVERE
-from bisect_trt.probe.outcome import Ending
+from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.report.parts import Validation
 from bisect_trt.search.keep import find_keep, grow_and_shrink
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
 from bisect_trt.search.strategy import make_minimal
+from bisect_trt.tensors.comparison import TensorComparison, rounded_up
 from bisect_trt.tensors.inputs import Sample
 
 CONFIDENCE = 0.95
@@ -44,6 +46,17 @@ _SMALLER = 0.8
 """A set of at most this share of the set on the disk replaces it while the search goes on."""
 _MANY = 7
 """Other forms of the model are tried where more nodes, and more than half of all, stay in fp32."""
+_SHARE = 0.1
+_TIMES = 2
+"""A set of more than ``_MANY`` nodes, this share of all, and so many times the smallest set that
+cures the model is not recommended only because it meets the tolerance."""
+_MILD = 2.0
+"""Errors of up to so many times the tolerance may be rounding that adds up."""
+_CURED_DB = 20.0
+"""So may more where only nodes that lose values alone stay in fp32, if the ratio of the outputs to
+their errors is at least this: a tenth of the root mean square. That depends on no tolerance."""
+_FIRST_PROBES = 48
+"""After so many probes without a small set most of the error may be rounding in many nodes."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +68,16 @@ class Point:
         errors: The error of each sample over its tolerance; past 1 it fails.
         allowed: The share of samples that may fail, none of them severely.
         learned: The number of samples that the set has grown for, so that they are fresh no more.
+        outputs: Of each output the worst comparison, where samples fail.
+        suspects_only: Whether only nodes that lose values alone are kept.
     """
 
     units: Subset
     errors: tuple[float, ...]
     allowed: float = 0.0
     learned: int = 0
+    outputs: tuple[TensorComparison, ...] = ()
+    suspects_only: bool = False
 
     @property
     def failed(self) -> int:
@@ -76,6 +93,26 @@ class Point:
     def holds(self) -> bool:
         """Whether no more samples fail than may."""
         return self.failed <= self.allowed * len(self.errors) and not self.severe
+
+    @property
+    def cures(self) -> bool:
+        """Whether what is left of the error may be rounding that adds up, and no overflow."""
+        ratios = [each.details.snr_db for each in self.outputs if each.details]
+        alike = all(ratio is not None and ratio >= _CURED_DB for ratio in ratios)
+        finite = bool(self.errors) and max(self.errors) < math.inf
+        return finite and (max(self.errors) <= _MILD or (self.suspects_only and alike))
+
+    @property
+    def atol(self) -> dict[str, float]:
+        """The absolute tolerance of each output with which all samples pass, to three digits; empty where none is needed."""
+        needed = {each.name: each.details.atol_needed for each in self.outputs if each.details}
+        return {name: float(rounded_up(atol)) for name, atol in needed.items() if atol < math.inf}
+
+    @property
+    def argmax(self) -> dict[str, float]:
+        """The share of rows of each output with the largest value at the place where the reference has it."""
+        shares = {each.name: each.details.argmax for each in self.outputs if each.details}
+        return {name: share for name, share in shares.items() if share is not None}
 
     def rank(self) -> tuple[bool, float, int]:
         """Sort key: a set that holds comes before one that does not, then fewer failures, or fewer units where both hold."""
@@ -118,6 +155,8 @@ class Point:
             nodes=len(self.units),
             holds=self.holds,
             keep=tuple(sorted(self.units)),
+            atol=self.atol,
+            argmax=self.argmax,
             drawn=drawn,
             recommended=recommended,
         )
@@ -150,6 +189,10 @@ class Fix(Watcher):
         curve: The sets that were run on fresh samples.
         why: Why none was, if so.
         everywhere: Whether most units, and not a few, have to stay in floats.
+        traded: The best set by the tolerance, where it has too many nodes, and a set that fails by
+            rounding is recommended.
+        atol: The absolute tolerance of each output with which that set passes on given and fresh
+            samples.
         forms: Other forms of the whole lowered model, and whether each passes on the given samples;
             where ``everywhere``.
     """
@@ -169,6 +212,8 @@ class Fix(Watcher):
         self.why: str | None = ENDED
         self.everywhere = False
         self.forms: dict[str, bool] = {}
+        self.traded: Point | None = None
+        self.atol: dict[str, float] = {}
         self._fresh = Fresh.of(task)
         self._start: Subset = frozenset()  # part of each set that is recommended
         self._failing = Round()
@@ -238,7 +283,7 @@ class Fix(Watcher):
         task = self.task
         with task.prober.ledger.watched_by(self):
             nothing = probe_ends(task, nothing_may_pass=nothing_may_pass)
-            self.minimum = nothing or search_keep(task)
+            self.minimum = nothing or self._search_minimal()
         for step in self.minimum.steps:
             task.console.say(f"  {step}")
         self._widen_margin()
@@ -246,7 +291,44 @@ class Fix(Watcher):
         self.keep(self.minimum.units)
         task.space.measure(task)
         self._run_rounds()
+        self._measure_trade()
         self._try_forms()
+
+    def _search_minimal(self) -> Minimum:
+        """The minimal set; where rounding in many nodes is the reason, a set by the errors that they cause, unproven.
+
+        Group testing finds a few nodes among many. Where a third of all is needed it takes as many
+        probes as there are nodes.
+        """
+        task = self.task
+        settings = task.settings
+        if not task.cheap or settings.bits or _why_not_judged(task) is not None:
+            return search_keep(task, settings.most)
+        first = search_keep(task, settings.most or _FIRST_PROBES)
+        cure = task.space.losing
+        if first.proven or not self._is_large(first.units) or not self._is_cured(cure):
+            return first if first.proven else search_keep(task, settings.most)
+
+        def ask(units: Subset) -> Verdict:
+            return task.prober.probe(task.lowering.candidate(units)).verdict
+
+        order = task.space.order([])
+        grown = grow_and_shrink(cure, cure, order, ask, most=_FIRST_PROBES) or first.units
+        why = "rounding adds up in many nodes, and the fewest of these were not searched"
+        return Minimum(min(grown, first.units, key=len), proven=False, why=why)
+
+    def _is_large(self, units: Subset, least: Subset = frozenset()) -> bool:
+        """Return whether a set has too many units to be recommended beside a smaller one that cures the model."""
+        share = _SHARE * len(self.task.everything)
+        return len(units) > max(_MANY, share, _TIMES * len(least))
+
+    def _is_cured(self, units: Subset) -> bool:
+        """Return whether what is left of the error on the given samples may be rounding."""
+        samples = self._fresh.given_round()
+        if samples is None:
+            return False
+        outcome = run_on(self.task, units, samples, "the given samples")
+        return Point(units, outcome.errors, outputs=outcome.comparisons, suspects_only=True).cures
 
     def _widen_margin(self) -> None:
         """Take the minimal set with the best score of its size where a metric judges, since other samples may score lower.
@@ -300,12 +382,15 @@ class Fix(Watcher):
         task.console.say(f"  fresh samples: {self._fresh.drawn}")
         if minimal != self._start and task.cheap:
             self._run_on(minimal, samples)
+        cured = None
+        if self._is_large(minimal) and not task.settings.bits:
+            cured = self._run_on(task.space.losing, samples, suspects_only=True)
         asked = len(task.prober.ledger.records)
         left = max(asked, _LEAST_PROBES if task.cheap else _LEAST_COSTLY_PROBES)
         units = self._start
         point = self._run_on(self._start, samples)
         for number in range(1, _ROUNDS):
-            if point is None or point.holds or left <= 0:
+            if point is None or point.holds or left <= 0 or (cured is not None and cured.cures):
                 break
             asked = len(task.prober.ledger.records)
             most = max(left // 4, min(left, _ROUND_PROBES))
@@ -320,6 +405,27 @@ class Fix(Watcher):
             units = grown
             point = self._run_on(grown, samples)
         self._keep_best()
+
+    def _measure_trade(self) -> None:
+        """Measure the tolerances with which a set that fails by rounding passes, on the given samples too."""
+        point = self.point
+        given = None if self.traded is None else self._fresh.given_round()
+        if point is not None and given is not None:
+            outcome = run_on(self.task, point.units, given, "the given samples")
+            on_given = Point(point.units, outcome.errors, outputs=outcome.comparisons).atol
+            outputs = sorted({*point.atol, *on_given})
+            self.atol = {
+                name: max(point.atol.get(name, 0.0), on_given.get(name, 0.0)) for name in outputs
+            }
+
+    def passes_by_trade(self, written: Candidate) -> Outcome:
+        """Probe a written set on the given samples with the tolerances that are named for it."""
+        check = self.task.prober.check
+        given = self._fresh.given_round()
+        assert check.tolerances is not None, "values are compared"
+        assert given is not None, "it was run on these"
+        tolerance = replace(check.tolerances, atol={**check.tolerances.atol, **self.atol})
+        return probe_on(self.task.prober, written, given, tolerance, "the given samples")
 
     def _try_forms(self) -> None:
         """Probe the whole model in bf16 and rewritten, where most of it must stay in floats."""
@@ -336,6 +442,11 @@ class Fix(Watcher):
             key=Point.rank,
             default=None,
         )
+        cures = [] if self.task.settings.bits else [each for each in self.curve if each.cures]
+        least = min(cures, key=lambda point: len(point.units), default=best)
+        large = best and least and self._is_large(best.units, least.units)
+        self.traded = best if large else None
+        best = least if large else best
         self.keep(self._start if best is None else best.units)
 
     def _passes_on_given(self, units: Subset) -> bool:
@@ -346,7 +457,9 @@ class Fix(Watcher):
             engines.clear()
         return task.prober.probe(task.lowering.candidate(units)).verdict is Verdict.PASS
 
-    def _run_on(self, units: Subset, samples: Round) -> Point | None:
+    def _run_on(
+        self, units: Subset, samples: Round, *, suspects_only: bool = False
+    ) -> Point | None:
         """Run a set on samples, as a new point of the curve; ``None`` where they cannot be compared."""
         task = self.task
         given = self._fresh.given
@@ -365,7 +478,8 @@ class Fix(Watcher):
             self._keep_best()
             return None
         self._drawn += 0 if given else len(kept)
-        point = Point(units, kept, task.space.allowed, len(self._learned) if given else 0)
+        learned = len(self._learned) if given else 0
+        point = Point(units, kept, task.space.allowed, learned, outcome.comparisons, suspects_only)
         self.curve.append(point)
         self._keep_best()
         task.console.say(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import onnx
@@ -65,29 +66,44 @@ class NodeSpace(PrecisionSpace):
         self._sensitivity: Sensitivity | None = None
         self._errors = list[Errors]()
         self._measured = 0
+        self._settings = settings
         if settings.calibrated or subject.models.build_only:
             return
-        tolerance = replace(
-            settings.tolerance or ToleranceOptions(), precision=Precision(settings.precision)
-        )
+        self._sensitivity = self._measure(settings.tolerance or ToleranceOptions())
+        self._errors = self._sensitivity.errors(subject.samples[:_MOST_GIVEN])
+        self.suspects = self._suspects(self._errors)
+
+    def _measure(self, tolerance: ToleranceOptions) -> Sensitivity:
+        """What measures the errors of nodes in units of a tolerance."""
+        subject = self.subject
+        low = self._settings.precision
         outputs = subject.reference.select(subject.network.outputs).items()
         finite = {
             name: each
             for name, each in outputs
             if each.dtype == np.float32 and np.isfinite(each).all()
         }
-        nodes = [subject.network.order[unit] for unit in lowering.units]
-        self._sensitivity = Sensitivity(
-            subject, nodes, settings.precision, tolerance.resolve(finite)
-        )
-        self._errors = self._sensitivity.errors(subject.samples[:_MOST_GIVEN])
-        alone = np.max(self._errors, axis=0) if self._errors else None
-        self.suspects = suspect(subject, lowering.units, settings.precision, alone)
+        nodes = [subject.network.order[unit] for unit in self.lowering.units]
+        allowed = replace(tolerance, precision=Precision(low)).resolve(finite)
+        return Sensitivity(subject, nodes, low, allowed)
+
+    def _suspects(self, errors: Sequence[Errors]) -> list[Suspect]:
+        alone = np.max(errors, axis=0) if errors else None
+        return suspect(self.subject, self.lowering.units, self._settings.precision, alone)
 
     @property
     def certain(self) -> Subset:
         """The nodes that break the outputs alone, or would if they read twice as large values."""
         return frozenset(each.unit for each in self.suspects if each.score >= INSIDE)
+
+    @cached_property
+    def losing(self) -> Subset:
+        """The certain ones, by the automatic tolerance."""
+        tolerance = self._settings.tolerance
+        if self._sensitivity is None or tolerance is None or not (tolerance.atol or tolerance.rtol):
+            return self.certain
+        errors = self._measure(ToleranceOptions()).errors(self.subject.samples[:_MOST_GIVEN])
+        return frozenset(each.unit for each in self._suspects(errors) if each.score >= INSIDE)
 
     def order(self, failing: Sequence[Sample]) -> list[int]:
         """The nodes that use most of the tolerance on these samples first, then suspects, then the others from the input on.

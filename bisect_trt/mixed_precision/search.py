@@ -6,6 +6,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -259,6 +260,11 @@ class PrecisionSpace(ABC):
         """The units that are kept in any case, because other samples will need them."""
         return frozenset()
 
+    @cached_property
+    def losing(self) -> Subset:
+        """The units that lose values alone, whatever the tolerance: by overflow, underflow or lost digits."""
+        return self.certain
+
     @abstractmethod
     def order(self, failing: Sequence[Sample]) -> list[int]:
         """All units, with those first that most probably have to be kept for these samples to pass."""
@@ -385,8 +391,8 @@ def probe_ends(task: Task, *, nothing_may_pass: bool = False) -> Minimum | None:
     raise refusal(task, unexpected)
 
 
-def search_keep(task: Task) -> Minimum:
-    """The fewest units to keep, where the model passes with all units kept and fails with none.
+def search_keep(task: Task, most: int | None) -> Minimum:
+    """The fewest units to keep, where the model passes with all units kept and fails with none; by at most ``most`` probes.
 
     Raises:
         BudgetSpent: No more probes may be made.
@@ -395,7 +401,7 @@ def search_keep(task: Task) -> Minimum:
 
     def algorithm(oracle: Oracle) -> Minimum:
         ask = about_units(oracle)
-        minimum = find_keep(task.lowering.units, ask, suspects=suspects, most=task.settings.most)
+        minimum = find_keep(task.lowering.units, ask, suspects=suspects, most=most)
         return (
             confirm_enough(minimum, oracle, task.prober.flakiness)
             if task.prober.measured

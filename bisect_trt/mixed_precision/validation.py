@@ -124,6 +124,10 @@ class Fresh:
                 )
         return found or None
 
+    def given_round(self) -> Round | None:
+        """Return the samples of the search as a round."""
+        return self._predicted("given", self._subject.samples) or None
+
     def _predicted(self, name: str, samples: Sequence[Sample]) -> Round:
         """Those samples on which the reference is as finite as on the first of the search."""
         subject = self._subject

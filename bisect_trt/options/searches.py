@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -155,6 +156,37 @@ def rungs(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - whatever was given
     return names
 
 
+def share(value: Any) -> float:  # noqa: ANN401 - whatever was given
+    """A share, as ``1%`` or ``0.01``.
+
+    Raises:
+        ValueError: It is none.
+    """
+    text = str(value).strip()
+    try:
+        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= 1:
+        raise ValueError("a share such as 1% or 0.01")
+    return number
+
+
+def multiple(value: Any) -> float:  # noqa: ANN401 - whatever was given
+    """A multiple, as ``2x`` or ``2``.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        number = float(str(value).strip().removesuffix("x"))
+    except ValueError:
+        number = math.nan
+    if not number > 0:
+        raise ValueError("a multiple of the tolerance such as 2x")
+    return number
+
+
 @dataclass(frozen=True)
 class PrecisionOptions:
     """Find the fewest nodes that have to stay in fp32 for the rest to run in fp16 or bf16, and write that model.
@@ -195,6 +227,22 @@ class PrecisionOptions:
             metavar="N",
             min=0,
             help="Write the set of N nodes of the last run's curve, without a new search.",
+        ),
+    ] = None
+    fail_share: Annotated[
+        float | None,
+        option(
+            metavar="SHARE",
+            help="Write the smallest set of the last run's curve with which at most this share of samples fails, as 1%.",
+            read=share,
+        ),
+    ] = None
+    error: Annotated[
+        float | None,
+        option(
+            metavar="Nx",
+            help="Write the smallest set of the last run's curve with errors of up to N times the tolerance, as 2x.",
+            read=multiple,
         ),
     ] = None
     int4: Annotated[bool, switch("Of a quantized model, what is in 4-bit integers.")] = False

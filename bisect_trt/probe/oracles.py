@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import shutil
 from collections.abc import Iterable, Sequence
@@ -272,7 +273,9 @@ class FreshCheck(Check):
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate; ``Outcome.errors`` has one number for each sample."""
         target = self.check.target_of(files)
-        request = Compare(target, files.model, self.samples, self.tolerance, every=True)
+        request = Compare(
+            target, files.model, self.samples, self.tolerance, every=True, details=True
+        )
         timeout = None if self.check.timeout is None else self.check.timeout * len(self.samples)
         reply = self.check.workers.ask(request, timeout, cancel, log=files.log)
         if isinstance(reply, Failed):
@@ -281,7 +284,7 @@ class FreshCheck(Check):
 
 
 def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int) -> Outcome:
-    """Return the outcome of a candidate from its errors on each sample."""
+    """Return the outcome of a candidate from its errors on each sample; of each output it has the worst comparison."""
     seen = _by_sample(comparisons)
     errors = tuple(
         max(each.tolerance_ratio for each in seen[number])
@@ -302,10 +305,30 @@ def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int) ->
         Ending.MISMATCHED,
         output.kind.value,
         reason,
-        comparisons=tuple(failing[number]),
+        comparisons=tuple(_worst_of_outputs(comparisons)),
         sample=number,
         errors=errors,
     )
+
+
+def _worst_of_outputs(comparisons: Sequence[TensorComparison]) -> Iterable[TensorComparison]:
+    """Yield the comparison of each output with the largest error; its details are the worst ones, and the mean argmax."""
+    outputs: dict[str, list[TensorComparison]] = {}
+    for comparison in comparisons:
+        outputs.setdefault(comparison.name, []).append(comparison)
+    for alike in outputs.values():
+        worst = max(alike, key=lambda each: each.tolerance_ratio)
+        needed = [each.details.atol_needed for each in alike if each.details is not None]
+        shares = [each.details.argmax for each in alike if each.details is not None]
+        rows = [share for share in shares if share is not None]
+        if worst.details is not None:
+            atol = math.nan if any(map(math.isnan, needed)) else max(needed)
+            argmax = sum(rows) / len(rows) if rows else None
+            ratios = [each.details.snr_db for each in alike if each.details is not None]
+            snr_db = min((ratio for ratio in ratios if ratio is not None), default=None)
+            details = replace(worst.details, atol_needed=atol, argmax=argmax, snr_db=snr_db)
+            worst = replace(worst, details=details)
+        yield worst
 
 
 FIXED_ENGINE = Path("bisect_trt_debug.engine")

@@ -41,6 +41,7 @@ from bisect_trt.report.parts import (
     SamplesVerdict,
     Status,
     SweptSizes,
+    TradeOff,
     Unit,
     Use,
     Validation,
@@ -132,6 +133,7 @@ class _Mixed(Answer, frozen=True, kw_only=True):
     not_validated: str | None = None
     curve: tuple[Validation, ...] = ()
     rounding: str | None = None
+    trade_off: TradeOff | None = None
     precision: str | None = None
     lowered: int | None = None
     not_lowered: int | None = None

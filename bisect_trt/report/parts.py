@@ -320,6 +320,8 @@ class Validation(_Part, frozen=True):
         keep: The units.
         drawn: The distribution of the samples.
         recommended: Whether it is the answer.
+        atol: Of each output the absolute tolerance with which all pass; empty where they do.
+        argmax: Of each output the share of rows with the reference's argmax, where samples fail.
     """
 
     samples: int
@@ -335,6 +337,28 @@ class Validation(_Part, frozen=True):
     keep: tuple[int, ...]
     drawn: str | None
     recommended: bool
+    atol: dict[str, float] = {}
+    argmax: dict[str, float] = {}
+
+
+class TradeOff(_Part, frozen=True):
+    """A set that fails the tolerance by rounding alone, and the set that meets it.
+
+    Attributes:
+        nodes: The number of units kept in the written set.
+        atol: Of each output the absolute tolerance with which the written model passes.
+        argmax: Of each output the share of rows with the reference's argmax.
+        nodes_for_tolerance: The number of units of the set for the tolerance in use.
+        holds_for_tolerance: Whether that holds on fresh samples.
+        useful: Whether it leaves at least half of the units lowered.
+    """
+
+    nodes: int
+    atol: dict[str, float]
+    argmax: dict[str, float]
+    nodes_for_tolerance: int
+    holds_for_tolerance: bool
+    useful: bool
 
 
 class Use(_Part, frozen=True):

@@ -38,6 +38,7 @@ from bisect_trt.report.parts import (
     SamplesVerdict,
     Status,
     SweptSizes,
+    TradeOff,
     Unit,
     Use,
     Validation,
@@ -151,6 +152,7 @@ class Result(msgspec.Struct):
     not_validated: Sought[str | None] = UNSET
     curve: Sought[list[Validation]] = UNSET
     rounding: Sought[str | None] = UNSET
+    trade_off: Sought[TradeOff | None] = UNSET
     precision: Sought[str] = UNSET
     lowered: Sought[int] = UNSET
     not_lowered: Sought[int] = UNSET

@@ -335,14 +335,17 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     low = result.precision or "low"
     units = "groups in floats" if result.groups and not result.ladder else "nodes in fp32"
     of = f": {grouped(kept)}" if kept else ""
-    yield "Fix", f"{used}: {low}, with {count} {units}{of}"
-    seen = result.validation
+    seen = result.validation or None
+    holds = seen is None or seen.holds
+    yield "Fix" if holds else "Mixed", f"{used}: {low}, with {count} {units}{of}"
     yield (
         "",
         _sentence(
             seen.sentence if seen else f"not run on fresh samples: {result.not_validated or None}"
         ),
     )
+    if not holds and not result.trade_off:
+        yield "", "So this set is no fix"
     if (metric := result.metric) and metric.sampling_error is not None:
         error = f"sampling error {metric.sampling_error:.2g}, 95% confidence"
         yield "", f"{metric.name} {metric.candidate:.4g} on {metric.of} samples ({error})"

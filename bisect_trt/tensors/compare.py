@@ -331,7 +331,9 @@ def _compare_numbers(
         passed = needed[0] <= tolerance.atol or needed[1] <= tolerance.rtol
         found["of_tolerance"] = _of_tolerance(np.array(needed[:1]), np.array(needed[1:]), tolerance)
     if details:
-        found["details"] = _details(needed, ours, theirs)
+        found["details"] = replace(
+            _details(needed, ours, theirs), argmax=argmax_agreement(reference, target)
+        )
     return TensorComparison(
         passed=passed, kind=ComparisonKind.MATCH if passed else kind, **known, **found
     )
@@ -343,6 +345,17 @@ def _details(needed: tuple[float, float], reference: Array, target: Array) -> De
         return Details(*needed)
     vectors = reference.astype(np.float64), target.astype(np.float64)
     return Details(*needed, cosine_similarity(*vectors), signal_to_noise(*vectors))
+
+
+def argmax_agreement(reference: Array, target: Array) -> float | None:
+    """Return the share of rows in which two tensors of one shape have the largest value at the same place.
+
+    Rows run along axis 1 of images, from four dimensions on, and else along the last axis.
+    """
+    axis = 1 if reference.ndim > 3 else -1
+    if not reference.ndim or reference.shape[axis] == 1 or reference.dtype.kind == "c":
+        return None
+    return float(np.mean(reference.argmax(axis) == target.argmax(axis)))
 
 
 def _same_nonfinite(target: Array, reference: Array, options: ToleranceOptions) -> Array:

@@ -122,12 +122,15 @@ class Details(msgspec.Struct, frozen=True):
             as it was; NaN if none.
         cosine: Cosine similarity with the reference, from -1 to 1; ``None`` of complex numbers.
         snr_db: Ratio of the reference to the error in dB; ``None`` of complex numbers.
+        argmax: Share of rows, along the last axis or along channels of images, in which both have
+            the largest value at the same place; ``None`` where rows have one value.
     """
 
     atol_needed: float
     rtol_needed: float
     cosine: float | None = None
     snr_db: float | None = None
+    argmax: float | None = None
 
     def describe(self) -> str:
         """Return the options that would have passed and the similarity, as text."""
@@ -139,7 +142,7 @@ class Details(msgspec.Struct, frozen=True):
     def _options(self) -> str:
         needed = {"--atol": self.atol_needed, "--rtol": self.rtol_needed}
         options = [
-            f"{option} {_rounded_up(value)}"
+            f"{option} {rounded_up(value)}"
             for option, value in needed.items()
             if math.isfinite(value)
         ]
@@ -283,7 +286,7 @@ class TensorComparison(msgspec.Struct, frozen=True):
         )
 
 
-def _rounded_up(value: float) -> str:
+def rounded_up(value: float) -> str:
     """Return a tolerance rounded up to three digits, so that it passes."""
     context = Context(prec=3, rounding=ROUND_CEILING)
     return f"{float(context.create_decimal_from_float(value)):g}"

@@ -198,8 +198,39 @@ def test_the_safe_set_holds_on_fresh_samples(cli: CommandLine, given_sample: lis
         {**point, "recommended": point["nodes"] == small} for point in result["curve"]
     ]
     assert again["probes"]["run"] <= 4
+    all_pass = next(each["nodes"] for each in result["curve"] if each["passed"] == 200)
+    for option in (["--fail-share", "0%"], ["--error", "1x"]):
+        chosen = cli(*line[:-1], *option, "--overwrite").ended(0).result
+        assert len(chosen["keep_fp32"]) == all_pass
+    assert cli(*line[:-1], "--error", "1e-9x", "--overwrite").status == 2
     refused = cli(*line, "9999", "--overwrite")
     assert (refused.status, f"{small}" in refused.err) == (2, True)
+
+
+def test_rounding_past_the_tolerance_is_told_from_overflow(cli: CommandLine, here: Path) -> None:
+    """The set that cures the overflow is written, with the tolerance that the file was seen to pass with."""
+    blocks(here / "model.onnx", [400.0, *[2.0] * 4])
+    sample = np.random.default_rng(2).standard_normal((1, 4, WIDTH)).astype(np.float32)
+    np.savez("inputs.npz", x=sample)
+    line = (*SAFE, "--load-inputs", "inputs.npz", "--fresh-samples", "20")
+    ran = cli(*line, "--atol", "1e-6", "--rtol", "0").ended(3)
+    result = ran.result
+    kept = names(result["keep_fp32"])
+    assert {"/blocks.0/Mul", "/blocks.0/ReduceMean"} <= kept
+    assert len(kept) <= 4
+    trade = result["trade_off"]
+    assert (trade["nodes"], trade["useful"]) == (len(kept), False)
+    assert 0.9 < trade["argmax"]["y"] <= 1
+    said = " ".join(ran.out.split())
+    assert "No useful mix at this tolerance" in said
+    assert "Fix " not in said
+    expected, mixed = (
+        onnxruntime.InferenceSession(file).run(None, {"x": sample})
+        for file in ("model.onnx", "mixed.onnx")
+    )
+    for name, exact, rounded in zip("yz", expected, mixed, strict=True):
+        assert 1e-6 < trade["atol"][name] < 0.1
+        assert np.abs(exact - rounded).max() <= 2 * trade["atol"][name]
 
 
 @pytest.mark.slow
