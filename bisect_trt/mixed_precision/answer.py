@@ -267,9 +267,9 @@ def _trade_off(fix: Fix) -> str | None:
     elif point.suspects_only:
         text += f"{space.count(len(point.units))} in {space.high} cure the overflow."
     else:
-        text += f"{space.count(len(point.units))} in {space.high} are enough but for rounding."
+        text += f"{space.count(len(point.units))} in {space.high} are enough except for rounding."
     text += f" Rounding then leaves up to {in_tolerances(max(point.errors))}: with `{_atol_option(fix)}` it passes"
-    shares = [f"{_percent(share)} of '{name}'" for name, share in point.argmax.items()]
+    shares = [f"{_percent(share)} of the rows of '{name}'" for name, share in point.argmax.items()]
     text += f"; the argmax agrees in {' and '.join(shares)}." if shares else "."
     if traded.holds:
         return f"{text} For this tolerance {count} are needed."

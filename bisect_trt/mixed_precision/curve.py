@@ -96,7 +96,7 @@ class Point:
 
     @property
     def cures(self) -> bool:
-        """Whether what is left of the error may be rounding that adds up, and no overflow."""
+        """Whether the remaining error may be rounding that adds up, and no overflow."""
         ratios = [each.details.snr_db for each in self.outputs if each.details]
         alike = all(ratio is not None and ratio >= _CURED_DB for ratio in ratios)
         finite = bool(self.errors) and max(self.errors) < math.inf
@@ -323,7 +323,7 @@ class Fix(Watcher):
         return len(units) > max(_MANY, share, _TIMES * len(least))
 
     def _is_cured(self, units: Subset) -> bool:
-        """Return whether what is left of the error on the given samples may be rounding."""
+        """Return whether the remaining error on the given samples may be rounding."""
         samples = self._fresh.given_round()
         if samples is None:
             return False

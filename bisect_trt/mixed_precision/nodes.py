@@ -74,7 +74,7 @@ class NodeSpace(PrecisionSpace):
         self.suspects = self._suspects(self._errors)
 
     def _measure(self, tolerance: ToleranceOptions) -> Sensitivity:
-        """What measures the errors of nodes in units of a tolerance."""
+        """Return a meter of errors of nodes in units of a tolerance."""
         subject = self.subject
         low = self._settings.precision
         outputs = subject.reference.select(subject.network.outputs).items()
