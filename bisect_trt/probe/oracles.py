@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from bisect_trt.errors import OutputFileError, ValueRefusedError
 from bisect_trt.options.spec import written
 from bisect_trt.probe.check import Check, Conditions
@@ -326,8 +328,8 @@ def _worst_of_outputs(comparisons: Sequence[TensorComparison]) -> Iterable[Tenso
             argmax = sum(rows) / len(rows) if rows else None
             ratios = [each.details.snr_db for each in alike if each.details is not None]
             snr_db = min((ratio for ratio in ratios if ratio is not None), default=None)
-            details = replace(worst.details, atol_needed=atol, argmax=argmax, snr_db=snr_db)
-            worst = replace(worst, details=details)
+            details = structs.replace(worst.details, atol_needed=atol, argmax=argmax, snr_db=snr_db)
+            worst = structs.replace(worst, details=details)
         yield worst
 
 
