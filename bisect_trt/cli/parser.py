@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
+from typer.core import TyperCommand
 
 from bisect_trt.commands.table import COMMANDS
 from bisect_trt.errors import CommandLineError
@@ -33,6 +34,8 @@ COMMON = frozenset(
         *(
             "onnxrt",
             "trt",
+            "trt_rtx",
+            "openvino",
             "fp16",
             "bf16",
             "on",
@@ -46,25 +49,31 @@ COMMON = frozenset(
     }
 )
 """The options of shared groups that ``--help`` shows; ``--help-all`` shows the others too."""
+TAUGHT = {
+    "precision": ("int8", "data_loader_script", "metric", "max_drop"),
+    "releases": ("slower_than", "baseline"),
+}
+"""Further ones by command, which README uses."""
 RARE = frozenset(
     {
         *(
             "calibration_cache",
             "sensitivity",
-            "archive",
             "save_onnx",
             "validation_data",
             "keep_set",
             "fail_share",
             "error",
         ),
-        *("fresh_samples", "int4", "ladder", "min_good", "reduce_inputs", "reduce_outputs", "mode"),
+        *("fresh_samples", "int4", "min_good", "reduce_inputs", "reduce_outputs", "mode"),
     }
 )
 """The options of single commands that only ``--help-all`` shows."""
 _CLICK_ERROR: type[Exception] = typer.BadParameter.__mro__[
     2
 ]  # ClickException, of Click or of Typer's copy of it
+_UNBROKEN = "\u2011"
+"""A hyphen at which Click breaks no line, so that no name of an option is cut."""
 _NUMBER = re.compile(r"-(\.?\d|inf$)")
 
 
@@ -90,9 +99,8 @@ def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
     except _CLICK_ERROR as error:
         program = PROGRAM if named is None else f"{PROGRAM} {named}"
         said = error.format_message().rstrip(".")  # type: ignore[attr-defined]  # Typer names no base of its errors
-        sys.stderr.write(
-            f"error[{CommandLineError.code}]: {said}; `{program} --help` shows what it takes.\n"
-        )
+        shown = f"`{program} {'--help' if named is None else '--help-all'}`"
+        sys.stderr.write(f"error[{CommandLineError.code}]: {said}; {shown} lists the options.\n")
         raise SystemExit(CommandLineError.status) from error
     if not isinstance(parsed, tuple):  # the status of help, of the version or of a completion
         raise SystemExit(parsed)
@@ -114,6 +122,7 @@ def _parser(named: str | None) -> Callable[..., Any]:
         examples = "\n\n".join(f"{PROGRAM} {_plain(line)}" for line in command.examples)
         app.command(
             name,
+            cls=_Command,
             help=_plain(command.help),
             short_help=_plain(
                 re.split(r"(?<=[.?!]) |[:;] ", command.help)[0].rstrip(".")
@@ -147,12 +156,14 @@ def _function(name: str, groups: tuple[type, ...]) -> Callable[..., tuple[str, d
         return name, values
 
     annotations = {
-        entry.name: _annotation(entry, group, shared=group is not groups[0])
+        entry.name: _annotation(
+            entry, group, taught=TAUGHT.get(name, ()), shared=group is not groups[0]
+        )
         for group in groups
         for entry in entries(group)
     }
-    if len(groups) > 1:
-        about = "Show all options, also the rarely used ones, and exit."
+    if groups:
+        about = "Show all options and exit."
         everything = typer.Option("--help-all", is_eager=True, callback=_show_all, help=about)
         annotations["help_all"] = (Annotated[bool, everything], False)
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -170,13 +181,37 @@ def _show_all(context: typer.Context, wanted: bool) -> None:
         rare = [each for each in context.command.params if getattr(each, "hidden", False)]
         for parameter in rare:
             vars(parameter)["hidden"] = False
-        typer.echo(context.get_help(), nl=False)
+        typer.echo(context.get_help())
         for parameter in rare:
             vars(parameter)["hidden"] = True
         raise typer.Exit
 
 
-def _annotation(option: Option, group: type, *, shared: bool) -> tuple[Any, Any]:
+class _Command(TyperCommand):
+    """A command with help by Click's formatter, because Rich cuts names that are longer than its columns."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - of Click, or of Typer's copy
+        """Write the options below the title of their group."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if (row := parameter.get_help_record(ctx)) is not None:
+                panel = vars(parameter).get("rich_help_panel") or "Options"
+                panels.setdefault(panel, []).append((row[0], row[1].replace("-", _UNBROKEN)))
+        for heading, rows in panels.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+        if "(T)" in formatter.getvalue():
+            formatter.write("\n(T): of TensorRT only.\n")
+        self.format_epilog(ctx, formatter)
+        text = formatter.getvalue().replace("\\[", "[").replace(_UNBROKEN, "-")
+        formatter.buffer[:] = [text]
+
+
+def _annotation(
+    option: Option, group: type, *, taught: Sequence[str] = (), shared: bool
+) -> tuple[Any, Any]:
     """Return the annotation and the default of a parameter for Typer, which converts numbers and choices only."""
     words = option.read is not None or option.form == "named"
     one: Any = Path if option.placeholder == "FILE" else str if words else option.kind
@@ -204,7 +239,7 @@ def _annotation(option: Option, group: type, *, shared: bool) -> tuple[Any, Any]
         known |= {
             name: value for name in ("min", "max") if math.isfinite(value := getattr(option, name))
         }
-    known["hidden"] = option.name in RARE or (shared and option.name not in COMMON)
+    known["hidden"] = option.name in RARE or (shared and option.name not in (*COMMON, *taught))
     known["rich_help_panel"] = title(group) if shared else None
     return Annotated[kind, typer.Option(*option.flags, **known)], default
 

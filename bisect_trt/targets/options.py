@@ -22,7 +22,7 @@ class TargetOptions:
     fp16: Annotated[bool, switch("In half precision.")] = False
     bf16: Annotated[bool, switch("In bfloat16.")] = False
     fp8: Annotated[bool, switch("In 8-bit floats (T).")] = False
-    int8: Annotated[bool, switch("In 8-bit integers (T).")] = False
+    int8: Annotated[bool, switch("In 8-bit integers.")] = False
     tf32: Annotated[bool, switch("With fp32 products in TF32 (T).")] = False
     hold_precision: Annotated[
         bool, switch("All layers in the low precision, fp32 only where there is no other (T).")

@@ -85,10 +85,26 @@ def test_help_of_each_command_fits_two_screens(cli: CommandLine, command: str) -
     assert (ran.status, ran.err) == (0, "")
     assert len(ran.out.splitlines()) <= 80
     assert all(f"bisect-trt {line}" in ran.out for line in TABLE[command].examples)
-    if "--help-all" in ran.out:
-        everything = cli(command, "--help-all")
-        assert (everything.status, everything.err) == (0, "")
-        assert set(re.findall(r"--[\w-]+", ran.out)) <= set(re.findall(r"--[\w-]+", everything.out))
+    assert "(T)" not in ran.out
+    everything = cli(command, "--help-all")
+    assert (everything.status, everything.err) == (0, "")
+    assert set(re.findall(r"--[\w-]+", ran.out)) <= set(re.findall(r"--[\w-]+", everything.out))
+    assert "…" not in ran.out + everything.out
+    options = [entry for group in TABLE[command].groups for entry in entries(group)]
+    flags = {flag.lstrip(" /") for entry in options for flag in entry.flags if not entry.positional}
+    assert flags <= set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", everything.out))
+
+
+def test_help_has_the_options_that_the_readme_teaches(
+    cli: CommandLine,
+) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    for line in re.findall(r"`bisect-trt ([^`]+)`", readme):
+        command, *words = line.split()
+        if command in TABLE:
+            flags = [word for word in words if re.fullmatch(r"--[a-z-]+", word)]
+            shown = re.findall(r"--[\w-]+", cli(command, "--help").out)
+            assert {*flags} <= {*shown}, line
 
 
 def test_the_installed_program_is_the_module(cli: CommandLine, here: Path) -> None:

@@ -32,7 +32,7 @@ class TensorRtTarget(Target):
     title = "TensorRT"
     own = TrtSettings
     compiles = engines = True
-    help = "TensorRT; its options are marked (T). --onnxrt beside it changes nothing."
+    help = "TensorRT. --onnxrt beside it changes nothing."
     precisions = PRECISIONS
     needs = "tensorrt"
     packages = (Package("tensorrt"),)
