@@ -22,6 +22,7 @@ from typing import Annotated, Any, Optional
 import typer
 from typer.core import TyperCommand
 
+from bisect_trt.cli.aliases import translated
 from bisect_trt.commands.table import COMMANDS
 from bisect_trt.errors import CommandLineError
 from bisect_trt.options.spec import Option, entries, title
@@ -93,7 +94,9 @@ def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
         f"{os.environ.get('COMP_WORDS', '')} {os.environ.get('_TYPER_COMPLETE_ARGS', '')}".split()
     )
     named = next((word for word in argv or completed if word in COMMANDS), None)
-    words = (argv or ["--help"]) if named is None else expand(argv, several(named))
+    words = list(argv or ["--help"])
+    if named is not None:
+        words = expand(translated(words, flags_of(named), CHECK), several(named))
     try:
         parsed = _parser(named)(words, prog_name=PROGRAM, standalone_mode=False)
     except _CLICK_ERROR as error:
@@ -247,6 +250,13 @@ def _annotation(
 def _plain(text: str) -> str:
     """A text in which Rich sees no markup."""
     return text.replace("[", "\\[")
+
+
+def flags_of(name: str) -> frozenset[str]:
+    """The flags of a command."""
+    return frozenset(
+        flag for group in COMMANDS[name].groups for entry in entries(group) for flag in entry.flags
+    )
 
 
 def several(name: str) -> frozenset[str]:

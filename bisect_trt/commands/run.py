@@ -521,7 +521,7 @@ def choose_outputs(
     """
     every = [*dict.fromkeys([*network.computed, *network.outputs])]
     chosen = network.outputs
-    if " ".join(wanted) == MARK_ALL:
+    if " ".join(dict.fromkeys(wanted)) == MARK_ALL:
         chosen = every
     elif wanted:  # a weight that a node computes can be named too
         chosen = _matching("--onnx-outputs", wanted, [*every, *network.producer], network)

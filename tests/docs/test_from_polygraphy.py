@@ -12,8 +12,11 @@ import pytest
 from conftest import CommandLine, missing_gpu
 from support import chain, has, overflowing, script
 
+from bisect_trt.cli.aliases import ALIASES, translated
+
 PAGE = Path(__file__).parents[2] / "docs" / "from-polygraphy.md"
 TENSORRT = "TensorRT"
+ACCEPTED = "Names of Polygraphy that work"
 NEED_A_GPU = {"--trt", "--strongly-typed", "--load-engine"}
 """Options of TensorRT that the other sections name too."""
 CHECK = "--check ./check {model}"
@@ -34,6 +37,8 @@ COMMANDS = {
     "run model.onnx --onnxrt --input-shapes x:[2,3] --external-data-dir . --save-onnx ran.onnx --fp16": 0,
     "run model.onnx --onnxrt --onnx-outputs mark all --onnx-exclude-outputs t1": 0,
     "run model.onnx --onnxrt --providers cpu --iterations 1": 0,
+    "run model.onnx --onnxrt --onnx-outputs mark all --trt-outputs mark all --exclude-outputs t1": 0,
+    "run model.onnx --onnxrt --mark-all --model-input-shapes x:[2,3] --fp-to-fp16": 0,
     "run model.onnx --onnxrt --graph-optimization-level ORT_ENABLE_BASIC --load-inputs x.json x.json --save-inputs all.json": 0,
     "sanitize model.onnx -o s1.onnx --override-input-shapes x:[2,3]": 0,
     "sanitize model.onnx -o s2.onnx --no-fold-constants --no-shape-inference --no-cleanup": 0,
@@ -55,6 +60,7 @@ SEARCHES = {
     "reduce model.onnx -o r5.onnx --no-shrink --candidate now.onnx --no-reduce-inputs --check ./check now.onnx": 0,
     f"reduce model.onnx -o r6.onnx --no-reduce-outputs --input-shapes x:[2,3] {CHECK}": 0,
     f"reduce model.onnx -o r8.onnx --no-shrink --artifacts left.txt --artifacts-dir sorted {CHECK}": 0,
+    f"reduce model.onnx -o r9.onnx --model-input-shapes=x:[2,3] --iter-artifact i.onnx --art-dir s2 --show-output {CHECK}": 0,
     "precision large.onnx --onnxrt --fp16 -o p1.onnx --json p.json --include big* op:Mul --exclude a*": 0,
     "precision large.onnx --bf16 -o p2.onnx --check ./check {model}": 1,
     "diagnose large.onnx --onnxrt --fp16 -o found": 0,
@@ -75,6 +81,7 @@ READ = (
     "run model.onnx --trt --fp8 --load-engine a.npz",
     "run model.onnx --trt --pin-tactic conv=1:2",
     "run model.onnx --trt --fp16 --keep-fp32 t0 --hold-precision",
+    "run model.onnx --trt --sparse-weights --direct-io --trt-outputs t0",
     "convert model.onnx -o m.engine --int8 --calibration-cache c.cache",
     "inspect engine a.npz",
 )
@@ -146,12 +153,29 @@ def test_what_needs_tensorrt_is_read(cli: CommandLine) -> None:
 
 def test_every_option_that_the_page_promises_is_in_a_command() -> None:
     for title, text in sections().items():
+        if title == ACCEPTED:
+            continue
         used = (
             options_of(READ)
             if title == TENSORRT
             else options_of((*COMMANDS, *SEARCHES, *PICTURES)) | NEED_A_GPU
         )
         assert promised(text) - used == set(), title
+
+
+def test_the_page_lists_the_names_that_are_read_as_ours() -> None:
+    rows = re.findall(
+        r"^\| `(--\S+)` \| (?:`(.+)`|nothing.*) \|$", sections()[ACCEPTED], re.MULTILINE
+    )
+    assert {theirs: tuple(ours.split()) for theirs, ours in rows} == ALIASES
+
+
+def test_what_follows_a_check_keeps_its_names() -> None:
+    words = ["reduce", "m.onnx", "--mark-all", "--check", "polygraphy", "run", "--mark-all"]
+    flags = ["--onnx-outputs", "--check"]
+    expected = ["reduce", "m.onnx", "--onnx-outputs", "mark", "all", *words[3:]]
+    assert translated(words, flags, "--check") == expected
+    assert translated(words, ["--check"], "--check") == words
 
 
 def test_every_command_that_the_page_promises_is_run() -> None:
