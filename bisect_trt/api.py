@@ -292,7 +292,7 @@ def assert_matches(
         return
     failed.sort(key=lambda comparison: -comparison.severity)
     lines = [f"{len(failed)} of {len(comparisons)} outputs do not match."]
-    lines += listed([f"  '{each.name}': {each.describe()}" for each in failed], _SHOWN)
+    lines += listed([f"'{each.name}': {each.describe()}" for each in failed], _SHOWN)
     lines.append("")
     try:
         if reproducer is not None:

@@ -288,8 +288,9 @@ def _rounding(fix: Fix) -> str:
     reason = f"Most of the model has to stay in {space.high}."
     if 2 * max(len(fix.minimum.units), 1) < len(fix.kept):
         reason = f"Rounding to {low} in most of the model adds up past the tolerance; no few nodes are the reason."
-    for what, passes in fix.forms.items():
-        passed = f"passes{': try --bf16' if what == 'in bf16' else f' in {low}'}"
+    for rules, passes in fix.forms.items():
+        what = f"with {' and '.join(rules)} rewritten" if rules else "in bf16"
+        passed = f"passes in {low}" if rules else "passes: try --bf16"
         reason += f" {what.capitalize()} the whole model {passed if passes else 'fails as well'}."
     small = [
         point for point in fix.curve if not point.severe and len(point.units) < len(fix.kept) / 2
@@ -376,7 +377,7 @@ def tell_suspects(task: Task) -> None:
     console = task.console
     if not space.suspects:
         console.say("  none")
-    shown = [f"  {space.label(entry.unit)}: {entry.reason}" for entry in space.suspects]
+    shown = [f"{space.label(entry.unit)}: {entry.reason}" for entry in space.suspects]
     for line in listed(shown, _SHOWN_SUSPECTS, ", less suspicious"):
         console.say(line)
 
@@ -417,7 +418,7 @@ def _use_lines(result: Result) -> Iterator[str]:
 def tell_kept(nodes: Sequence[Unit], console: Console) -> None:
     """Print the units to keep, with the reason of each."""
     for line in listed(
-        [f"  {named(node)}{in_module(node)}: {node.reason}" for node in nodes], _SHOWN, IN_JSON
+        [f"{named(node)}{in_module(node)}: {node.reason}" for node in nodes], _SHOWN, IN_JSON
     ):
         console.answer(line)
 

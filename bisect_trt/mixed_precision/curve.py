@@ -193,8 +193,8 @@ class Fix(Watcher):
             rounding is recommended.
         atol: The absolute tolerance of each output with which that set passes on given and fresh
             samples.
-        forms: Other forms of the whole lowered model, and whether each passes on the given samples;
-            where ``everywhere``.
+        forms: The rules by which the whole lowered model was rewritten, none for the model in bf16,
+            and whether it passes on the given samples; where ``everywhere``.
     """
 
     def __init__(self, task: Task) -> None:
@@ -211,7 +211,7 @@ class Fix(Watcher):
         self.curve: list[Point] = []
         self.why: str | None = ENDED
         self.everywhere = False
-        self.forms: dict[str, bool] = {}
+        self.forms: dict[tuple[str, ...], bool] = {}
         self.traded: Point | None = None
         self.atol: dict[str, float] = {}
         self._fresh = Fresh.of(task)
@@ -432,8 +432,8 @@ class Fix(Watcher):
         task, lowering = self.task, self.task.lowering
         self.everywhere = len(self.kept) > max(len(task.everything) / 2, _MANY)
         if self.everywhere and task.cheap and isinstance(lowering, CastLowering):
-            for what, candidate in lowering.forms():
-                self.forms[what] = task.prober.probe(candidate).verdict is Verdict.PASS
+            for rules, candidate in lowering.forms():
+                self.forms[rules] = task.prober.probe(candidate).verdict is Verdict.PASS
 
     def _keep_best(self) -> None:
         """Write the best set so far that holds the start: the smallest that holds, else the one that fails least."""

@@ -119,7 +119,7 @@ class GroupSpace(PrecisionSpace):
         """The rule and the sentence of the worst problem of a group; empty if there is none."""
         for each in sorted(self.misfits[unit], key=lambda each: -each.bits_lost):
             for rule, sentence in each.problems:
-                return rule, f"'{each.pair.tensor}': {sentence}"
+                return rule.value, f"'{each.pair.tensor}': {sentence}"
         return "", ""
 
     def order(self, failing: Sequence[Sample]) -> list[int]:  # noqa: ARG002 - scales were compared with given samples

@@ -66,21 +66,21 @@ class CastLowering(Lowering):
             first_output(node) for index, node in enumerate(network.nodes) if index not in lowered
         }
 
-    def forms(self) -> Iterator[tuple[str, Candidate]]:
-        """Return other forms of the lowered model, and what they are: in bf16 if it is in fp16, and rewritten."""
+    def forms(self) -> Iterator[tuple[tuple[str, ...], Candidate]]:
+        """Return other forms of the lowered model, and the rules that rewrite it; without a rule it is in bf16."""
         if self._settings.precision == "fp16":
             with suppress(UsageError):  # the opset is too old
                 check_opset(self._subject.network.proto, TensorProto.BFLOAT16)
                 bf16 = CastLowering(
                     self._subject, self.units, replace(self._settings, precision="bf16")
                 )
-                yield "in bf16", bf16.candidate(frozenset())
+                yield (), bf16.candidate(frozenset())
         view = NetworkView(self._subject.network)
         apart = disjoint({name: matches(view, name) for name in RULES})
         if apart:
-            what = f"with {' and '.join(apart)} rewritten"
             model = self._lower(splice_in(view, chain(*apart.values())), frozenset())
-            yield what, self._made(model, frozenset(), f"the model {what}")
+            title = f"the model with {' and '.join(apart)} rewritten"
+            yield tuple(apart), self._made(model, frozenset(), title)
 
     def candidate(self, keep: Subset) -> Candidate:
         """A mixed model: ``keep`` in fp32, the other ``units`` in the low precision."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
 
@@ -21,7 +22,17 @@ from bisect_trt.report.parts import QuantizedTensor, ScaleProblem
 from bisect_trt.session.subject import Subject
 from bisect_trt.tensors.info import Array
 
-Problem = tuple[str, str]
+
+class ScaleRule(str, Enum):
+    """The problems of a scale and its zero point."""
+
+    SCALE = "scale"
+    TOO_LARGE = "scale too large"
+    ZERO_POINT = "zero point"
+    CLIPPING = "clipping"
+
+
+Problem = tuple[ScaleRule, str]
 """A rule, and a sentence."""
 _BIT = 6.0206
 """Decibels of noise that a bit is worth."""
@@ -119,16 +130,16 @@ class Misfit:
         """Whether it is wrong, and not just calibrated on other values: a few of these past its range cost bits too."""
         rules = {rule for rule, _ in self.problems}
         if (
-            "scale" in rules
+            ScaleRule.SCALE in rules
             or self.scale is None
             or self.fitted_scale is None
             or self.bits_lost <= 1
         ):
-            return "scale" in rules
+            return ScaleRule.SCALE in rules
         with np.errstate(all="ignore"):
             ratios = np.abs(self.scale) / self.fitted_scale
         wide = bool((ratios > _LARGE).any() or (ratios < _SMALL).any())
-        return wide or self.clipped > _MANY or "zero point" in rules
+        return wide or self.clipped > _MANY or ScaleRule.ZERO_POINT in rules
 
     def to_part(self, network: Network) -> QuantizedTensor:
         """The tensor as results have it, nodes by their labels."""
@@ -150,7 +161,7 @@ class Misfit:
             bits_lost=round(self.bits_lost, 3),
             bad=self.bad,
             problems=tuple(
-                ScaleProblem(rule=rule, sentence=sentence) for rule, sentence in self.problems
+                ScaleProblem(rule=rule.value, sentence=sentence) for rule, sentence in self.problems
             ),
         )
 
@@ -177,7 +188,7 @@ def find_misfit(
     zero = np.zeros_like(scale) if zero is None else zero.astype(np.float64).reshape(-1)
     invalid = not (np.isfinite(scale).all() and (scale > 0).all())
     problems = (
-        (("scale", f"the scale {_short(scale)} is invalid: it has to be above 0"),)
+        ((ScaleRule.SCALE, f"the scale {_short(scale)} is invalid: it has to be above 0"),)
         if invalid
         else ()
     )
@@ -317,17 +328,17 @@ def _problems(
     ):
         assert seen.fitted_zero is not None
         yield (
-            "zero point",
+            ScaleRule.ZERO_POINT,
             f"{clips}; instead of the zero point {_short(zero)}, {_short(seen.fitted_zero)} would fit",
         )
     elif seen.bits_lost > 1 and ratio >= 1:
         where = "" if scale.size == 1 else f" of slice {worst}"
         yield (
-            "scale too large",
+            ScaleRule.TOO_LARGE,
             f"the scale{where} ({scale[worst]:.4g}) is {ratio:.3g} times what values in {had} need",
         )
     elif seen.bits_lost > 1 or seen.clipped > 1e-3:
-        yield "clipping", clips
+        yield ScaleRule.CLIPPING, clips
 
 
 def _short(values: Array) -> str:

@@ -255,8 +255,13 @@ class Ledger:
         self._check_number()
         self._deadline.check()
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether ``max_probes`` are made; a run that is resumed has the same limit."""
+        return self._max_probes is not None and len(self.records) >= self._max_probes
+
     def _check_number(self) -> None:
-        if self._max_probes is not None and len(self.records) >= self._max_probes:
+        if self.exhausted:
             raise BudgetSpent(f"the budget is spent (--max-probes {self._max_probes}).")
 
     def seconds_left(self) -> float | None:

@@ -378,10 +378,10 @@ def _is_plain(stream: TextIO | None) -> bool:
 
 
 def listed(texts: Sequence[str], most: int, rest: str = "") -> list[str]:
-    """Return the first texts, then a line with the number of the others and ``rest``."""
+    """Return the first texts, indented, then a line with the number of the others and ``rest``."""
     more = len(texts) - most
-    indent = "  " if texts and texts[0].startswith("  ") else ""
-    return [*texts[:most], *([f"{indent}... and {more} more{rest}"] if more > 0 else [])]
+    lines = [f"  {text}" for text in texts[:most]]
+    return [*lines, f"  ... and {more} more{rest}"] if more > 0 else lines
 
 
 def is_interactive() -> bool:

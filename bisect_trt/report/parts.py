@@ -695,10 +695,11 @@ class ProbeLine(Record, frozen=True, kw_only=True, tag=False):
 
 
 class CommandLine(_Part, frozen=True):
-    """A command to run next."""
+    """A command to run next, which may resume the run."""
 
     what: str
     command: str
+    resumes: bool = False
 
 
 class ReportParts(msgspec.Struct, kw_only=True):
@@ -710,6 +711,7 @@ class ReportParts(msgspec.Struct, kw_only=True):
     probes: list[ProbeLine] | msgspec.UnsetType = msgspec.UNSET
     proof: Proof | msgspec.UnsetType = msgspec.UNSET
     created: str | msgspec.UnsetType = msgspec.UNSET
+    exhausted: bool | msgspec.UnsetType = msgspec.UNSET
     story: Story | msgspec.UnsetType = msgspec.UNSET
     commands: list[CommandLine] | msgspec.UnsetType = msgspec.UNSET
     environment: dict[str, str] | msgspec.UnsetType = msgspec.UNSET

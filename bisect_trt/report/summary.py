@@ -401,6 +401,6 @@ def _files(result: Result) -> Iterator[Row]:
 def _next(result: Result) -> Iterator[Row]:
     """Yield the next command."""
     known = (result.report.commands if result.report else None) or ()
-    resume = [each.command for each in known if each.command.startswith("bisect-trt resume")]
+    resume = [each.command for each in known if each.resumes]
     for command in [*(result.next or ()), *resume][:1]:
         yield "Next", command

@@ -74,6 +74,7 @@ def recorded(session: Session, target: TargetSettings | None = None) -> Iterator
             report.curve = error_curve(result.tensors) if result.tensors else None
             report.probes = report.probes or []
             if prober is not None:
+                report.exhausted = prober.ledger.exhausted
                 report.probes = _probes(prober.ledger.records, console)
         except Exception as error:  # the answer is worth more than the report
             console.warn(
@@ -155,12 +156,9 @@ def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> lis
     if result.artifacts.get("reproducer"):
         script = Path(str(result.artifacts["reproducer"])) / "reproduce.py"
         commands.insert(0, ("Reproduce the failure without bisect-trt", ["python", str(script)]))
-    unfinished = result.status in (
-        "interrupted",
-        "inconclusive",
-        "error",
-    ) and "--max-probes" not in str(result.why)
-    if argv and unfinished and result.probes["run"]:  # a resumed run has the same --max-probes
+    unfinished = result.status in ("interrupted", "inconclusive", "error")
+    exhausted = result.report and result.report.exhausted
+    if argv and unfinished and result.probes["run"] and not exhausted:
         commands.append(("Continue the run", ["bisect-trt", "resume", str(folder)]))
     if argv and result.probes["run"]:
         commands.append(
@@ -168,7 +166,10 @@ def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> lis
         )
     if folder is not None:
         commands.append(("Write this page again", ["bisect-trt", "report", str(folder)]))
-    return [CommandLine(what=what, command=shlex.join(words)) for what, words in commands]
+    return [
+        CommandLine(what=what, command=shlex.join(words), resumes=words[1] == "resume")
+        for what, words in commands
+    ]
 
 
 def graph_of(subject: Subject, result: Result) -> Graph:

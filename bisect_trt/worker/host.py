@@ -15,6 +15,7 @@ import io
 import json
 import os
 import platform
+import re
 import select
 import shutil
 import signal
@@ -363,9 +364,9 @@ def installed(package: str) -> str:
 def processor() -> str:
     """The processor's model."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+        facts = Path("/proc/cpuinfo").read_text(errors="replace")
+        if name := re.search(r"^model name\s*:(.*)", facts, re.MULTILINE):
+            return name[1].strip()
     return platform.processor() or platform.machine()
 
 
