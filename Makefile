@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The build of ONNX Runtime: gpu, or cpu.
+EXTRA ?= gpu
 LOWEST := .venv-lowest
 # What the lowest allowed versions are tested on: the first Python 3.10 that runs, on PATH or pyenv's.
 PYTHON_LOWEST ?= $(shell for p in python3.10 $$HOME/.pyenv/versions/3.10.*/bin/python3.10; do \
@@ -22,12 +24,12 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[gpu]'
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRA)]'
 	$(BIN)/python -m compileall -q bisect_trt
 	touch $@
 
 $(STAMP): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[gpu]' --group test --group lint
+	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRA)]' --group test --group lint
 	$(BIN)/python -m compileall -q bisect_trt
 	touch $@ $(VENV)/.demo
 

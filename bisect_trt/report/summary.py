@@ -324,6 +324,9 @@ def _fixes(result: Result) -> Iterator[Row]:
         yield "Fix", f"{way.file}{low}: {way.what}"
         if way.why:
             yield "", _sentence(way.why)
+        seen = result.validation or None
+        if isinstance(kept, list) and file and seen is not None and seen.holds:
+            yield "", "Prefer the first fix, which replaces no node."
     if tried and not ways and not kept and not upgrade:
         yield "Fix", f"not found: {plural(len(tried), 'workaround')} tried"
 
