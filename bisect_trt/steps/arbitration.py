@@ -132,6 +132,7 @@ class Opinions:
         rounded: The reference's with each tensor rounded to ``low``, or in fp32 perturbed at random
             by its rounding. Empty where rounding cannot make such a difference.
         low: The low precision of the target, where it is emulated here.
+        plain: The outputs of the evaluator in fp32, where rounding may explain the difference.
         tolerance: How far the target may be off.
         target_name: The target in sentences.
         reference_name: The reference in sentences.
@@ -154,6 +155,7 @@ class Opinions:
     wide: bool = True
     rounded: Computed = ""
     low: str | None = None
+    plain: Values = field(default_factory=dict)
 
     def judge(self) -> Fault:
         """Decide which side is wrong: the first rule that applies decides."""
@@ -347,10 +349,12 @@ class Opinions:
         what = f"these values: rounding alone, without the target, is off by {alone}"
         advice = "keep these nodes in a wider precision"
         if self.low is None:
-            # It is a bug if the reference does not lose these digits.
+            # It is a bug if neither the reference nor another computation in fp32 loses these digits:
+            # a sum may be added one by one, or in pairs.
             if self.own and not isinstance(self.right, str):
                 beside = self._error(self.right, self._made)
-                if beside.times(self.own) >= MUCH_WORSE:
+                plain = self._error(self.right, self.plain) if self.plain else self.own
+                if min(beside.times(self.own), beside.times(plain)) >= MUCH_WORSE:
                     return None
             advice = "subtract the mean, or scale, before"
         elif not math.isfinite(alone.severity):
@@ -467,6 +471,8 @@ def arbitrate(
     objected = objection(marked)
     exact = objected or _attempt(lambda: _in_float64(subject, marked, inputs))
     low, rounded = _round(marked, settings, golden, run, refused=isinstance(made, str))
+    measured = low is None and not isinstance(rounded, str)
+    plain = run(marked, on=_EVALUATOR) if measured else ""
     reference_values = {**with_decisions(golden), **golden}
     fault = Opinions(
         marked,
@@ -483,6 +489,7 @@ def arbitrate(
         not isinstance(exact, str),
         rounded,
         low,
+        {} if isinstance(plain, str) else plain,
     ).judge()
     return replace(fault, sentence=fault.sentence + newer) if fault.whose == "unknown" else fault
 

@@ -375,6 +375,33 @@ def test_what_rounding_is_expected_to_make_is_no_bug(size: float, part: float) -
     assert (
         verdict(opinions(target=alone, rounded=alone)) == "target"
     )  # the reference does not lose these digits
+    assert verdict(replace(opinions(target=alone, rounded=alone), plain={"y": alone})) == "rounding"
+
+
+@pytest.mark.parametrize(("times", "whose"), [(1, "rounding"), (1000, "target")])
+def test_the_order_of_a_sum_is_no_bug(times: int, whose: str) -> None:
+    """A variance as a difference of two means: a sum one by one loses more digits than one in pairs."""
+    body = "s = ReduceSum<keepdims = 0>(q, last) v = Mul(s, part) d = Sub(v, m) r = Sqrt(d) y = Reciprocal(r)"
+    weights = {"last": np.array([1]), "part": 2.0**-9}
+    model = text_model("(float[64, 512] q, float[64] m) => (float[64] y)", body, weights, opset=17)
+    x = np.random.default_rng(1).normal(0.6, 0.01, (64, 512)).astype(np.float32)
+    feed: dict[str, Any] = {"q": x * x, "m": np.mean(x, 1, dtype=np.float32) ** 2}
+    right = evaluate(
+        widened(model, Path()), {name: each.astype(float) for name, each in feed.items()}
+    )
+    reference = {"y": right["y"].astype(np.float32)}  # no runtime is closer
+    one_by_one = np.cumsum(feed["q"], 1, dtype=np.float32)[:, -1] / np.float32(512)
+    target = 1 / np.sqrt(one_by_one - feed["m"])
+    off: dict[str, Any] = {"y": reference["y"] + np.float32(times) * (target - reference["y"])}
+
+    def run(each: onnx.ModelProto) -> Any:
+        return evaluate(each, feed)
+
+    moved = perturb(model, Network(model).infos, ULP, reference, run, 6)
+    plain: dict[str, Any] = {"y": target}
+    case = Opinions(model, ("y",), feed, reference, off, right, rounded=moved, plain=plain, **SIDES)
+    assert not case.seen.passed
+    assert verdict(case) == whose
 
 
 @pytest.mark.parametrize("stored", [True, False])
