@@ -20,7 +20,15 @@ from support import examples
 from bisect_trt.onnxlib.nodes import Node
 from bisect_trt.probe.ledger import Record
 from bisect_trt.report import console
-from bisect_trt.report.parts import Failure, Status, Story, WorkaroundTried, WrongSide
+from bisect_trt.report.parts import (
+    Failure,
+    Status,
+    Story,
+    Unit,
+    Validation,
+    WorkaroundTried,
+    WrongSide,
+)
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import MOST_LINES, WIDTH, grouped, summary_lines
 from bisect_trt.report.text import plain
@@ -182,3 +190,24 @@ def test_proven_and_unproven_do_not_stand_together(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert "(unproven)" in page
     assert "Proven" not in page
+
+
+def test_many_kept_nodes_are_grouped_and_two_sets_make_no_curve(tmp_path: Path) -> None:
+    from bisect_trt.report.page import write_report
+
+    result = Result("precision", "found")
+    result.keep_fp32 = [
+        Unit(name=f"/blocks.{place}/norm/{op}", op=op, outputs=(f"{op}{place}",))
+        for place in range(13)
+        for op in ("Pow", "ReduceMean")
+    ]
+    sets = [
+        Validation(60, 60 - nodes, 0, 0.5, 0.95, 0.05, 0, "passes", nodes, True, (), None, False)
+        for nodes in (1, 2, 3)
+    ]
+    for number, drawn in ((2, False), (3, True)):
+        result.curve = sets[:number]
+        write_report(result, tmp_path / "report.html")
+        page = (tmp_path / "report.html").read_text().replace("<wbr>", "")
+        assert "<p>Pow, ReduceMean in 13 LayerNorms, /blocks.0/norm to /blocks.12/norm.</p>" in page
+        assert ("by nodes kept" in page) is drawn
