@@ -24,6 +24,10 @@ def run(call: Call) -> Result:
         raise OutputFileError(
             f"{path} is a symbolic link, and its target would be overwritten; name a file with -o."
         )
+    if own.output is None and path.exists() and not path.is_file():
+        raise OutputFileError(
+            f"{path} is no regular file, and writing to it may wait for ever; name a file with -o."
+        )
     check_output(path, overwrite=True)
     from bisect_trt.report.page import write_report  # noqa: PLC0415 - every command imports this module, and few Jinja2
 

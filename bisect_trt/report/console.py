@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from bisect_trt.probe.candidate import Identity
 from bisect_trt.probe.ledger import Record, Watcher
-from bisect_trt.report.parts import Step, Story
+from bisect_trt.report.parts import StepLines, Story
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import summary_lines
 from bisect_trt.report.text import VERDICT_STYLES, plain, plural, seconds
@@ -218,7 +218,7 @@ class Console(Watcher):
                 :meth:`close` then.
         """
         self.verbosity = verbosity
-        self.steps: list[Step] = []
+        self.steps: list[StepLines] = []
         self.answers: list[str] = []
         self._probes = 0
         self._kinds: set[str] = set()
@@ -246,7 +246,7 @@ class Console(Watcher):
 
     def step(self, text: str, units: int | None = None) -> None:
         """Begin a step; one that searches ``units`` shows about how many probes that takes."""
-        self.steps.append(Step(text, self._probes, []))
+        self.steps.append(StepLines(text, self._probes, []))
         self.progress.step(text, units)
         self._tell(text, self.verbosity > 0, "bold")
 
@@ -254,7 +254,7 @@ class Console(Watcher):
         """Report a decision with its reason."""
         if sum(len(step.lines) for step in self.steps) < _MOST_LINES:
             if not self.steps:  # nothing has begun
-                self.steps.append(Step("", 0, []))
+                self.steps.append(StepLines("", 0, []))
             self.steps[-1].lines.append(text.removeprefix("  ").rstrip())
         self._tell(text, self.verbosity > 0)
 

@@ -600,7 +600,7 @@ class PrecisionAudit(_Part, frozen=True):
     sentence: str
 
 
-class Step(msgspec.Struct):
+class StepLines(msgspec.Struct):
     """A step of a command: the number of ``probes`` before it, and its lines, printed or not."""
 
     title: str
@@ -611,7 +611,7 @@ class Step(msgspec.Struct):
 class Story(msgspec.Struct):
     """The steps, and the lines of the answer."""
 
-    steps: list[Step]
+    steps: list[StepLines]
     answers: list[str]
 
 

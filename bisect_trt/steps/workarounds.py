@@ -451,9 +451,10 @@ def after_diagnosis(
         )
     except BisectError as error:  # does not end the diagnosis
         console.say(f"  no workaround was found: {error}")
+    is_worked_around = any(way.passes for way in ways)  # the result adds the fix by precision
     add_precision(result)
     print_ways(result, console)
-    if not any(way.passes for way in ways):
+    if not is_worked_around:
         console.answer(f"  to search further: {command}")
         if not any(way.passes for way in result.workarounds or ()):  # else precision is the fix
             result.suggest(command)

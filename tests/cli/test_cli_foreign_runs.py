@@ -122,6 +122,13 @@ def test_a_report_is_not_written_through_a_link(cli: CommandLine, run: Path, nam
     cli("report", run, "-o", "page.html").ended(0)
 
 
+def test_a_report_is_not_written_into_a_pipe(cli: CommandLine, run: Path) -> None:
+    """Nobody reads it, so that the command would wait for ever."""
+    (run / "report.html").unlink()
+    os.mkfifo(run / "report.html")
+    cli("report", run).refused("BT1006", "no regular file", "-o")
+
+
 VALUES: list[Any] = [None, "x", "\x1b[31m\n<b>", [1], {}, {"x": [{}]}, -1, 10**400, 1.5, True]
 
 
