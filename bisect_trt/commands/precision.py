@@ -14,7 +14,7 @@ from bisect_trt.mixed_precision.answer import deliver, leave_best, tell, tell_su
 from bisect_trt.mixed_precision.curve import Fix, row_of
 from bisect_trt.mixed_precision.ladder import deliver_ladder
 from bisect_trt.mixed_precision.lowering import calibrate, is_calibrated
-from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
+from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes, with_peaked
 from bisect_trt.mixed_precision.search import (
     BITS,
     PrecisionSettings,
@@ -75,6 +75,7 @@ def _search_nodes(
     opened: OpenCall, subject: Subject, settings: PrecisionSettings, check: CheckSettings
 ) -> Result:
     """The search among nodes, once it is known what lowers them."""
+    check = replace(check, tolerance=with_peaked(check.tolerance, subject.network))
     settings = replace(settings, tolerance=check.tolerance)
     nodes = make_nodes(subject, settings)
     if settings.calibrated:

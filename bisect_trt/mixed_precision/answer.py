@@ -14,7 +14,7 @@ from msgspec import structs
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.mixed_precision.curve import CONFIDENCE, ENDED, Fix, in_tolerances, row_of
 from bisect_trt.mixed_precision.lowering import LayerLowering, engine_path
-from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
+from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes, peaked_outputs, with_peaked
 from bisect_trt.mixed_precision.search import (
     INSIDE,
     Low,
@@ -177,6 +177,9 @@ def measured_on(task: Task) -> str:
     samples = len(task.subject.samples) if check.metric is None else check.metric.data.count
     more = f" only: others may need more {task.space.noun}s in {task.space.high}"
     seen = f"{samples} input sample{more if samples == 1 else 's'}"
+    peaked = {} if settings.bits else peaked_outputs(task.subject.network)
+    for name, operator in peaked.items():
+        seen += f"; '{name}' by its largest value, as {operator} makes it"
     if settings.emulated and not settings.bits:
         seen = f"with every value of fp32 nodes rounded to {settings.precision}, not the nodes of the written model; on {seen}"
         return f"{settings.target.target.emulator}, {seen}"
@@ -450,6 +453,7 @@ def find_fix(
     precision: Low = "fp16" if target.fp16 else "bf16"
     compiles = target.target.compiles
     by_layer = compiles and subject.about(target) == "layer"
+    check = replace(check, tolerance=with_peaked(check.tolerance, subject.network))
     own = PrecisionOptions(
         subject.settings.path, folder / MIXED, fresh_samples=_FRESH_SAMPLES, overwrite=True
     )

@@ -53,8 +53,9 @@ cures the model is not recommended only because it meets the tolerance."""
 _MILD = 2.0
 """Errors of up to so many times the tolerance may be rounding that adds up."""
 _CURED_DB = 20.0
-"""So may more where only nodes that lose values alone stay in fp32, if the ratio of the outputs to
-their errors is at least this: a tenth of the root mean square. That depends on no tolerance."""
+"""So may ten times the tolerance where only nodes that lose values alone stay in fp32, and more if
+the ratio of the outputs to their errors is at least this: a tenth of the root mean square. That
+depends on no tolerance."""
 _FIRST_PROBES = 48
 """After so many probes without a small set most of the error may be rounding in many nodes."""
 
@@ -99,8 +100,10 @@ class Point:
         """Whether the remaining error may be rounding that adds up, and no overflow."""
         ratios = [each.details.snr_db for each in self.outputs if each.details]
         alike = all(ratio is not None and ratio >= _CURED_DB for ratio in ratios)
-        finite = bool(self.errors) and max(self.errors) < math.inf
-        return finite and (max(self.errors) <= _MILD or (self.suspects_only and alike))
+        worst = max(self.errors, default=math.inf)
+        if self.suspects_only:
+            return worst <= SEVERE or (worst < math.inf and alike)
+        return worst <= _MILD
 
     @property
     def atol(self) -> dict[str, float]:

@@ -136,6 +136,32 @@ def make_nodes(subject: Subject, settings: PrecisionSettings) -> NodeSpace:
     return NodeSpace(subject, make_lowering(subject, settings), settings)
 
 
+_PEAKS = {"Softmax": 0.0, "Sigmoid": 0.1}
+"""Operators that make probabilities, with the least largest value that errors are compared with: a
+heatmap in which nothing is found has errors as large as its values."""
+
+
+def peaked_outputs(network: Network) -> dict[str, str]:
+    """The outputs of probabilities or heatmaps, each with the operator that makes it."""
+    found = {}
+    for name in network.outputs:
+        source = name
+        while (index := network.producer.get(source)) is not None:
+            node = network.nodes[index]
+            if node.op_type in _PEAKS:
+                found[name] = node.op_type
+            if node.op_type not in EXACT_OPS | {"Cast"}:
+                break
+            source = node.input[0]
+    return found
+
+
+def with_peaked(tolerance: ToleranceOptions, network: Network) -> ToleranceOptions:
+    """The tolerance with the outputs of a model that are judged by their largest value."""
+    peaks = {name: _PEAKS[operator] for name, operator in peaked_outputs(network).items()}
+    return replace(tolerance, peaks=peaks)
+
+
 def built_in_check(check: CheckSettings, subject: Subject, precision: Low) -> CheckSettings:
     """The check for candidates that are lowered already.
 
@@ -225,9 +251,16 @@ class _Ranges:
             ("reads", [node.input[place] for place in sorted(slots.inputs)]),
             ("makes", made),
         ):
-            for low, high in map(self._range, names):
+            for name in names:
+                low, high = self._range(name)
                 if max(-low, high) > FP16_MAX:
-                    return f"{verb} {max(low, high, key=abs):.6g}, past {FP16_MAX:.6g}", ""
+                    producer = self._network.producer.get(name)
+                    stored = name in self._network.initializers or (
+                        producer is not None and self._network.constant[producer]
+                    )
+                    subject = f" the stored weight '{name}' of" if stored else ""
+                    value = max(low, high, key=abs)
+                    return f"{verb}{subject} {value:.6g}, past {FP16_MAX:.6g}", ""
         peak = max((max(-low, high) for low, high in map(self._range, made)), default=0.0)
         squares = node.op_type == "Mul" and node.input[0] == node.input[1]
         doubled = {"Exp": peak * peak, "Pow": 4 * peak}.get(

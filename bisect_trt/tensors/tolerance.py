@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from bisect_trt.errors import UnknownNameError, quoted
 from bisect_trt.options.compare import CompareOptions, ErrorStat
 from bisect_trt.tensors.files import Values
-from bisect_trt.tensors.info import Array, finite_rms, is_floating, mask_limit, to_float
+from bisect_trt.tensors.info import (
+    Array,
+    finite_range,
+    finite_rms,
+    is_floating,
+    mask_limit,
+    to_float,
+)
 
 _TIES = 0.01
 """The share of elements of a quantized tensor that may be one step off. Truncation instead of
@@ -126,10 +133,17 @@ class ResolvedTolerance(NamedTuple):
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Absolute and relative tolerance; ``None`` where it is chosen for each tensor."""
+    """Absolute and relative tolerance; ``None`` where it is chosen for each tensor.
+
+    Attributes:
+        atol: The absolute one.
+        rtol: The relative one.
+        peak: See :func:`automatic_tolerance`.
+    """
 
     atol: float | None = None
     rtol: float | None = None
+    peak: float | None = None
 
     def resolve(self, reference: Array, precision: Precision) -> ResolvedTolerance:
         """Fill in a missing one from :func:`automatic_tolerance`; in fp32 Polygraphy's default if the other one is given."""
@@ -140,14 +154,20 @@ class Tolerance:
             # The user's own numbers are exact.
             automatic = ResolvedTolerance(_FP32, _FP32)
         else:
-            automatic = automatic_tolerance(reference, precision)
+            automatic = automatic_tolerance(reference, precision, peak=self.peak)
         return ResolvedTolerance(
             automatic.atol if self.atol is None else self.atol,
             automatic.rtol if self.rtol is None else self.rtol,
         )
 
 
-def automatic_tolerance(reference: Array, precision: Precision) -> ResolvedTolerance:
+_OF_PEAK = 5e-2
+"""A logit that is off by 1% of 20 moves a probability of one half by this."""
+
+
+def automatic_tolerance(
+    reference: Array, precision: Precision, *, peak: float | None = None
+) -> ResolvedTolerance:
     """Return the tolerance of a tensor where the user gave none.
 
     A fixed absolute tolerance does not work: activations of one network range from 1e-4 to 1e4, and
@@ -163,16 +183,25 @@ def automatic_tolerance(reference: Array, precision: Precision) -> ResolvedToler
       1e-4 for 600 layers of 4608 terms; and twice that, for the largest of many. docs/benchmarks.md
       has what was measured.
 
+    - With a ``peak``, in the low precisions: 5e-2 of the largest value (bf16: 8e-2). The RMS of a softmax over thousands of
+      classes is far below its largest value, which alone is read. Within this tolerance that stays where it is, unless another
+      is within twice the tolerance.
+
     Integers and bools are not rounded, and keep 1e-5.
 
     Args:
         reference: The reference's tensor, of any shape and numeric type.
         precision: The target's precision.
+        peak: Of probabilities and heatmaps: the least value that matters, if the largest is below.
     """
     if not (reference.dtype.kind == "c" or is_floating(reference)):
         return ResolvedTolerance(_FP32, _FP32)
     fraction, floor, rtol = _fractions(precision)
-    return ResolvedTolerance(max(fraction * finite_rms(reference), floor), rtol)
+    size = finite_rms(reference)
+    if peak is not None and precision is not Precision.FP32:
+        fraction = max(fraction, _OF_PEAK)
+        size = max(peak, *map(abs, finite_range(reference, 0.0)))
+    return ResolvedTolerance(max(fraction * size, floor), rtol)
 
 
 def _fractions(precision: Precision) -> tuple[float, float, float]:
@@ -238,17 +267,19 @@ class ToleranceOptions(CompareOptions):
         nonfinite_equal: Whether the same Inf or NaN in the same place counts as no error; by
             default it fails, as in Polygraphy.
         by_channel: Whether tensors that match are compared by :func:`channel_tolerances` too.
+        peaks: Outputs with a few large values among many tiny ones, with their ``peak``.
     """
 
     precision: Precision = Precision.FP32
     nonfinite_equal: bool = False
     by_channel: bool = False
+    peaks: Mapping[str, float] = field(default_factory=dict)
 
     def for_output(self, name: str) -> tuple[Tolerance, ErrorStat]:
         """Return the tolerance, ``None`` where it is automatic, and the statistic for one output."""
         stat = of_output(self.check_error_stat, name, ErrorStat.ELEMWISE)
         atol, rtol = (values.get(name, values.get("")) for values in (self.atol, self.rtol))
-        return Tolerance(atol, rtol), stat
+        return Tolerance(atol, rtol, self.peaks.get(name)), stat
 
     def resolve(self, outputs: Values) -> dict[str, ResolvedTolerance]:
         """Return the tolerance of each of some outputs, by the reference's values."""

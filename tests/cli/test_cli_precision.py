@@ -233,6 +233,26 @@ def test_rounding_past_the_tolerance_is_told_from_overflow(cli: CommandLine, her
         assert np.abs(exact - rounded).max() <= 2 * trade["atol"][name]
 
 
+def test_probabilities_are_compared_with_the_largest(cli: CommandLine, here: Path) -> None:
+    """Rounding of logits moves probabilities among 3000 classes by more than 1% of their RMS; a stored weight overflows."""
+    rng = np.random.default_rng(3)
+    weights = {
+        "w": 3 * rng.standard_normal((16, 3000)),
+        "one": np.ones(16),
+        "none": np.zeros(16),
+        "variance": np.full(16, 1e8),
+    }
+    body = """n = BatchNormalization(x, one, none, none, variance) scaled = Mul(n, thousands)
+    t = MatMul(scaled, w) y = Softmax <axis = -1> (t)"""
+    weights["thousands"] = np.array(1e4)
+    save_text(here / "model.onnx", "(float[8, 16] x) => (float[8, 3000] y)", body, weights)
+    result = cli(*SAFE, "--fresh-samples", "30").ended(0).result
+    (kept,) = result["keep_fp32"]
+    assert kept["op"] == "BatchNormalization"
+    assert "the stored weight 'variance' of 1e+08" in kept["reason"]
+    assert "'y' by its largest value, as Softmax makes it" in result["measured_on"]
+
+
 @pytest.mark.slow
 def test_own_samples_are_what_it_is_held_against_and_what_they_blame_is_added(
     cli: CommandLine, given_sample: list[str]
