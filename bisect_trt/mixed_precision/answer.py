@@ -60,7 +60,10 @@ def write_answer(fix: Fix) -> Minimum:
     output = task.settings.output
     lowering = task.lowering
     written = lowering.read_back(fix.kept, output)
-    if fix.traded is None:
+    if not (fix.kept or fix.traded or task.settings.rungs):  # nothing fails without it
+        record = task.prober.probe(written)
+        outcome = task.outcome(record)
+    elif fix.traded is None:
         believed = reconfirm(task.prober, lowering.candidate(frozenset()), written)
         record = believed.record
         outcome = task.outcome(record)
@@ -81,7 +84,9 @@ def write_answer(fix: Fix) -> Minimum:
     elif problem is not None:
         why = f"ONNX's checker refuses {output}: {problem}"
     elif point is not None and not point.holds:
-        why = _trade_off(fix) or f"the fix does not hold: {row_of(point.to_part())}"
+        why = f"the fix does not hold: {row_of(point.to_part())}"
+        if fix.traded is not None:
+            why = "the written model fails the tolerance by rounding"
     return fix.minimum if why is None else replace(fix.minimum, proven=False, why=why)
 
 
@@ -267,10 +272,10 @@ def _trade_off(fix: Fix) -> str | None:
         text = f"No useful mix at this tolerance: {count} of {total} would stay in {space.high}. "
     if not point.units:
         text += f"No node alone loses its values in {low}."
-    elif point.suspects_only:
-        text += f"{space.count(len(point.units))} in {space.high} cure the overflow."
+    elif point.units <= space.losing:
+        text += f"With {space.count(len(point.units))} in {space.high} the overflow is cured."
     else:
-        text += f"{space.count(len(point.units))} in {space.high} are enough except for rounding."
+        text += f"{space.count(len(point.units))} in {space.high} suffice except for rounding."
     text += f" Rounding then leaves up to {in_tolerances(max(point.errors))}: with `{_atol_option(fix)}` it passes"
     shares = [f"{_percent(share)} of the rows of '{name}'" for name, share in point.argmax.items()]
     text += f"; the argmax agrees in {' and '.join(shares)}." if shares else "."
@@ -497,7 +502,7 @@ def find_fix(
             return
         task = Task(subject, console, part, fixer, make_nodes(subject, settings), settings)
         fix = Fix(task)
-        fix.search()
+        fix.search(nothing_may_pass=bool(check.tolerance.peaks))
         minimum = write_answer(fix)
     except BudgetSpent as error:
         if fix is not None:

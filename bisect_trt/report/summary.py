@@ -340,6 +340,9 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     of = f": {grouped(kept)}" if kept else ""
     seen = result.validation or None
     holds = seen is None or seen.holds
+    if not kept and not result.groups:
+        count = f"all {result.lowered}"
+        units = f"nodes; so {low} is not the reason for a failure seen elsewhere"
     yield "Fix" if holds else "Mixed", f"{used}: {low}, with {count} {units}{of}"
     yield (
         "",

@@ -253,6 +253,16 @@ def test_probabilities_are_compared_with_the_largest(cli: CommandLine, here: Pat
     assert "'y' by its largest value, as Softmax makes it" in result["measured_on"]
 
 
+def test_a_model_that_passes_as_a_whole_is_written(cli: CommandLine, here: Path) -> None:
+    save_text(here / "model.onnx", "(float[4, 8] x) => (float[4, 8] y)", "t = Tanh(x) y = Neg(t)")
+    ran = cli(*SAFE, "--fresh-samples", "20").ended(0)
+    assert ran.result["keep_fp32"] == []
+    assert ran.result["validation"]["passed"] == 20
+    to_half = helper.make_attribute("to", TensorProto.FLOAT16)
+    assert any(to_half in node.attribute for node in onnx.load("mixed.onnx").graph.node)
+    assert "all 2 nodes" in ran.out
+
+
 @pytest.mark.slow
 def test_own_samples_are_what_it_is_held_against_and_what_they_blame_is_added(
     cli: CommandLine, given_sample: list[str]
