@@ -219,6 +219,7 @@ class Fix(Watcher):
         self.atol: dict[str, float] = {}
         self._fresh = Fresh.of(task)
         self._start: Subset = frozenset()  # part of each set that is recommended
+        self._first_round: Round | None = None
         self._failing = Round()
         self._worst = list[Sample]()
         self._learned: set[int] = set()  # of the user's samples, which are the same in each round
@@ -286,6 +287,8 @@ class Fix(Watcher):
         task = self.task
         with task.prober.ledger.watched_by(self):
             nothing = probe_ends(task, nothing_may_pass=nothing_may_pass)
+            if nothing is None and not (task.cheap or task.settings.bits):
+                self._validate_suspects()
             self.minimum = nothing or self._search_minimal()
         for step in self.minimum.steps:
             task.console.say(f"  {step}")
@@ -296,6 +299,15 @@ class Fix(Watcher):
         self._run_rounds()
         self._measure_trade()
         self._try_forms()
+
+    def _validate_suspects(self) -> None:
+        """Write and validate the suspects before the search where a probe takes minutes, if they are enough."""
+        units = frozenset(each.unit for each in self.task.space.suspects)
+        unable = _why_not_judged(self.task) or self._fresh.why_none
+        if unable is None and units and self._passes_on_given(units):
+            self._first_round = self._fresh.round(0)
+            if self._first_round is not None:
+                self._run_on(units, self._first_round)
 
     def _search_minimal(self) -> Minimum:
         """The minimal set; where rounding in many nodes is the reason, a set by the errors that they cause, unproven.
@@ -376,7 +388,7 @@ class Fix(Watcher):
         self.why = not_judged or self._fresh.why_none
         enough = known == minimal or (not_judged is None and self._passes_on_given(known))
         self._start = known if enough else minimal
-        samples = None if self.why else self._fresh.round(0)
+        samples = None if self.why else self._first_round or self._fresh.round(0)
         if samples is None:
             self.why = self.why or "the reference does not run on other inputs"
             self.keep(self._start)

@@ -138,6 +138,17 @@ def test_the_model_is_recommended_only_as_it_passes(
     assert f"seen to pass: {engine}: bisect-trt run" in said
 
 
+def test_the_suspects_are_validated_before_the_search_for_fewer(tmp_path: Path) -> None:
+    """The engine of all suspects runs on fresh samples first, where each further build takes minutes."""
+    target = TensorRt()
+    with searching(target, tmp_path) as task:
+        find_precision(task, Search(workers=1))
+        suspects = {task.subject.network.order[each.unit] for each in task.space.suspects}
+    fresh = [len(request.samples) > 1 for request in target.asked]
+    assert fresh.index(True) < 4, fresh
+    assert len(suspects) <= 2
+
+
 @pytest.mark.parametrize("loads", [False, True])
 def test_a_diagnosis_recommends_only_what_passes_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], *, loads: bool
