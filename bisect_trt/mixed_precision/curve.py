@@ -399,7 +399,7 @@ class Fix(Watcher):
             self._run_on(minimal, samples)
         cured = None
         if self._is_large(minimal) and not task.settings.bits:
-            cured = self._run_on(task.space.losing, samples, suspects_only=True)
+            cured = self._run_on(task.space.losing, samples)
         asked = len(task.prober.ledger.records)
         left = max(asked, _LEAST_PROBES if task.cheap else _LEAST_COSTLY_PROBES)
         units = self._start
@@ -472,9 +472,7 @@ class Fix(Watcher):
             engines.clear()
         return task.prober.probe(task.lowering.candidate(units)).verdict is Verdict.PASS
 
-    def _run_on(
-        self, units: Subset, samples: Round, *, suspects_only: bool = False
-    ) -> Point | None:
+    def _run_on(self, units: Subset, samples: Round) -> Point | None:
         """Run a set on samples, as a new point of the curve; ``None`` where they cannot be compared."""
         task = self.task
         given = self._fresh.given
@@ -494,6 +492,7 @@ class Fix(Watcher):
             return None
         self._drawn += 0 if given else len(kept)
         learned = len(self._learned) if given else 0
+        suspects_only = not task.settings.bits and units <= task.space.losing
         point = Point(units, kept, task.space.allowed, learned, outcome.comparisons, suspects_only)
         self.curve.append(point)
         self._keep_best()
