@@ -65,6 +65,8 @@ RARE = frozenset(
             "keep_set",
             "fail_share",
             "error",
+            "no_other_release",
+            "reference",
         ),
         *("fresh_samples", "int4", "min_good", "reduce_inputs", "reduce_outputs", "mode"),
     }

@@ -448,6 +448,9 @@ def _failing_releases(session: Session, target: TargetSettings) -> list[str]:
     """Return the releases of the target's packages in the places of the run, or in this environment."""
     names = [package.name for package in target.target.packages]
     if seen := session.subject.seen.values():
+        # The version that the runtime itself reports: another build may be installed beside it.
+        if reported := [str(each.target["version"]) for each in seen if each.target.get("version")]:
+            return [*dict.fromkeys(reported)]
         packages = [each.found.get("packages", {}) for each in seen]
         return [str(each[name]) for each in packages for name in names if each.get(name)]
     return [*installed_versions(target)]

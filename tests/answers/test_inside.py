@@ -40,7 +40,9 @@ def test_the_node_in_the_body_is_named(tmp_path: Path, kind: str, fault: str) ->
     assert named(answer) == ([["outer/inner"], *expected] if kind == "nested" else expected)
     assert {level["minimality"] for level in answer["inside"]} == {"1-minimal"}
     assert [each["name"] for each in answer["culprits"]] == ["outer"]
-    assert f"{within}{fault}.b" in (tmp_path / "out" / "ISSUE.md").read_text().replace("\\", "")
+    assert f"{within}{fault}.b" in next((tmp_path / "out").glob("[IN]*E*.md")).read_text().replace(
+        "\\", ""
+    )
 
 
 @pytest.mark.parametrize("names", ["a large.b", "large.b"])

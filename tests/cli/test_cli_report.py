@@ -13,6 +13,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
+import onnx
 import pytest
 import yaml
 from conftest import CommandLine
@@ -88,11 +89,13 @@ def test_it_is_made_again_of_the_result_alone(cli: CommandLine, tmp_path: Path) 
 
 
 def test_a_run_that_breaks_leaves_what_is_known(cli: CommandLine) -> None:
-    Path("model.onnx").write_text("no model")
+    model = onnx.load(chain(Path("model.onnx"), 2))
+    model.graph.node[0].op_type = "NoSuchOperator"
+    onnx.save(model, "model.onnx")
     cli("run", "model.onnx", *TARGET).ended(4)
     page = (the_run() / "report.html").read_text(encoding="utf-8")
-    assert "it is another kind of file or truncated" in page
-    assert sections(the_run() / "report.html") == ["answer", "commands", "environment"]
+    assert "NoSuchOperator" in page
+    assert {"answer", "commands", "environment"} <= {*sections(the_run() / "report.html")}
 
 
 def test_a_report_that_cannot_be_written_does_not_change_the_answer(cli: CommandLine) -> None:

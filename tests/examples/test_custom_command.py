@@ -58,7 +58,8 @@ def test_an_oracle_in_one_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["reduce", "cause"])
 def test_an_oracle_beside_another_check_is_refused(tmp_path: Path, command: str) -> None:
     overflowing(tmp_path / "model.onnx")
-    words = [command, "model.onnx", "--onnxrt", "--max-latency", "5", "--check", "true"]
+    output = ["-o", "o.onnx"] if command == "reduce" else []
+    words = [command, "model.onnx", *output, "--onnxrt", "--max-latency", "5", "--check", "true"]
     assert "--max-latency" in bisect_trt(tmp_path, *words).ended(2).err
 
 
