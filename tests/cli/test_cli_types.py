@@ -21,7 +21,7 @@ TYPES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "double": ("(double[4] x) => (double[4] y)", "e = Exp(x) y = Sqrt(e)", {"x": np.arange(4.0)}),
     "inner sequence": (
         "(float[4, 3] x) => (float[4, 3] y)",
-        "r = Relu(x) parts = SplitToSequence<axis = 0>(r) y = ConcatFromSequence<axis = 0>(parts)",
+        "relu = Relu(x) parts = SplitToSequence<axis = 0>(relu) y = ConcatFromSequence<axis = 0>(parts)",
         {"x": np.ones((4, 3), np.float32)},
     ),
     "ConvInteger": (
