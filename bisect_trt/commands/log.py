@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from bisect_trt.errors import UnknownNameError
 from bisect_trt.options.commands import LogOptions
 from bisect_trt.probe.ledger import JOURNAL, Record, read_probes
-from bisect_trt.probe.workspace import KEY_LENGTH
+from bisect_trt.probe.workspace import CANDIDATES, KEY_LENGTH
 from bisect_trt.report.result import Result
 from bisect_trt.session.binding import MOST_BYTES, Binding, newest_run
 from bisect_trt.tensors.files import open_inside, read_inside
@@ -54,7 +54,7 @@ def run(call: Call) -> Result:
 
 def _show_probe(run: Path, record: Record, show: Callable[[str], None]) -> None:
     """Print one probe: its candidate, the command that runs it again, its output."""
-    folder = run / "candidates" / record.key[:KEY_LENGTH]
+    folder = run / CANDIDATES / record.key[:KEY_LENGTH]
     inside = folder / "model.onnx"
     model = (
         inside if inside.exists() else folder.with_suffix(".onnx")

@@ -179,8 +179,9 @@ def load_model(
     # A text file can parse as an empty message by chance, and a truncated file as one without a
     # graph.
     if not model.HasField("graph") or not model.ir_version:
-        raise ModelFileError(
-            f"{path} holds no ONNX graph: it is another kind of file or truncated; export or copy it again."
+        raise _unreadable(
+            path,
+            "holds no ONNX graph: it is another kind of file or truncated; export or copy it again",
         )
     if model.ir_version >= _IR_WITH_OPSETS and not model.opset_import:
         raise ModelFileError(
@@ -207,13 +208,8 @@ _OTHER_FILES: tuple[tuple[int, bytes, str], ...] = (
         "is a PyTorch file: export it with torch.onnx.export, or give the module to bisect_trt.diagnose(module, inputs)",
     ),
     (
-        0,
-        b"ftrt",
-        "is a TensorRT engine: `bisect-trt run MODEL --trt --load-engine {}` compares it with its ONNX model",
-    ),
-    (
-        0,
-        b"ptrt",
+        1,
+        b"trt",  # after f or p
         "is a TensorRT engine: `bisect-trt run MODEL --trt --load-engine {}` compares it with its ONNX model",
     ),
     (
@@ -244,6 +240,8 @@ def _recognized(path: Path) -> str | None:
             return f"is a TensorFlow SavedModel: `python -m tf2onnx.convert --saved-model {path} --output model.onnx` converts it"
         models = sorted(path.glob("*.onnx"))
         return f"is a directory; give a file{f' in it, such as {models[0]}' if models else ''}"
+    if not path.is_file():
+        return None
     with path.open("rb") as file:
         first = file.read(16)
     for offset, magic, sentence in _OTHER_FILES:
@@ -252,25 +250,22 @@ def _recognized(path: Path) -> str | None:
     return None
 
 
+def _unreadable(path: Path, reason: str) -> ModelFileError:
+    """Return the error for a file that is no ONNX model: the kind of file that it is, if that is known."""
+    return ModelFileError(f"{path} {_recognized(path) or reason}.")
+
+
 def _read(path: Path) -> ModelProto:
     try:
-        recognized = _recognized(path)
-        if recognized is not None:
-            raise ModelFileError(f"{path} {recognized}.")
         return onnx.load(str(path), load_external_data=False)
-    except ModelFileError:
-        raise
     except OSError as error:
-        raise ModelFileError(
-            f"{path} cannot be read: {error.strerror}; give the path of an ONNX model."
-        ) from error
+        reason = f"cannot be read: {error.strerror}; give the path of an ONNX model"
+        raise _unreadable(path, reason) from error
     except Exception as error:
         # Each of ONNX's formats (binary, JSON, text) raises its own error.
         reason = " ".join(str(error).split())[:_REASON_LENGTH].rstrip(".")
-        raise ModelFileError(
-            f"{path} cannot be read as an ONNX model ({reason}): it is another kind of file or truncated; "
-            "export or copy it again."
-        ) from error
+        reason = f"cannot be read as an ONNX model ({reason}): it is another kind of file or truncated; export or copy it again"
+        raise _unreadable(path, reason) from error
 
 
 def _check_external_files(model: ModelProto, path: Path, weights: Path | None) -> None:

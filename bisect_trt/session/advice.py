@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bisect_trt.errors import UsageError, quoted
+from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, function_key
 from bisect_trt.onnxlib.shapes import input_infos, resized
 from bisect_trt.session.subject import Subject
 from bisect_trt.tensors.inputs import make_inputs
@@ -12,7 +13,7 @@ from bisect_trt.worker.protocol import Failed
 
 _SIZES = (2, 8, 16, 32, 224)
 """Sizes of free dimensions that models often need: heads, patches, strides, images."""
-_KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"})
+_KNOWN_DOMAINS = {*DEFAULT_DOMAINS, "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"}
 
 
 def advice(subject: Subject) -> str:
@@ -30,11 +31,11 @@ def advice(subject: Subject) -> str:
 def _library(subject: Subject) -> str:
     """Name the operators that a library of the user has to bring."""
     network = subject.network
-    functions = {(function.domain, function.name) for function in network.proto.functions}
+    functions = set(map(function_key, network.proto.functions))
     foreign = {
         f"{node.domain}:{node.op_type}"
         for node in network.nodes
-        if node.domain not in _KNOWN_DOMAINS and (node.domain, node.op_type) not in functions
+        if node.domain not in _KNOWN_DOMAINS and function_key(node) not in functions
     }
     if not foreign:
         return ""

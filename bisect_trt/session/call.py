@@ -141,18 +141,17 @@ class Call:
             check_output(
                 own.candidate, overwrite=True
             )  # the workspace refuses to replace files of other programs
-        if self.oracle is not None and own.check and not self.oracle.takes_command:
+        oracle = self.oracle
+        if oracle is not None and own.check and not oracle.takes_command:
             raise ConflictError(
-                f"{self.oracle.flag} decides whether a candidate fails, and so does --check; drop one."
+                f"{oracle.flag} decides whether a candidate fails, and so does --check; drop one."
             )
         argv = CommandCheck.parse(own.check) if own.check else ()
         for name in () if self.has_check else ("fail_regex", "fail_code", "ignore_fail_code"):
             if getattr(own, name):
                 raise MissingOptionError(f"--{name.replace('_', '-')} needs a --check command.")
         tolerance = tolerance_options(self[CompareOptions], target)
-        return CheckSettings(
-            own, argv, target, tolerance, metric, limits, self.function, self.oracle
-        )
+        return CheckSettings(own, argv, target, tolerance, metric, limits, self.function, oracle)
 
     def open(
         self,

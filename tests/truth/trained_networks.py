@@ -38,6 +38,16 @@ def bare_verdict(question: str, model: Path, files: list[Path]) -> dict[str, Any
     return dict(json.loads(ran.stdout.splitlines()[-1]))
 
 
+def assert_agrees(
+    record: Record, verdict: str, bare: dict[str, Any], answer: dict[str, Any]
+) -> None:
+    """Record both verdicts; they are equal, unless the error is near the tolerance."""
+    record("bare script", bare["verdict"])
+    record("bisect-trt", verdict)
+    near = 1 / BORDERLINE < bare.get("distance", 0) < BORDERLINE
+    assert verdict == bare["verdict"] or near, (bare, answer["why"])
+
+
 def ask(record: Record, network: Network, command: str, *words: str | Path) -> dict[str, Any]:
     """Run the command line; return its answer, with its exit status as ``exit``, and record its time and peak memory."""
     program = ["timeout", str(SECONDS), sys.executable, "-m", "bisect_trt", command, words[0]]
@@ -73,10 +83,7 @@ def test_run(here: Path, network: Network, target: str, record_property: Record)
     verdict = verdict_of(answer)
     if target == "trt_rtx":
         verdict = {"match": "builds", "differs": "refused"}.get(verdict, verdict)
-    record_property("bare script", bare["verdict"])
-    record_property("bisect-trt", verdict)
-    near = 1 / BORDERLINE < bare.get("distance", 0) < BORDERLINE
-    assert verdict == bare["verdict"] or near, (bare, answer["why"])
+    assert_agrees(record_property, verdict, bare, answer)
 
 
 @each_network
@@ -87,10 +94,7 @@ def test_fp16(here: Path, network: Network, record_property: Record) -> None:
     options = ["--onnxrt", "--fp16", "--max-time", "60", "-o", "reproducer", "--load-inputs"]
     answer = ask(record_property, network, "diagnose", model, *options, *files)
     verdict = "match" if answer["status"] == "not_reproduced" else "differs"
-    record_property("bare script", bare["verdict"])
-    record_property("bisect-trt", verdict)
-    near = 1 / BORDERLINE < bare.get("distance", 0) < BORDERLINE
-    assert verdict == bare["verdict"] or near, (bare, answer["why"])
+    assert_agrees(record_property, verdict, bare, answer)
 
 
 @each_network
