@@ -162,20 +162,24 @@ class Outer:
         """Return the number of iterations of a Scan."""
         return min((each.shape[axis] for _, axis, each in self._scanned()), default=0)
 
-    def limited(
-        self, count: int, *, state: bool = False
-    ) -> tuple[onnx.ModelProto, Arrays, list[str]]:
-        """Return the model with only the first iterations of its Loop or Scan, the values of its inputs, and its outputs.
+    def limited(self, count: int) -> tuple[onnx.ModelProto, Arrays, list[str]]:
+        """Return the model with only the first iterations of its Loop or Scan.
+
+        It returns the carried values after them too, where they are tensors.
 
         Args:
             count: The number of iterations.
-            state: Whether its outputs are the carried values, and not the model's.
+
+        Returns:
+            The model, the values of its inputs, and the names of the carried values.
         """
         model = clone(self.model)
         values = dict(self.values)
         graph, node = model.graph, model.graph.node[self.place]
+        returned = attribute(node, "body").output
         if node.op_type == "Loop":
             fed = {0: np.array(count, np.int64)}
+            returned = returned[1:]
         else:
             length = self.scan_length()
             fed = {}
@@ -190,14 +194,12 @@ class Outer:
             graph.input.append(
                 helper.make_tensor_value_info(name, element_type(value.dtype), value.shape)
             )
-        if state:
-            outputs = []
-            for place in range(len(self.carried)):
-                node.output[place] = node.output[place] or free_name(
-                    "unread", {*taken, *node.output}
-                )
-                outputs.append(onnx.ValueInfoProto(name=node.output[place]))
-            keep_only(graph.output, outputs)
+        outputs = {each.name for each in graph.output}
+        for place, value in zip(range(len(self.carried)), returned, strict=False):
+            name = node.output[place] or free_name("unread", {*taken, *node.output})
+            node.output[place] = name
+            if name not in outputs and value.type.HasField("tensor_type"):
+                graph.output.append(onnx.ValueInfoProto(name=name, type=value.type))
         for value in graph.output:  # a scanned output has another size
             value.type.tensor_type.ClearField("shape") if value.HasField("type") else None
         keep_only(
@@ -206,7 +208,7 @@ class Outer:
         read = {name for each in graph.node for name in reads(each)}
         keep_only(graph.input, [each for each in graph.input if each.name in read])
         inputs = {each.name: values[each.name] for each in graph.input if each.name in values}
-        return model, inputs, [each.name for each in graph.output]
+        return model, inputs, node.output[: len(self.carried)]
 
     def _scanned(self) -> list[tuple[int, int, np.ndarray]]:
         """Return the scanned inputs of a Scan: place among the node's inputs, axis, values."""

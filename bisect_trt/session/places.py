@@ -15,6 +15,7 @@ from bisect_trt.errors import (
     PlaceError,
     RunFolderError,
     RunStateError,
+    UnsuitableModelError,
 )
 from bisect_trt.onnxlib.low_census import count_lowered
 from bisect_trt.onnxlib.low_plan import LOW_TYPES
@@ -176,14 +177,21 @@ def require_fit(subject: Subject, target: TargetSettings) -> None:
 
 
 def _say_left(subject: Subject, target: TargetSettings, precision: str) -> None:
-    """Warn about nodes that compute in fp32 on a target though the low precision was asked for."""
+    """Warn about nodes that compute in fp32 on a target though the low precision was asked for.
+
+    Raises:
+        UsageError: All of them do, though none has to by ``--keep-fp32``.
+    """
     # What compiles a model knows as many types as ONNX; a build needs no reference run.
     types = None if target.target.compiles else subject.element_types
     census = count_lowered(subject.network, target.keep, types, LOW_TYPES[precision])
     left = describe_left(census, precision)
-    if not census.lowered:
-        subject.console.warn(f"--{precision} changes nothing: {left or 'no node computes in fp32'}")
-    elif left:
+    if not census.lowered and not target.keep:
+        why = left or "no node computes in fp32"
+        raise UnsuitableModelError(
+            f"--{precision} changes nothing in {subject.settings.path}: {why}; drop the option."
+        )
+    if left:
         subject.console.warn(f"{left}; {plural(census.lowered, 'node')} can")
 
 

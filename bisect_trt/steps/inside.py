@@ -229,7 +229,7 @@ def _first_wrong(level: _Level, ledger: Ledger) -> int:
     """Return the first iteration after which a Loop or Scan is wrong, 0 if it has none.
 
     Its first iterations alone are probed, in halves: they pass before that iteration and fail from
-    it on.
+    it on. Carried values are compared too, since a later iteration may be the first to return them.
     """
     session = level.session
     passing = 0
@@ -237,15 +237,14 @@ def _first_wrong(level: _Level, ledger: Ledger) -> int:
     prober = replace(session.prober, ledger=ledger)
     while failing - passing > 1:
         count = (passing + failing) // 2
-        model, inputs, outputs = level.outer.limited(count)
+        model, inputs, _ = level.outer.limited(count)
         expected = session.subject.reference.compute(model, inputs)
         if expected is None:
             return 0
         title = f"the first {plural(count, 'iteration')} of {level.name}"
         values = {**inputs, **expected}
-        candidate = Candidate(
-            model, tuple(inputs), tuple(outputs), title, level.case.units, values=values
-        )
+        outputs = tuple(each.name for each in model.graph.output)
+        candidate = Candidate(model, tuple(inputs), outputs, title, level.case.units, values=values)
         if prober.probe(candidate).verdict is Verdict.FAIL:
             failing = count
         else:
@@ -271,7 +270,7 @@ def _state(level: _Level, number: int) -> list[np.ndarray] | None:
         made = outer.values
         names = [outer.node.input[place] for place in outer.carried]
     else:
-        model, inputs, names = outer.limited(number - 1, state=True)
+        model, inputs, names = outer.limited(number - 1)
         computed = level.session.subject.reference.compute(model, inputs)
         made = {} if computed is None else computed
     return [made[name] for name in names] if all(name in made for name in names) else None
