@@ -67,9 +67,10 @@ class Fresh:
         self._subject = subject
         self._count = count
         self._next = 0
-        like = FreshSamples.like(
-            subject.samples, table_sizes(subject.network), subject.settings.data.seed
-        )
+        samples = subject.samples
+        if subject.size_ranges:
+            samples = [*samples, *(subject.in_range(samples[0], share) for share in (0, 1))]
+        like = FreshSamples.like(samples, table_sizes(subject.network), subject.settings.data.seed)
         self._like = like if ways is None else replace(like, ways=ways)
         self._given = user_samples(subject, given)
         self.given = bool(given)

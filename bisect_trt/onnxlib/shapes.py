@@ -291,6 +291,26 @@ class InputSizes:
     contradicted: frozenset[str]
 
 
+def sizes_at(
+    shapes: Mapping[str, Sequence[int | range]], share: float | None
+) -> dict[str, list[int | None]]:
+    """Return shapes with one size for each range of sizes.
+
+    Args:
+        shapes: Shapes by input name.
+        share: The place of the size in each range, from 0, the smallest, to 1, the largest;
+            ``None`` for free dimensions.
+    """
+
+    def at(dim: range) -> int | None:
+        return None if share is None else dim[round(share * (len(dim) - 1))]
+
+    return {
+        name: [dim if isinstance(dim, int) else at(dim) for dim in shape]
+        for name, shape in shapes.items()
+    }
+
+
 def input_sizes(
     model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | None]], *, assume: bool = True
 ) -> InputSizes:

@@ -15,6 +15,7 @@ from bisect_trt.errors import ConflictError
 
 Pairs = tuple[tuple[str, str], ...]
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMG]?)i?B?", re.IGNORECASE | re.ASCII)
+_RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
 _SHAPE = "a shape such as [1,3,224,224] or 1x3x224x224, of whole numbers from 0 up"
 _SWEPT = "NAME:[D,...], each D a size, a range 1..64 or 1..64:8, or a list {1,2,7}, with or without a name (n=1..64)"
 _MOST_SIZES = 1_000_000
@@ -50,6 +51,20 @@ def shape(value: Any) -> tuple[int, ...]:  # noqa: ANN401 - whatever was given
     if any(size < 0 for size in sizes):
         raise ValueError(_SHAPE)
     return tuple(sizes)
+
+
+def ranged_shape(value: Any) -> tuple[int | range, ...]:  # noqa: ANN401 - whatever was given
+    """``[1,5..9]``: as :func:`shape`, where a dimension may have all sizes of a range."""
+    if not isinstance(value, str):
+        return shape(value)
+    smallest = shape(_RANGE.sub(r"\1", value))
+    largest = shape(_RANGE.sub(r"\2", value))
+    if any(low > high for low, high in zip(smallest, largest, strict=True)):
+        raise ValueError(f"{_SHAPE}; a range such as 5..9 goes up")
+    return tuple(
+        low if low == high else range(low, high + 1)
+        for low, high in zip(smallest, largest, strict=True)
+    )
 
 
 def value_range(value: Any) -> tuple[float, float]:  # noqa: ANN401 - whatever was given

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from bisect_trt.errors import OutputFileError
-from bisect_trt.options.reading import regex, shape, size, value_range
+from bisect_trt.options.reading import ranged_shape, regex, size, value_range
 from bisect_trt.options.spec import Option, argument, counted, option, seconds, switch
 
 Model = Annotated[Path, argument("The ONNX model.")]
@@ -129,11 +129,11 @@ class Data:
     """Inputs and weights."""
 
     input_shapes: Annotated[
-        dict[str, tuple[int, ...]],
+        dict[str, tuple[int | range, ...]],
         option(
             metavar="NAME:[D,...]",
-            help="Shapes of inputs with free dimensions.",
-            read=shape,
+            help="Shapes of inputs with free dimensions; of a range, such as 5..9, samples have both ends and sizes between.",
+            read=ranged_shape,
             need_name=True,
         ),
     ] = field(default_factory=dict)

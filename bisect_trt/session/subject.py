@@ -23,6 +23,7 @@ from bisect_trt.onnxlib.shapes import (
     input_infos,
     input_sizes,
     resized,
+    sizes_at,
     take_input_shapes,
     to_info,
 )
@@ -43,6 +44,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import Values, common_shapes, sha256_of
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import Sample, loaded_names, make_inputs
+from bisect_trt.tensors.inputs import resized as resized_values
 from bisect_trt.tensors.store import swap_limit
 from bisect_trt.worker.deadline import Deadline
 from bisect_trt.worker.place import Place, Seen
@@ -215,26 +217,75 @@ class Subject:
         }
         self.declared = {name: info.shape for name, info in infos.items() if info.shape is not None}
         samples = None
-        shapes: Mapping[str, Sequence[int | None]] = data.input_shapes
+        free = sizes_at(data.input_shapes, None)
+        given: Mapping[str, Sequence[int | None]] = {}
         if data.given:
             samples = make_inputs(
-                resized(input_infos(self.network), shapes), data, self.settings.most
+                resized(input_infos(self.network), free), data, self.settings.most
             )
-            shapes = common_shapes(samples)
-        sizes = input_sizes(proto, shapes, assume=not data.given)
+            given = common_shapes(samples)
+        smallest, sizes = (
+            input_sizes(
+                proto, {**given, **sizes_at(data.input_shapes, share)}, assume=not data.given
+            )
+            for share in (0, 1)
+        )
+        contradicted = smallest.contradicted | sizes.contradicted
         self.assumed = sizes.assumed
         if not self.settings.stays_free:
             self.say_sizes()
-        if sizes.contradicted:
-            self.network = Network(
-                free_inputs(proto, {name: sizes.shapes[name] for name in sizes.contradicted})
-            )
+        if contradicted:
+            contradicting = {
+                name: [
+                    dim if size is None and isinstance(dim, str) else size
+                    for dim, size in zip(
+                        self.declared[name], free.get(name, sizes.shapes[name]), strict=True
+                    )
+                ]
+                for name in contradicted
+            }
+            self.network = Network(free_inputs(proto, contradicting))
         if samples is None:
-            samples = make_inputs(
-                resized(input_infos(self.network), sizes.shapes), data, self.settings.most
-            )
+            inputs = resized(input_infos(self.network), sizes.shapes)
+            if self.size_ranges and data.iterations is None:
+                data = replace(data, iterations=2)
+            samples = make_inputs(inputs, data, self.settings.most)
+            if self.size_ranges:
+                samples = [
+                    self.in_range(sample, number / max(len(samples) - 1, 1))
+                    for number, sample in enumerate(samples)
+                ]
         self._warn_of_names(samples)
         return samples
+
+    @property
+    def size_ranges(self) -> bool:
+        """Whether ``--input-shapes`` has ranges of sizes."""
+        return any(
+            isinstance(dim, range)
+            for shape in self.settings.data.input_shapes.values()
+            for dim in shape
+        )
+
+    def in_range(self, sample: Sample, share: float) -> Sample:
+        """Return a sample in sizes of the ranges of ``--input-shapes``, its values repeated or cut.
+
+        Args:
+            sample: The sample.
+            share: The place of the sizes in the ranges, from 0, the smallest, to 1, the largest.
+        """
+        shapes = sizes_at(self.settings.data.input_shapes, share)
+        sizes = input_sizes(self.network.proto, shapes, assume=False).shapes
+        return {
+            name: resized_values(
+                value,
+                [
+                    dim if isinstance(dim, int) else size
+                    for dim, size in zip(sizes[name], value.shape, strict=True)
+                ],
+            )
+            for name, value in sample.items()
+        }
 
     def with_sizes(self, labelled: Iterable[tuple[Sample, Any]]) -> Iterator[tuple[Sample, Any]]:
         """Yield further samples with their labels; candidates keep the dimensions free in which these differ."""

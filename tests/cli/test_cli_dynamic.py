@@ -237,3 +237,27 @@ def test_one_engine_has_a_profile_of_all_samples(cli: CommandLine, here: Path) -
     cli(*words, "0.npz", "1.npz").ended(0)
     refused = cli(*words, "2.npz").ended(1)
     assert "Input dimensions with this name" in refused.out + refused.err
+
+
+def test_a_range_of_sizes_is_drawn(cli: CommandLine, here: Path) -> None:
+    """The mask has a dimension of the same name, and the file one size where the second range stands."""
+    ends = "(float[n, 4] x, float[n, 1] keep) => (float[n, 4] y)"
+    model = save_text(here / "m.onnx", ends, "z = Mul(x, keep) y = Exp(z)")
+    words = ("run", model, "--onnxrt", "--save-inputs", "x.npz", "--input-shapes")
+    cli(*words, "x:[5..9,2..4]", "--iterations", "3").ended(0)
+    shapes = [[value.shape for value in np.load(f"x-{n}.npz").values()] for n in (1, 2, 3)]
+    assert shapes == [[(5, 2), (5, 1)], [(7, 3), (7, 1)], [(9, 4), (9, 1)]]
+    cli(*words, "x:[9..5,4]").refused("BT1002", "a range such as 5..9 goes up")
+
+
+def test_fresh_samples_have_sizes_of_the_range(cli: CommandLine, here: Path) -> None:
+    """A sum over the range exceeds fp16, and one over the given sample does not."""
+    ends = "(float[1, n] x) => (float[1, 1] y)"
+    axes = {"k": np.float32(2000), "axes": np.array([1])}
+    save_text(here / "m.onnx", ends, "b = Mul(x, k) s = ReduceSum(b, axes) y = Div(s, k)", axes)
+    np.savez("x.npz", x=np.linspace(0.5, 1, 6, dtype=np.float32)[None])
+    words = ("precision", "m.onnx", "--onnxrt", "--fp16", "--load-inputs", "x.npz", "-o", "p.onnx")
+    options = ("--fresh-samples", "20", "--json", "r.json")
+    assert not cli(*words, *options).ended(0).result["keep_fp32"]
+    result = cli(*words, *options, "--overwrite", "--input-shapes", "x:[1,6..60]").ended(0).result
+    assert "ReduceSum" in [node["op"] for node in result["keep_fp32"]]

@@ -41,6 +41,8 @@ SIZES = st.integers(0, 1 << 60)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 READ: dict[Any, st.SearchStrategy[Any]] = {
     values.shape: st.lists(st.integers(0, 10**6), max_size=4).map(tuple),
+    values.ranged_shape: st.lists(st.integers(0, 10**6), max_size=4).map(tuple)
+    | st.sampled_from(["[1,5..9]", "[0..2,3..3]"]),
     values.value_range: st.tuples(FINITE, FINITE).map(lambda pair: tuple(sorted(pair))),
     values.size: SIZES,
     values.swept_shape: st.sampled_from(["x:[1..64:8,3]", "a:b:[n={1,2..4},2]", "x:[{7}]"]),
