@@ -10,6 +10,8 @@ LOWEST := .venv-lowest
 PYTHON_LOWEST ?= $(shell for p in python3.10 $$HOME/.pyenv/versions/3.10.*/bin/python3.10; do \
 	$$p --version >/dev/null 2>&1 && echo $$p && break; done)
 PYTEST_WORKERS ?= 2
+# PyTorch without CUDA, from an index that has it.
+TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname)),+cpu)
 # Tests that the versions of libraries can change: models, values, runtimes, help and output. `make test-lowest LOWEST_TESTS=tests` runs all.
 LOWEST_TESTS ?= tests/onnxlib tests/tensors tests/targets tests/report tests/test_api.py tests/test_errors.py \
 	$(addprefix tests/cli/test_cli_,$(addsuffix .py,compare diagnose entry files precision reduce))
@@ -33,6 +35,11 @@ $(STAMP): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m compileall -q bisect_trt
 	touch $@ $(VENV)/.demo
 
+$(VENV)/.torch: $(STAMP)
+	$(BIN)/python -m pip install --quiet '$(TORCH)' onnxscript \
+		|| echo "$(TORCH) cannot be installed, so the tests that need PyTorch are skipped"
+	touch $@
+
 demo: $(VENV)/.demo  ## Diagnose a ViT whose fp16 overflows, and see its reproducer fail as promised.
 	rm -rf demo
 	$(BIN)/python examples/vit_overflow/make_model.py -o demo
@@ -43,10 +50,10 @@ demo: $(VENV)/.demo  ## Diagnose a ViT whose fp16 overflows, and see its reprodu
 check: lint  ## Under a minute, for the inner loop: lint, types, and the tests that run no model.
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m 'not slow and not any_version and not browser' $(QUICK)
 
-test: $(STAMP)  ## Every test that needs no GPU, but for what `make test-slow` runs.
+test: $(VENV)/.torch  ## Every test that needs no GPU, but for what `make test-slow` runs.
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m 'not slow'
 
-test-slow: $(STAMP)  ## Corpora and whole stories: the pages followed, real networks, kills; and six times the examples of each property.
+test-slow: $(VENV)/.torch  ## Corpora and whole stories: the pages followed, real networks, kills; and six times the examples of each property.
 	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist load --maxschedchunk 1 -q -m 'slow or hypothesis'
 
 truth: $(STAMP)  ## Known bugs of many releases, planted, and trained networks: is every answer exact? Installs the releases; takes many minutes.

@@ -188,6 +188,7 @@ class RunGroup(TypedDict, total=False):
     timeout: float
     save_inputs: File
     save_outputs: File
+    reference: File
     load_outputs: File | Sequence[File]
 
 

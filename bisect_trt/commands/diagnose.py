@@ -18,6 +18,7 @@ from bisect_trt.steps.diagnosis import (
     folder_of,
     inner_check,
 )
+from bisect_trt.steps.export import judge_export
 from bisect_trt.steps.minimal_case import (
     MOST_FAILURES,
 )
@@ -54,5 +55,9 @@ def run(call: Call) -> Result:
         if compares:
             keep_worst_samples(subject, check, call.result)
         with opened.searching(check, subject) as session:
+            if compares and (eager := call.eager):
+                fault = judge_export(session, eager, check.tolerance)
+                if fault and fault.whose == "export":
+                    return call.result.end()
             diagnosis = Diagnosis(session, check, call[Search], own, folder)
             return diagnosis.run() if compares else diagnose_whole(diagnosis)

@@ -40,8 +40,10 @@ from bisect_trt.report.text import Json
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.call import Call
 from bisect_trt.session.checks import CheckSettings, make_scale, tolerance_options
+from bisect_trt.session.eager import Eager
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
+from bisect_trt.steps.export import judge_export
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
@@ -124,9 +126,13 @@ def run(call: Call) -> Result:
                 "does not apply to --metric, which scores all outputs; drop it.",
             )
             return score(session, target, metric, options.timeout)
-        return _compare_target(
-            session, target, tolerance, options, Table(session.console, session.result, call[Plots])
-        )
+        table = Table(session.console, session.result, call[Plots])
+        eager = call.eager
+        result = _compare_target(session, target, tolerance, options, table, eager)
+        wrong = eager is not None and result.status != "found"
+        if eager and wrong and judge_export(session, eager, tolerance) is None:
+            session.console.answer("The export is right, so the target is wrong: `diagnose` it.")
+        return result
 
 
 def score(
@@ -399,14 +405,18 @@ def _compare_target(
     tolerance: ToleranceOptions,
     options: RunOptions,
     table: Table,
+    eager: Eager | None,
 ) -> Result:
-    """Compare outputs of a target with saved runs, or with the reference if there are none; write the requested files."""
+    """Compare outputs of a target with a module and saved runs, or with the reference; write the requested files."""
     subject, console, models = session.subject, session.console, session.subject.models
     names = choose_outputs(subject.network, options.onnx_outputs, options.onnx_exclude_outputs)
     tolerance.check_names(names)
     if options.save_inputs is not None:
         save_samples(options.save_inputs, subject.samples)
     runs = [run for path in options.load_outputs for run in load_runs(path)]
+    if eager is not None:
+        made = [eager.run(sample, subject.network.outputs) for sample in subject.samples]
+        runs.append(SavedRun(eager.title, made))
     against = ", ".join(run.name for run in runs) or "the reference"
     console.step(f"{target.describe()} against {against}, {len(names)} output(s)")
     typed = marked(subject, names)

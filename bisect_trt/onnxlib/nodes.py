@@ -283,7 +283,7 @@ def _false_constants(model: onnx.ModelProto) -> set[str]:
 PACKAGE = "pkg.torch.onnx."
 """The prefix of the keys of PyTorch's exporter."""
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+)', re.MULTILINE)
-_INSIDE = re.compile(
+INSIDE_TORCH = re.compile(
     r"(?:site|dist)-packages[\\/](?:torch|onnxscript)[\\/]|[\\/]torch[\\/](?:nn|onnx|jit|export|_\w+)[\\/]"
 )
 """Frames of PyTorch's own layers, which are skipped."""
@@ -391,5 +391,5 @@ def _innermost(trace: str) -> str | None:
     """Return the model's line of a stack trace with its innermost frame last."""
     frames = [f"{match['file']}:{match['line']}" for match in _FRAME.finditer(trace)][::-1]
     return next(
-        (frame for frame in frames if not _INSIDE.search(frame)), frames[0] if frames else None
+        (frame for frame in frames if not INSIDE_TORCH.search(frame)), frames[0] if frames else None
     )

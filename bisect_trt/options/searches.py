@@ -475,6 +475,13 @@ class RunOptions:
         Path | None,
         option(help="Write the target's outputs: .npz, or Polygraphy's .json.", writes=True),
     ] = None
+    reference: Annotated[
+        str | None,
+        option(
+            metavar="FILE[:NAME]",
+            help="Compare with the PyTorch module that NAME of a Python file is or returns (default: make): is the export right?",
+        ),
+    ] = None
     load_outputs: Annotated[
         list[Path],
         option(

@@ -210,7 +210,7 @@ class LayerwiseAnswer(_Judged, frozen=True, kw_only=True):
     latency: Latency | None = None
 
 
-class CompareAnswer(Answer, frozen=True, kw_only=True):
+class CompareAnswer(_Judged, frozen=True, kw_only=True):
     """The answer of ``run``."""
 
     comparisons: tuple[Comparison, ...] = ()

@@ -15,7 +15,9 @@ from bisect_trt.tensors.comparison import TensorComparison, ValueRange
 
 Status = Literal["found", "not_reproduced", "inconclusive", "interrupted", "error"]
 Minimality = Literal["1-minimal", "unproven"]
-Whose = Literal["target", "reference", "precision", "rounding", "tie", "random", "unknown"]
+Whose = Literal[
+    "target", "reference", "export", "precision", "rounding", "tie", "random", "unknown"
+]
 
 
 class _Part(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -52,7 +54,7 @@ class WrongSide(msgspec.Struct, frozen=True, omit_defaults=True):
     """The side that is wrong.
 
     Attributes:
-        whose: The target, the reference or the low precision; ``rounding`` where fp32 itself is
+        whose: The target, the reference, the export from PyTorch or the low precision; ``rounding`` where fp32 itself is
             that far off; ``tie`` where a decision is so close that both results are right;
             ``random`` where a node draws random numbers; ``unknown`` where that cannot be decided.
         sentence: The reason, with the figures.
@@ -66,6 +68,7 @@ class WrongSide(msgspec.Struct, frozen=True, omit_defaults=True):
         reference_error: The same of the reference.
         rounding_error: The same of rounding alone.
         times_worse: How many times worse the target is than rounding, or than the reference.
+        source: ``file:line`` of the first line of the PyTorch module with values that the export lacks.
     """
 
     whose: Whose
@@ -80,6 +83,7 @@ class WrongSide(msgspec.Struct, frozen=True, omit_defaults=True):
     reference_error: float | None = None
     rounding_error: float | None = None
     times_worse: float | None = None
+    source: str | None = None
 
 
 class Inside(_Part, frozen=True):

@@ -16,6 +16,7 @@ from typing import Any
 from bisect_trt.errors import ConflictError, InputValuesError, MissingOptionError
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
+from bisect_trt.options.searches import RunOptions
 from bisect_trt.options.shared import CheckOptions, Data, Places, Search
 from bisect_trt.options.spec import Group, Params, changed, written
 from bisect_trt.plugins import conflicting_builds
@@ -25,6 +26,7 @@ from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
 from bisect_trt.session.binding import Binding, bind_function
 from bisect_trt.session.checks import CheckSettings, make_prober, open_ledger, tolerance_options
+from bisect_trt.session.eager import KIND, Eager
 from bisect_trt.session.oracle import Oracle
 from bisect_trt.session.paths import Paths, check_files, read_outputs
 from bisect_trt.session.places import open_places, require_fit
@@ -97,6 +99,18 @@ class Call:
                 f"{first} and {second} both decide whether a candidate fails; drop one."
             )
         return next(iter(oracles), None)
+
+    @property
+    def eager(self) -> Eager | None:
+        """The PyTorch module that is the reference, if one is given.
+
+        Raises:
+            UsageError: ``--reference`` names none.
+        """
+        script = self[RunOptions].reference
+        if script is not None:
+            return Eager.load(script)
+        return None if self.source is None else self.source.eager
 
     def may_write(self, *paths: Path, overwrite: bool) -> None:
         """Check that files of the answer can be written; see :meth:`Paths.may_write`."""
@@ -231,6 +245,8 @@ class Call:
             )
         if data.data_loader_script is not None:
             files.append(split_script(data.data_loader_script, "", "data-loader")[0])
+        if (script := self[RunOptions].reference) is not None:
+            files.append(split_script(script, "make", KIND)[0])
         if compare.compare_func_script is not None:
             files.append(check_script(compare.compare_func_script))
         if metric.metric is not None:

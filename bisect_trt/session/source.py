@@ -7,13 +7,13 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from bisect_trt.errors import (
     InputValuesError,
@@ -21,9 +21,9 @@ from bisect_trt.errors import (
     UnsuitableModelError,
     ValueRefusedError,
 )
+from bisect_trt.session.eager import Eager, evaluating, tensors_of, to_array
 from bisect_trt.session.subject import ModelSettings
 from bisect_trt.tensors.files import Values, load_runs, save_npz
-from bisect_trt.tensors.info import dtype_from_name
 
 MODEL_FILE = Path("model.onnx")
 """The name of a model in memory, in the run's folder."""
@@ -66,6 +66,17 @@ class Source:
         """The model's path; ``model.onnx`` for a model in memory."""
         return Path(self.model) if isinstance(self.model, str | os.PathLike) else MODEL_FILE
 
+    @property
+    def eager(self) -> Eager | None:
+        """The module that is exported, to run it; ``None`` for a model that is no module."""
+        if not _is_torch(self.model):
+            return None
+        torch: Any = sys.modules["torch"]
+        model: Any = self.model
+        module = model if isinstance(model, torch.nn.Module) else model.module()
+        example = _samples(torch, model, self.inputs)[0]
+        return Eager(module, type(model).__name__, example)
+
     def place(
         self, settings: ModelSettings, folder: Path
     ) -> tuple[ModelSettings, dict[str, Any] | None]:
@@ -85,7 +96,7 @@ class Source:
             inputs = export(self.model, inputs, settings.path)
             exported = {
                 "by": "dynamo",
-                "torch": sys.modules["torch"].__version__,
+                "torch": str(sys.modules["torch"].__version__),  # a class of its own
                 "model": str(settings.path),
             }
         elif not isinstance(self.model, str | os.PathLike):
@@ -141,21 +152,14 @@ def export(model: Any, inputs: Any, path: Path) -> list[Values]:  # noqa: ANN401
         UsageError: There are no inputs, or they do not fit.
     """
     torch: Any = sys.modules["torch"]
-    if isinstance(inputs, str | os.PathLike):
-        inputs = [dict(sample) for run in load_runs(Path(inputs)) for sample in run.samples]
-    several = inputs if isinstance(inputs, list) else [] if inputs is None else [inputs]
-    samples = [_arguments(torch, model, each) for each in several]
-    if not samples:
-        raise InputValuesError(
-            "inputs: a torch.nn.Module is exported by running it; give at least one sample of its inputs."
-        )
-    is_module = isinstance(model, torch.nn.Module)
-    modes = [(each, each.training) for each in model.modules()] if is_module else []
-    given = {"args": samples[0][0], "kwargs": samples[0][1] or None} if is_module else {}
+    samples = _samples(torch, model, inputs)
+    given: dict[str, Any] = {}
+    mode: AbstractContextManager[None] = nullcontext()
+    if isinstance(model, torch.nn.Module):
+        given = {"args": samples[0][0], "kwargs": samples[0][1] or None}
+        mode = evaluating(model)
     try:
-        for each, _ in modes:
-            each.training = False
-        with warnings.catch_warnings(), torch.no_grad():
+        with mode, warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             torch.onnx.export(model, **given, dynamo=True, verbose=False).save(str(path))
     except Exception as error:  # the user's model may raise anything
@@ -163,13 +167,26 @@ def export(model: Any, inputs: Any, path: Path) -> list[Values]:  # noqa: ANN401
             f"{type(model).__name__} cannot be exported by torch.onnx.export(dynamo=True) of PyTorch {torch.__version__}: "
             f"{error!s:.300}. Export it to ONNX yourself, and give the file."
         ) from error
-    finally:
-        for each, mode in modes:
-            each.training = mode
     graph = onnx.load(str(path), load_external_data=False).graph
     weights = {tensor.name for tensor in graph.initializer}
     names = [value.name for value in graph.input if value.name not in weights]
-    return [_fed(torch, sample, names) for sample in samples]
+    return [_fed(sample, names) for sample in samples]
+
+
+def _samples(torch: Any, model: Any, inputs: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:  # noqa: ANN401 - as above
+    """Return each sample as the arguments of ``forward``.
+
+    Raises:
+        UsageError: There is none, or it does not fit.
+    """
+    if isinstance(inputs, str | os.PathLike):
+        inputs = [dict(sample) for run in load_runs(Path(inputs)) for sample in run.samples]
+    several = inputs if isinstance(inputs, list) else [] if inputs is None else [inputs]
+    if not several:
+        raise InputValuesError(
+            "inputs: a torch.nn.Module is exported by running it; give at least one sample of its inputs."
+        )
+    return [_arguments(torch, model, each) for each in several]
 
 
 def _arguments(torch: Any, model: Any, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:  # noqa: ANN401 - as above
@@ -197,25 +214,16 @@ def _arguments(torch: Any, model: Any, given: Any) -> tuple[tuple[Any, ...], dic
     return bound.args, bound.kwargs
 
 
-def _fed(torch: Any, sample: object, names: Sequence[str]) -> Values:  # noqa: ANN401 - as above
+def _fed(sample: object, names: Sequence[str]) -> Values:
     """Return the tensors among the arguments by the names of the model's inputs, which have the same order.
 
     Raises:
         UnavailableError: The model has another number of inputs.
     """
-    tensors = [
-        each for each in torch.utils._pytree.tree_leaves(sample) if isinstance(each, torch.Tensor)
-    ]
+    tensors = tensors_of(sample)
     if len(names) != len(tensors):
         raise ModelFileError(
             f"the exported model has the inputs {', '.join(names)}, but {len(tensors)} tensors are given; export it to ONNX "
             "yourself, and give the file."
         )
-    return {name: _array(torch, tensor) for name, tensor in zip(names, tensors, strict=True)}
-
-
-def _array(torch: Any, tensor: Any) -> NDArray[Any]:  # noqa: ANN401 - as above
-    plain = tensor.detach().cpu().contiguous()
-    if plain.dtype is torch.bfloat16:  # NumPy has none
-        return np.asarray(plain.view(torch.int16).numpy()).view(dtype_from_name("bfloat16"))
-    return np.asarray(plain.numpy())
+    return {name: to_array(tensor) for name, tensor in zip(names, tensors, strict=True)}

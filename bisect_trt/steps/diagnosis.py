@@ -172,7 +172,8 @@ class Diagnosis:
 
     def advised(self, error: DoesNotReproduce) -> DoesNotReproduce:
         """Return the error with what to try next, one a line."""
-        subject = self.session.subject
+        session = self.session
+        subject = session.subject
         check = self.check
         data = subject.settings.data
         target = check.target
@@ -205,6 +206,8 @@ class Diagnosis:
             "`bisect-trt sweep`: other sizes of the free dimensions": compares
             and subject.has_free_dimensions,
         }
+        module = f"`{session.command('run', check)} --reference MODULE.py:make`: compares with the PyTorch module itself"
+        steps[module] = compares and subject.network.proto.producer_name == "pytorch"
         return DoesNotReproduce(
             "\n  - ".join([str(error), *(step for step in steps if steps[step])])
         )

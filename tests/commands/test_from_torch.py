@@ -136,7 +136,30 @@ def test_an_exported_program(here: Path) -> None:
     module = result.culprits[0].module
     assert module is not None
     assert module.path == "blocks.1.norm"
-    assert (
-        f"{Path(__file__).name}:{line_of('x.pow(2).mean')}"
-        in (Path(result.artifacts["reproducer"] or "") / "NOTES.md").read_text()
-    )
+    assert module.source == f"{__file__}:{line_of('x.pow(2).mean')}"
+
+
+@needs_torch
+def test_an_export_that_computes_something_else(here: Path) -> None:
+    import torch
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            h = self.fc(x)
+            if not torch.compiler.is_exporting():
+                h = torch.tanh(h)
+            return h.softmax(-1)
+
+    result = bisect_trt.diagnose(Net(), torch.ones(2, 8), target="onnxrt", fp16=True)
+    assert result.status == "found"
+    assert result.fault is not None
+    assert result.fault.whose == "export"
+    assert result.fault.source == f"{__file__}:{line_of('h = torch.tanh(h)')}"
+    (culprit,) = result.culprits
+    assert culprit.op == "Softmax"
+    assert culprit.module is not None
+    assert culprit.module.source == f"{__file__}:{line_of('return h.softmax')}"

@@ -1,0 +1,210 @@
+"""A PyTorch module as the reference of its own export."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bisect_trt.errors import InputValuesError, ScriptError
+from bisect_trt.onnxlib.nodes import INSIDE_TORCH
+from bisect_trt.tensors.files import Values
+from bisect_trt.tensors.info import dtype_from_name, is_extension
+from bisect_trt.tensors.inputs import script_attribute, split_script, user_code
+
+KIND = "reference"
+"""The kind of script, in messages."""
+
+
+class Operation(NamedTuple):
+    """An operation of a module that depends on the module's inputs.
+
+    Attributes:
+        line: ``file:line`` of the model's code, where known.
+        reads: The numbers of the operations that computed its arguments.
+        same: The tensors of the exported model that have the values of one of its results.
+    """
+
+    line: str | None
+    reads: Collection[int]
+    same: Collection[str]
+
+
+@dataclass(frozen=True)
+class Eager:
+    """A module that PyTorch runs, in evaluation mode.
+
+    Attributes:
+        module: The module.
+        title: The module in messages.
+        example: Arguments of ``forward``; their tensors are replaced by the inputs of the exported
+            model in order; without it these are given by name, or in order where a name is no
+            parameter.
+    """
+
+    module: Any
+    title: str
+    example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    @classmethod
+    def load(cls, script: str) -> Eager:
+        """Return the module that ``FILE:NAME`` is or returns; the name is ``make`` if missing.
+
+        Raises:
+            UsageError: There is none.
+        """
+        path, name = split_script(script, "make", KIND)
+        with user_code(path, KIND):
+            import torch  # noqa: PLC0415 - PyTorch may be missing
+
+            made = script_attribute(path, name, KIND)
+            made = made if isinstance(made, torch.nn.Module) else made()
+            if not isinstance(made, torch.nn.Module):
+                raise ScriptError(f"{path}: '{name}' neither is nor returns a torch.nn.Module")
+        return cls(made, f"{path.name}:{name}")
+
+    def run(self, sample: Values, names: Sequence[str]) -> Values:
+        """Return the outputs by the names that they have in the exported model.
+
+        Args:
+            sample: The inputs of the exported model.
+            names: Its outputs, in order.
+
+        Raises:
+            UsageError: The module fails, or has another number of outputs.
+        """
+        made = self._call(self._bind(sample), nullcontext())
+        if len(made) != len(names):
+            raise InputValuesError(
+                f"{self.title} returns {len(made)} tensors, and the exported model {len(names)}."
+            )
+        return {name: to_array(tensor) for name, tensor in zip(names, made, strict=True)}
+
+    def trace(
+        self, sample: Values, find: Callable[[NDArray[Any]], Collection[str]]
+    ) -> tuple[list[Operation], list[int]]:
+        """Return the operations that the module runs, and for each output the number of the one that computes it.
+
+        Args:
+            sample: The inputs of the exported model, by name.
+            find: Returns the tensors of the exported model that have some values.
+        """
+        torch: Any = sys.modules["torch"]
+        operations = [Operation(None, (), sample.keys())]
+        makers: dict[int, int] = {}  # by storage; a view is made by what made its base
+
+        class Recorder(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
+            def __torch_dispatch__(
+                self,
+                func: Any,  # noqa: ANN401 - PyTorch may be missing
+                _types: object,
+                args: tuple[object, ...] = (),
+                kwargs: Mapping[str, object] | None = None,
+            ) -> object:
+                read = [*map(_storage, tensors_of((args, kwargs)))]
+                reads = {makers[each] for each in read if each in makers}
+                result = func(*args, **(kwargs or {}))
+                in_place = func._schema.is_mutable
+                made = [
+                    _whole(each) if in_place else each
+                    for each in tensors_of(result)
+                    if in_place or _storage(each) not in read
+                ]
+                for each in made:
+                    makers.pop(_storage(each), None)
+                if made and reads:
+                    makers.update(dict.fromkeys(map(_storage, made), len(operations)))
+                    same = set[str]().union(*(find(to_array(each)) for each in made))
+                    operations.append(Operation(_line(), reads, same))
+                return result
+
+        arguments = self._bind(sample)
+        makers |= dict.fromkeys(map(_storage, tensors_of(arguments)), 0)
+        outputs = self._call(arguments, Recorder())
+        return operations, [makers.get(_storage(each), 0) for each in outputs]
+
+    def _bind(self, sample: Values) -> tuple[Any, Any]:
+        """Return the inputs of the exported model as arguments of the module."""
+        torch: Any = sys.modules["torch"]
+        tensors = {
+            name: torch.tensor(value.astype(np.float32) if is_extension(value.dtype) else value)
+            for name, value in sample.items()
+        }
+        if self.example is None:
+            by_name = tensors.keys() <= inspect.signature(self.module.forward).parameters.keys()
+            return ((), tensors) if by_name else (tuple(tensors.values()), {})
+        left = iter(tensors.values())
+        bound: tuple[Any, Any] = torch.utils._pytree.tree_map_only(
+            torch.Tensor, lambda one: next(left).to(one), self.example
+        )
+        return bound
+
+    def _call(self, arguments: tuple[Any, Any], watch: AbstractContextManager[object]) -> list[Any]:
+        """Return the tensors that the module returns.
+
+        Raises:
+            UsageError: It raises something.
+        """
+        torch: Any = sys.modules["torch"]
+        try:
+            with evaluating(self.module), torch.no_grad(), watch:
+                return tensors_of(self.module(*arguments[0], **arguments[1]))
+        except Exception as error:  # the user's module may raise anything
+            raise ScriptError(
+                f"{self.title} raised {type(error).__name__}: {error!s:.300}"
+            ) from error
+
+
+@contextmanager
+def evaluating(module: Any) -> Iterator[None]:  # noqa: ANN401 - a module without types
+    """Put a module into evaluation mode, and restore the mode of each part."""
+    modes = [(each, each.training) for each in module.modules()]
+    try:
+        for each, _ in modes:
+            each.training = False
+        yield
+    finally:
+        for each, mode in modes:
+            each.training = mode
+
+
+def tensors_of(values: object) -> list[Any]:
+    """Return the tensors in nested arguments or results, in order."""
+    torch: Any = sys.modules["torch"]
+    leaves = torch.utils._pytree.tree_leaves(values)
+    return [each for each in leaves if isinstance(each, torch.Tensor)]
+
+
+def to_array(tensor: Any) -> NDArray[Any]:  # noqa: ANN401 - as above
+    """Return the values of a tensor."""
+    torch: Any = sys.modules["torch"]
+    plain = tensor.detach().cpu().contiguous()
+    if plain.dtype is torch.bfloat16:  # NumPy has none
+        return np.asarray(plain.view(torch.int16).numpy()).view(dtype_from_name("bfloat16"))
+    return np.asarray(plain.numpy())
+
+
+def _storage(tensor: Any) -> int:  # noqa: ANN401 - as above
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def _whole(tensor: Any) -> Any:  # noqa: ANN401 - as above
+    """Return all elements of the tensor that another is a view of."""
+    return tensor.as_strided([tensor.untyped_storage().nbytes() // tensor.itemsize], [1], 0)
+
+
+def _line() -> str | None:
+    """Return the model's line that runs: the innermost frame outside of PyTorch."""
+    frame = sys._getframe(2)
+    # Generated code has no file: "<eval_with_key>.0".
+    while frame.f_back and re.match(rf"<|.*(?:{INSIDE_TORCH.pattern})", frame.f_code.co_filename):
+        frame = frame.f_back
+    file = frame.f_code.co_filename
+    return None if file == __file__ else f"{file}:{frame.f_lineno}"

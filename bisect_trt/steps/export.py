@@ -1,0 +1,151 @@
+"""Decides whether a model computes what the PyTorch module that it was exported from computes.
+
+The tensors of the exported model and what the operations of the module compute are matched by
+their values, so this works with every exporter, whatever it renames, fuses or folds.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+import numpy as np
+
+from bisect_trt.onnxlib.nodes import in_module
+from bisect_trt.probe.candidate import Candidate
+from bisect_trt.report.parts import Whose
+from bisect_trt.report.text import named
+from bisect_trt.session.checks import CheckSettings
+from bisect_trt.session.eager import Eager
+from bisect_trt.session.session import Session
+from bisect_trt.steps.arbitration import Fault, exact_tolerance
+from bisect_trt.steps.rounding import rounding_alone
+from bisect_trt.steps.second_opinion import Disagreement, Vote, ask_evaluator
+from bisect_trt.targets.settings import reference_settings
+from bisect_trt.tensors.compare import compare_all, compare_tensor
+from bisect_trt.tensors.files import Values
+from bisect_trt.tensors.info import Array
+from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
+
+_PLACES = 8
+"""Elements that are compared before whole tensors are."""
+_ROUGH = 0.1
+"""The largest difference of these that may match, relative to the largest element."""
+
+
+def judge_export(session: Session, eager: Eager, tolerance: ToleranceOptions) -> Fault | None:
+    """Compare the exported model on the reference with the module, and decide which is wrong.
+
+    The fault goes into the result, the first wrong node among its culprits; both are printed.
+
+    Returns:
+        ``None`` where they match.
+    """
+    subject = session.subject
+    names = subject.network.outputs
+    session.console.step(f"Does the exported model compute what {eager.title} computes?")
+    for number, sample in enumerate(subject.samples, 1):
+        case = replace(subject.original, sample=number)
+        right = eager.run(sample, names)
+        precision = exact_tolerance(tolerance, right).precision
+        exact = replace(tolerance, precision=precision, nonfinite_equal=True)
+        wrong = [
+            each
+            for each in compare_all(right, subject.values(case, names), exact)
+            if not each.passed
+        ]
+        if wrong:
+            break
+    else:
+        return None
+    reference = reference_settings()
+    runtime = reference.target.title
+    check = CheckSettings(target=reference, tolerance=exact)
+    alone = rounding_alone(subject, check, wrong)
+    opinion = ask_evaluator(subject, exact)
+    whose: Whose = "unknown"
+    sentence = f"The export or {runtime} is wrong: ONNX's reference evaluator has no vote."
+    if alone is not None:
+        whose = "rounding"
+        sentence = f"Neither the export nor {runtime} is wrong. {alone.sentence}"
+    elif opinion is Vote.AGREES:
+        whose = "export"
+        sentence = f"The export is wrong: ONNX's reference evaluator agrees with {runtime}."
+    elif isinstance(opinion, Disagreement):
+        whose = "reference"
+        sentence = opinion.sentence
+    line = None
+    if alone is None:
+        line, where = _locate(session, eager, case, [each.name for each in wrong], precision)
+        sentence += where
+    sentence += f" Sample {number}, '{wrong[0].name}' of {eager.title}: {wrong[0].describe()}."
+    fault = Fault(whose, sentence, {"source": line})
+    session.result.fault = fault.to_part()
+    session.console.answer(sentence)
+    return fault
+
+
+def _locate(
+    session: Session, eager: Eager, case: Candidate, wrong: Collection[str], precision: Precision
+) -> tuple[str | None, str]:
+    """Find the first line of the module with values that the exported model lacks, and its first wrong node.
+
+    Args:
+        session: The model, and the result, which the node is added to.
+        eager: The module.
+        case: The model with the number of a sample.
+        wrong: The outputs that differ.
+        precision: The precision of the module.
+
+    Returns:
+        The line, where known, and both in sentences.
+    """
+    subject = session.subject
+    network = subject.network
+    values = subject.values(case, [*network.inputs, *network.computed])
+    operations, makers = eager.trace(subject.samples[case.sample - 1], _finder(values, precision))
+    bad = {maker for name, maker in zip(network.outputs, makers, strict=True) if name in wrong}
+    right = set[str]()
+    for index, operation in reversed([*enumerate(operations)]):
+        right |= {*operation.same}
+        if index in bad:
+            bad |= {each for each in operation.reads if not operations[each].same}
+    first = operations[min(bad)]
+    sentence = ""
+    if first.line is not None:
+        file, _, at = first.line.rpartition(":")
+        sentence = f" First line with values that it lacks: {first.line}: {linecache.getline(file, int(at)).strip()}."
+    nodes = network.leading_to(
+        {network.producer[name] for name in wrong if name in network.producer},
+        lambda name: name not in right and not network.is_weight(name),
+    )
+    if nodes:
+        node = network.plain(min(nodes, key=network.rank.__getitem__))
+        session.result.culprits = [node]
+        sentence += f" First wrong tensor: '{node.outputs[0]}' of {named(node)}{in_module(node)}."
+    return first.line, sentence
+
+
+def _finder(tensors: Values, precision: Precision) -> Callable[[Array], frozenset[str]]:
+    """Return a function from values to the names of the tensors that have them, in any shape."""
+    sizes: dict[int, list[str]] = {}
+    for name, value in tensors.items():
+        sizes.setdefault(value.size, []).append(name)
+    exact = ToleranceOptions(precision=precision)
+
+    def find(value: Array) -> frozenset[str]:
+        few = slice(None, None, max(value.size // _PLACES, 1))
+        limit = _ROUGH * np.max(np.abs(value), initial=0)
+        alike = (
+            (name, tensors[name])
+            for name in sizes.get(value.size, ())
+            if np.allclose(value.reshape(-1)[few], tensors[name].reshape(-1)[few], 0, limit, True)
+        )
+        return frozenset(
+            name
+            for name, other in alike
+            if compare_tensor(name, value.reshape(other.shape), other, exact).passed
+        )
+
+    return find

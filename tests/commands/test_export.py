@@ -1,0 +1,167 @@
+"""The PyTorch module that a model was exported from is the reference: is the export wrong, the runtime, or neither?"""
+
+# mypy: disable-error-code="misc"
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import CommandLine
+
+import bisect_trt
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("torch") is None, reason="PyTorch is not installed"
+    ),
+    pytest.mark.any_version,
+]
+BODY = """\
+h = self.emb(x)
+q = h.view(2, 4, 2, 8).transpose(1, 2)
+a = torch.softmax(q @ q.transpose(-1, -2), -1)
+h = h + (a @ q).transpose(1, 2).reshape(2, 4, 16)
+m = (h.mean(-1, keepdim=True) > 0).float()
+n = self.norm(h) * m
+n[:, 0] += 1.0
+g = torch.relu_(self.up(n))
+h = h + self.down(g)
+return self.head(h.max(1).values)
+"""
+
+
+def write_net(path: Path, body: str = BODY) -> Any:
+    """Write a module of this ``forward``, and return it; ``make`` in the file returns it too."""
+    lines = body.replace("\n", "\n        ")
+    text = f"""import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb = torch.nn.Linear(8, 16)
+        self.norm = torch.nn.LayerNorm(16)
+        self.up = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(16, 32))
+        self.down = torch.nn.Linear(32, 16)
+        self.head = torch.nn.Linear(16, 3)
+
+    def forward(self, x):
+        {lines}
+
+def make():
+    torch.manual_seed(0)
+    return Net()
+
+nothing = 3
+empty = dict
+"""
+    path.write_text(text)
+    names: dict[str, Any] = {}
+    exec(compile(text, path, "exec"), names)
+    return names["make"]().eval()
+
+
+def export(net: Any, path: Path) -> Any:
+    """Trace a module with random values, and return them."""
+    import torch
+
+    torch.manual_seed(1)
+    x = torch.randn(2, 4, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(net, (x,), path, dynamo=False, input_names=["x"], output_names=["y"])
+    return x.numpy()
+
+
+def line_of(path: Path, words: str) -> str:
+    lines = path.read_text().splitlines()
+    return f"{path}:{next(n for n, line in enumerate(lines, 1) if words in line)}"
+
+
+MISTAKES = {
+    "self.emb(x)": "self.emb(x * 0.7)",
+    "q @ q.transpose(-1, -2)": "q @ q.transpose(-1, -2) * 0.7",
+    "(a @ q)": "(a @ q.flip(-1))",
+    "> 0)": "> 0.3)",
+    "self.norm(h) * m": "self.norm(h) + m",
+    "+= 1.0": "+= 2.0",
+    "relu_": "tanh_",
+    "self.down(g)": "self.down(g) * 0.7",
+    "h.max(1)": "h.min(1)",
+}
+"""What is right in the module, and what an export makes of it."""
+
+
+def test_each_wrong_line_is_named(here: Path) -> None:
+    net = here / "net.py"
+    write_net(net)
+    for right, wrong in MISTAKES.items():
+        x = export(write_net(here / "wrong.py", BODY.replace(right, wrong)), here / "model.onnx")
+        answer = bisect_trt.compare(here / "model.onnx", {"x": x}, reference=f"{net}:make")
+        assert answer.fault is not None
+        assert answer.fault.whose == "export", answer.fault
+        assert answer.fault.source == line_of(net, right), answer.fault
+
+
+def test_a_branch_that_tracing_froze(cli: CommandLine, here: Path) -> None:
+    """The command that `does not reproduce` suggests finds it, as do the next lines after a right one."""
+    frozen = "if h.abs().max() > 9:"
+    body = BODY.replace("m = (h", f"{frozen}\n    h = h / 9\nm = (h")
+    net = write_net(here / "net.py", body)
+    x = export(net, here / "model.onnx")
+    words = ["model.onnx", "--onnxrt", "--load-inputs", "x.npz"]
+    np.savez("x.npz", x=x)
+    assert "All 1 match" in cli("run", *words, "--reference", "net.py", "-v").ended(0).out
+    np.savez("x.npz", x=30 * x)
+    ran = cli("diagnose", *words).ended(1)
+    (command,) = re.findall(
+        r"`bisect-trt (run .*) --reference MODULE.py:make`", " ".join(ran.out.split())
+    )
+    ran = cli(*command.split(), "--reference", "net.py:make", "--json", "r.json").ended(1)
+    fault = ran.result["fault"]
+    assert fault["source"] == "net.py:18"
+    assert "First line with values that it lacks: net.py:18: h = h / 9." in " ".join(ran.out.split())
+    (culprit,) = ran.result["culprits"]
+    assert culprit["op"] == "Add"  # what reads h before it normalizes it
+
+
+def test_the_target_is_wrong(cli: CommandLine, here: Path) -> None:
+    x = export(write_net(here / "net.py", "return self.emb(x) * 3e5"), here / "model.onnx")
+    np.savez("x.npz", x=x)
+    words = ["model.onnx", "--onnxrt", "--fp16", "--load-inputs", "x.npz", "--reference", "net.py"]
+    assert "The export is right, so the target is wrong" in cli("run", *words).ended(1).out
+
+
+def test_neither_is_wrong(cli: CommandLine, here: Path) -> None:
+    body = "return torch.sin(self.down(self.up(self.emb(x))) * 1e6)"
+    x = export(write_net(here / "net.py", body), here / "model.onnx")
+    np.savez("x.npz", x=x)
+    words = ["model.onnx", "--onnxrt", "--load-inputs", "x.npz", "--reference", "net.py:make"]
+    fault = cli("run", *words, "--json", "r.json").ended(1).result["fault"]
+    assert fault["whose"] == "rounding", fault
+
+
+@pytest.mark.parametrize(
+    ("reference", "message", "code"),
+    [
+        ("missing.py", "does not exist", "BT1008"),
+        ("net.py:nothing", "not callable", "BT1008"),
+        ("net.py:empty", "neither is nor returns a torch.nn.Module", "BT1008"),
+        ("two.py", "returns 2 tensors, and the exported model 1", "BT1007"),
+        ("bad.py", "bad.py:make raised AttributeError", "BT1008"),
+    ],
+)
+def test_a_reference_that_is_no_module(
+    cli: CommandLine, here: Path, reference: str, message: str, code: str
+) -> None:
+    write_net(here / "bad.py", "return x.no_such_method()")
+    write_net(here / "two.py", "return x, x")
+    export(write_net(here / "net.py", "return self.emb(x)"), here / "model.onnx")
+    ran = cli("run", "model.onnx", "--onnxrt", "--reference", reference)
+    assert message in ran.error
+    assert ran.code == code
