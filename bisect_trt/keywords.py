@@ -65,6 +65,7 @@ class TargetGroup(TypedDict, total=False):
     builder_set: str | Sequence[str] | Mapping[str, object]
     avoid_tactic: str | Sequence[str] | Mapping[str, object]
     pin_tactic: str | Sequence[str] | Mapping[str, object]
+    compiler_option: str | Sequence[str] | Mapping[str, object]
     load_timing_cache: File
     save_timing_cache: File
     load_engine: File
@@ -202,6 +203,7 @@ class PlotsGroup(TypedDict, total=False):
 class CauseGroup(TypedDict, total=False):
     """Options of one group."""
 
+    compiler_switch: str | Sequence[str] | Mapping[str, object]
     no_other_release: bool
 
 

@@ -19,6 +19,11 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
 _SHAPE = "a shape such as [1,3,224,224] or 1x3x224x224, of whole numbers from 0 up"
 _SWEPT = "NAME:[D,...], each D a size, a range 1..64 or 1..64:8, or a list {1,2,7}, with or without a name (n=1..64)"
 _MOST_SIZES = 1_000_000
+_HARMFUL = re.compile(
+    r"(?:^|[:_.=-])(?:dump|print|log|trac|debug|verb|prof|host|remote|server|port|sock|url|connect|file|path|dir|save|exit"
+    r"|abort|assert|crash)(?:s|ed|e|er|ing|ging|ger|bose|ile|iler)?(?=$|[:_.=-])"
+)
+"""Words of options that write, connect, or end the process."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,25 @@ def pair(value: Any) -> tuple[str, str]:  # noqa: ANN401 - whatever was given
 def assignment(value: Any) -> tuple[str, str]:  # noqa: ANN401 - whatever was given
     """``NAME=VALUE``, split at the first equals sign, or such a pair; Python's values become the words for them."""
     return _pair(value, "=")
+
+
+def harmful(option: str) -> bool:
+    """Return whether an option of a compiler writes, connects, or ends the process, by the words of its name and value."""
+    return _HARMFUL.search(option.lower()) is not None
+
+
+def compiler_option(value: Any) -> str:  # noqa: ANN401 - whatever was given
+    """``NAME=VALUE``, one option of the compiler, with or without its dash.
+
+    Raises:
+        ValueError: It is not that, or it writes, connects, or ends the process.
+    """
+    option = str(value).removeprefix("-")
+    if not re.fullmatch(r"[^\s=-][^\s=]*=\S+", option):
+        raise ValueError("NAME=VALUE, such as peep:fc_h_fusion=off")
+    if harmful(option):
+        raise ValueError("one that neither writes, connects, nor ends the process")
+    return option
 
 
 def _pair(value: Any, between: str) -> tuple[str, str]:  # noqa: ANN401 - whatever was given

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from bisect_trt.errors import ConflictError
 from bisect_trt.options.compare import BASELINE
-from bisect_trt.options.reading import Sizes, swept_shape
+from bisect_trt.options.reading import Sizes, compiler_option, swept_shape
 from bisect_trt.options.shared import FindAll, Model, NoOtherRelease, Overwrite, time_out, to_file
 from bisect_trt.options.spec import MOST, argument, counted, option, switch
 from bisect_trt.search.oracle import Mode
@@ -74,6 +74,14 @@ class Cause:
     """
 
     model: Model
+    compiler_switch: Annotated[
+        tuple[str, ...],
+        option(
+            metavar="NAME=VALUES",
+            help="Search only these options of TensorRT's compiler: values A|B, or a counter LOW..HIGH.",
+            read=compiler_option,
+        ),
+    ] = ()
     no_other_release: NoOtherRelease = False
 
 

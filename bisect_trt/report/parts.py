@@ -175,6 +175,33 @@ class Amplified(_Part, frozen=True):
     sentence: str
 
 
+class EngineLayer(_Part, frozen=True):
+    """A layer that a compiler made of some nodes."""
+
+    kind: str
+    nodes: tuple[str, ...]
+
+
+class LayersChanged(_Part, frozen=True):
+    """The layers that only the failing engine has, and those that only the passing one has.
+
+    Attributes:
+        fusion: The number of the fusion that the compiler's counter counts, if it was searched.
+    """
+
+    fusion: int | None
+    failing: tuple[EngineLayer, ...]
+    passing: tuple[EngineLayer, ...]
+
+
+class SetElsewhere(_Part, frozen=True):
+    """A setting as it is set without bisect-trt: its name in the runtime or the environment, and its value."""
+
+    name: str
+    value: str
+    documented: bool
+
+
 class Switches(_Part, frozen=True):
     """Switches of the target that together are enough for the model to pass."""
 
@@ -184,6 +211,8 @@ class Switches(_Part, frozen=True):
     case: bool | None
     seen: str
     options: tuple[str, ...]
+    layers: LayersChanged | None = None
+    elsewhere: SetElsewhere | None = None
 
 
 class CauseDetail(_Part, frozen=True):

@@ -8,8 +8,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from bisect_trt.errors import first_few
 from bisect_trt.onnxlib.nodes import Node, in_module
-from bisect_trt.report.parts import CauseDetail, Inside, Origin, Switches, Unit
+from bisect_trt.report.parts import CauseDetail, EngineLayer, Inside, Origin, Switches, Unit
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import named, plural, seconds
 from bisect_trt.search.oracle import Verdict
@@ -264,14 +265,34 @@ def _cause(result: Result) -> Iterator[Row]:
         )
         if entry.whole:
             yield "", _sentence(entry.seen)
-        if doubt := doubted_case(entry):
-            yield "", doubt
+        yield from (("", said) for said in (*said_of_compiler(entry), doubted_case(entry)) if said)
     if not detail.alternatives:
         why = (
             "; ".join(detail.doubted)
             or f"the failure stays with each of the {tried_of(detail)} changed"
         )
         yield "Cause", f"not found in {detail.target}: {why}"
+
+
+_MOST_LAYERS = 8
+"""The largest number of layers of an engine in a sentence."""
+
+
+def said_of_compiler(entry: Switches) -> Iterator[str]:
+    """Yield what an answer changes in the engine, and how it is set without bisect-trt."""
+    if (changed := entry.layers) is not None:
+        if changed.fusion is not None:
+            yield f"It stops before fusion {changed.fusion}."
+        yield f"Layers of the failing engine alone: {_layers(changed.failing)}."
+        yield f"Layers of the passing engine alone: {_layers(changed.passing)}."
+    if (way := entry.elsewhere) is not None:
+        doubt = "" if way.documented else " This is undocumented, and may go with a release."
+        yield f"Without bisect-trt: {way.name}='{way.value}'.{doubt}"
+
+
+def _layers(layers: Sequence[EngineLayer]) -> str:
+    words = [f"{' + '.join(layer.nodes)} ({layer.kind})" for layer in layers]
+    return first_few(words, _MOST_LAYERS) if words else "none"
 
 
 def doubted_case(entry: Switches) -> str:

@@ -7,17 +7,19 @@ pass.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from msgspec import structs
 
-from bisect_trt.errors import BisectError, ConflictError, UnsuitableModelError
+from bisect_trt.errors import BisectError, ConflictError, UnsuitableModelError, UsageError
 from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import reconfirm
-from bisect_trt.report.parts import CauseDetail, Switches
-from bisect_trt.report.summary import doubted_case, tried_of
+from bisect_trt.report.parts import CauseDetail, LayersChanged, SetElsewhere, Switches
+from bisect_trt.report.summary import doubted_case, said_of_compiler, tried_of
 from bisect_trt.search.keep import Alternatives, find_alternatives
 from bisect_trt.search.oracle import (
     Ask,
@@ -31,10 +33,12 @@ from bisect_trt.search.oracle import (
 )
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Session
+from bisect_trt.steps.compiler_passes import Engines
 from bisect_trt.steps.minimal_case import named_nodes
 from bisect_trt.targets.settings import Looked, Switch, TargetSettings, Tier
 from bisect_trt.worker.deadline import BudgetSpent
-from bisect_trt.worker.protocol import Failed, Trace
+from bisect_trt.worker.pool import WorkerPool
+from bisect_trt.worker.protocol import About, Failed, Trace
 
 _MOST_COSTLY = 8
 """The largest number of builds in a diagnosis."""
@@ -48,6 +52,8 @@ class Panel:
     switches: Sequence[Switch]
     base: Candidate
     target: TargetSettings
+    trace: Mapping[str, Any] = field(default_factory=dict)
+    place_words: Sequence[str] = ()
 
     def of(self, tier: Tier) -> list[int]:
         """Return the units of a tier."""
@@ -83,6 +89,37 @@ class Panel:
         title = f"{self.base.title}, with {some} changed" if names else self.base.title
         return replace(self.base, title=title, target=settings, held=held, keep=keep)
 
+    def entry(
+        self,
+        units: Subset,
+        seen: str,
+        layers: LayersChanged | None = None,
+        *,
+        whole: bool = True,
+        case: bool | None = None,
+    ) -> Switches:
+        """Return some switches as an answer.
+
+        Args:
+            units: The switches.
+            seen: How often it passed with them and failed without, in words.
+            layers: The layers that they change.
+            whole: Whether the whole model passes.
+            case: Whether the minimal case passes; ``None`` if it was not probed.
+        """
+        settings = self.turned(units)
+        elsewhere = settings.target.elsewhere(settings, self.trace)
+        return Switches(
+            switches=tuple(self.names(units)),
+            turned=self.said(units),
+            whole=whole,
+            case=case,
+            seen=seen,
+            options=(*settings.flags(), *self.place_words),
+            layers=layers,
+            elsewhere=elsewhere and SetElsewhere(*elsewhere),
+        )
+
 
 def switchable(check: CheckSettings) -> CheckSettings:
     """Return the check, if it can use changed switches: the built-in one, or a command that receives engines.
@@ -102,8 +139,22 @@ def switchable(check: CheckSettings) -> CheckSettings:
     )
 
 
-def make_panel(session: Session, check: CheckSettings, base: Candidate, *, case: bool) -> Panel:
-    """Return the switches of the check's target for the whole model, or for the minimal ``case`` of a diagnosis.
+def make_panel(
+    session: Session,
+    check: CheckSettings,
+    base: Candidate,
+    *,
+    case: bool,
+    wanted: tuple[str, ...] = (),
+) -> Panel:
+    """Return the switches of the check's target that it takes, for the whole model or for a minimal case.
+
+    Args:
+        session: The model's session.
+        check: Its check.
+        base: The model that is searched.
+        case: Whether that is the minimal case of a diagnosis.
+        wanted: The switches of the compiler that the user asks for; empty for all of any kind.
 
     Raises:
         UsageError: The target has no switches.
@@ -116,10 +167,22 @@ def make_panel(session: Session, check: CheckSettings, base: Candidate, *, case:
     operators = frozenset(node.op_type for node in all_nodes(base.proto))
     trace = None if isinstance(reply, Failed) else reply
     suspects = operators if case else suspected_operators(session)
-    switches = target.target.switches(target, Looked(trace, operators, suspects))
+    switches = target.target.switches(target, Looked(trace, operators, suspects, wanted))
+    if target.target.compiles:  # what one release keeps another drops
+        switches = [each for each in switches if _taken(models.workers, each.turn(target))]
     if not switches:
         raise UnsuitableModelError(f"{target.target.title} has no switches with these settings.")
-    return Panel(switches, replace(base, title="the minimal case") if case else base, target)
+    base = replace(base, title="the minimal case") if case else base
+    return Panel(switches, base, target, trace or {}, session.place_words)
+
+
+def _taken(workers: WorkerPool, settings: TargetSettings) -> bool:
+    """Return whether the runtime takes some settings."""
+    try:
+        workers.ask(About(settings))
+    except UsageError:
+        return False
+    return True
 
 
 def suspected_operators(session: Session) -> frozenset[str]:
@@ -145,9 +208,9 @@ class Answers:
         tried: The number of switches that were changed in a candidate, alone or with others.
     """
 
-    alternatives: Alternatives
-    failures: int
-    tried: int
+    alternatives: Alternatives = field(default_factory=Alternatives)
+    failures: int = 0
+    tried: int = 0
 
 
 def search_switches(session: Session, panel: Panel, most: int | None = None) -> Answers | None:
@@ -166,10 +229,8 @@ def search_switches(session: Session, panel: Panel, most: int | None = None) -> 
 
     def story(ask: Ask) -> Alternatives:
         def find(units: Sequence[int], *, likely: bool = False) -> Alternatives:
-            if session.prober.check.bounds_whole:  # a switch may undo what another one gains
-                return Alternatives(
-                    tuple(one for unit in units if ask(one := frozenset({unit})) is Verdict.PASS)
-                )
+            if session.prober.check.bounds_whole:
+                return _alone(units, ask)
             return (
                 find_alternatives(units, ask, weights=weights, likely=likely)
                 if units
@@ -189,10 +250,65 @@ def search_switches(session: Session, panel: Panel, most: int | None = None) -> 
         singles = [frozenset({unit}) for unit in wholes if panel.switches[unit].within not in shut]
         return Alternatives(tuple(units for units in singles if ask(units) is Verdict.PASS))
 
+    return _searched(session, panel, story, most)
+
+
+def search_compiler(
+    session: Session,
+    check: CheckSettings,
+    engines: Engines,
+    most: int | None,
+    *,
+    asked: bool,
+) -> Answers | None:
+    """Find the fewest passes of the compiler that fix the model when they are disabled.
+
+    Args:
+        session: The model's session.
+        check: Its check.
+        engines: The engines that the switches make.
+        most: The largest number of questions; ``None`` is returned if they are not enough.
+        asked: Whether the user named the switches.
+
+    Raises:
+        UsageError: The compiler ignores all that the user named.
+    """
+    panel = engines.panel
+    every = panel.of(Tier.COMPILER)
+    units = engines.acting(every, asked=asked, singly=most is None)
+    session.console.say(
+        f"  {len(units)} of {len(every)} passes of the compiler may act on this model"
+    )
+    if check.limits is not None and not check.limits.others:
+        plain = engines.of(frozenset())
+        units = [unit for unit in units if plain and engines.size(unit) < plain["size"]]
+    elif session.prober.check.bounds_whole:
+        return _searched(session, panel, partial(_alone, units), most)
+    if not units:
+        return Answers()
+    return _searched(session, panel, partial(_together, units), most)
+
+
+def _together(units: Sequence[int], ask: Ask) -> Alternatives:
+    return find_alternatives(units, ask, likely=False)
+
+
+def _alone(units: Sequence[int], ask: Ask) -> Alternatives:
+    """Ask about each alone: with a limit of the whole model one switch may undo what another one gains."""
+    return Alternatives(
+        tuple(one for unit in units if ask(one := frozenset({unit})) is Verdict.PASS)
+    )
+
+
+def _searched(
+    session: Session, panel: Panel, story: Callable[[Ask], Alternatives], most: int | None
+) -> Answers | None:
+    """Run a search over switches; ``None`` if it takes more than ``most`` questions."""
+
     def limited(oracle: Oracle) -> Answers | None:
         heard = Transcript(oracle)
         try:
-            found = story(Limited(about_units(heard), frozenset(weights), most))
+            found = story(Limited(about_units(heard), frozenset(range(len(panel.switches))), most))
         except Enough:
             return None
         failing = heard.heard(Verdict.FAIL)
@@ -203,7 +319,12 @@ def search_switches(session: Session, panel: Panel, most: int | None = None) -> 
     return session.prober.search(limited, panel.candidate)
 
 
-def explain(session: Session, check: CheckSettings, case: Candidate | None = None) -> list[str]:
+def explain(
+    session: Session,
+    check: CheckSettings,
+    case: Candidate | None = None,
+    wanted: tuple[str, ...] = (),
+) -> list[str]:
     """Find the fewest switches that fix the whole model, put them into the result and print them.
 
     Args:
@@ -211,6 +332,7 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
         check: Its check.
         case: A minimal case, which is searched first, because it is quicker. If no answer fixes the
             whole model, that is searched too, unless each probe is a build.
+        wanted: The switches of the compiler that the user asks for; no others are searched then.
 
     Returns:
         Each answer in a sentence, with the options that set the target so; or why there is none.
@@ -227,12 +349,18 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
     result.cause_detail = None
     costly = case is not None and target.target.compiles
     for base in filter(None, (case, None if costly else original)):
-        panel = make_panel(session, check, base, case=base is case)
+        panel = make_panel(session, check, base, case=base is case, wanted=wanted)
         if case is not None:  # precision has a step of its own
             panel = replace(
                 panel, switches=[each for each in panel.switches if each.kind != "precision"]
             )
-        found = search_switches(session, panel, _MOST_COSTLY if costly else None)
+        most = _MOST_COSTLY if costly else None
+        engines = Engines(session, panel)
+        counted = engines.fusions()
+        found = Answers() if wanted else search_switches(session, panel, most)
+        if panel.of(Tier.COMPILER) and not (found and found.alternatives.found):
+            inner = search_compiler(session, check, engines, most, asked=bool(wanted))
+            found = _joined(found, inner)
         if found is None:
             session.console.say(
                 f"  not found in {_MOST_COSTLY} builds; `{session.command('cause', check)}` searches further"
@@ -240,7 +368,9 @@ def explain(session: Session, check: CheckSettings, case: Candidate | None = Non
             return []
         whole_panel = replace(panel, base=original, target=target)
         small = None if case is None or costly else replace(panel, base=case)
-        detail = _confirm(session, panel, whole_panel, found, small)
+        detail = _confirm(session, engines, whole_panel, found, small)
+        if counted:
+            detail = structs.replace(detail, alternatives=(*detail.alternatives, *counted))
         passing = any(entry.whole for entry in detail.alternatives)
         # The message of a refusal or a crash shows which mechanism it is; a wrong value does not.
         if passing and base is case and not costly and not session.prober.ledger.is_broken:
@@ -282,17 +412,29 @@ def _fixing_only_whole(
     rest = replace(whole, switches=[whole.switches[unit] for unit in sorted(unused)])
     more = search_switches(session, rest)
     assert more is not None, "the number of questions is not limited"
-    return _confirm(session, rest, rest, more, replace(rest, base=case)).alternatives
+    case_panel = replace(rest, base=case)
+    return _confirm(session, Engines(session, rest), rest, more, case_panel).alternatives
+
+
+def _joined(one: Answers | None, other: Answers | None) -> Answers | None:
+    """Return the answers of two searches of other switches; ``None`` if one of them was ended and nothing was found."""
+    if one is None or other is None:
+        return other if other and other.alternatives.found else None
+    sets = (*one.alternatives.found, *other.alternatives.found)
+    complete = one.alternatives.complete and other.alternatives.complete
+    return Answers(
+        Alternatives(sets, complete), one.failures + other.failures, one.tried + other.tried
+    )
 
 
 def _confirm(
-    session: Session, panel: Panel, whole: Panel, answers: Answers, small: Panel | None
+    session: Session, engines: Engines, whole: Panel, answers: Answers, small: Panel | None
 ) -> CauseDetail:
     """Confirm alternatives on the whole model.
 
     Args:
         session: The model's session.
-        panel: The switches that were searched, for the model that was searched.
+        engines: Those of the switches that were searched, for the model that was searched.
         whole: The same switches for the whole model.
         answers: The alternatives.
         small: The same switches for the minimal case, which is probed too; ``None`` if there is none.
@@ -301,8 +443,9 @@ def _confirm(
         The field ``cause_detail``, the fewest switches first.
     """
     prober = session.prober
+    panel = engines.panel
     entries = list[Switches]()
-    doubts = list[str]()
+    doubts = [*engines.notes]
     same = whole.base is panel.base
     found = answers.alternatives
     for units in found.found:
@@ -316,25 +459,17 @@ def _confirm(
         if not believed.passes:
             doubts.append(f"{' and '.join(names)}: {believed.record.reason}")
             continue
-        options = [*whole.turned(units).flags(), *session.place_words]
         case_passes = (
             None if small is None else prober.probe(small.candidate(units)).verdict is Verdict.PASS
         )
-        entries.append(
-            Switches(
-                switches=tuple(names),
-                turned=panel.said(units),
-                whole=passes,
-                case=case_passes,
-                seen=believed.seen,
-                options=tuple(options),
-            )
-        )
+        inner = any(panel.switches[unit].tier is Tier.COMPILER for unit in units)
+        layers = engines.changed(frozenset(), units) if inner else None
+        entries.append(whole.entry(units, believed.seen, layers, whole=passes, case=case_passes))
     entries.sort(key=lambda each: (not each.whole, len(each.switches)))
     return CauseDetail(
         target=panel.target.target.title,
         on="whole model" if same else "minimal case, confirmed on the whole model",
-        switches=len(panel.switches),
+        switches=sum(switch.tier is not Tier.STEP for switch in panel.switches),
         tried=answers.tried,
         alternatives=tuple(entries),
         complete=found.complete,
@@ -360,9 +495,10 @@ def _print(session: Session, detail: CauseDetail) -> list[str]:
         console.answer(f"{'Or' if answers else 'Cause'}: {sentence}")
         console.answer(f"  a{options}")
         answers.append(f"{sentence} A{options}")
-        if doubt := doubted_case(entry):
-            console.answer(f"  {doubt}")
-            answers.append(doubt)
+        for more in (*said_of_compiler(entry), doubted_case(entry)):
+            if more:
+                console.answer(f"  {more}")
+                answers.append(more)
     if not detail.complete:
         console.answer("  There are more: the search ended after these.")
     return answers

@@ -297,6 +297,15 @@ class Target(ABC):
 
         return precision_switches(settings)
 
+    def elsewhere(self, settings: TargetSettings, trace: Plain) -> tuple[str, str, bool] | None:
+        """Return how its options of the compiler are set without bisect-trt: name, value, and whether that is documented.
+
+        Args:
+            settings: The settings of the target.
+            trace: What its runner's ``trace`` returned.
+        """
+        return None
+
     def loading(self, settings: TargetSettings, engine: Path) -> TargetSettings:
         """Run a prebuilt engine instead of the model."""
         return settings.with_own(load_engine=str(engine.absolute()))

@@ -7,6 +7,7 @@ A runner is an object with
 - ``trace(path, feed, hints)`` and ``describe_engine()``, where it has such,
 - ``profile(path, feed, hints)``, where it has such: ``layers``, in the order they run, each with its ``name``, its median ``ms``,
   and the ``tensors`` that it makes or the names of the nodes that it runs,
+- ``fusions(path, feed, hints)``, where it has such: the layers that its compiler makes, with the nodes of each,
 - ``gpu_memory()``: bytes of GPU memory in use, where it has such.
 
 A ``runner.py`` that is sent to other machines is plain: it imports NumPy, its runtime's package and
@@ -121,7 +122,7 @@ class Runtime:
         self,
         model: Path,
         feed: Mapping[str, NDArray[Any]] | None = None,
-        method: Literal["trace", "profile"] = "trace",
+        method: Literal["trace", "profile", "fusions"] = "trace",
     ) -> dict[str, Any]:
         """Return its changes to a model before running it, as plain values that the target's ``switches`` read; or a profile.
 

@@ -144,6 +144,10 @@ class Tier(IntEnum):
     """A setting that is about another thing."""
     WHOLE = 2
     """A whole kind at once: all optimisations, a precision. It mostly helps, and costs most."""
+    COMPILER = 3
+    """A pass of the runtime's compiler, which may have no effect on this model."""
+    STEP = 4
+    """A value of a counter of the compiler (``within``); larger values let it do more."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,7 @@ class Switch:
         covers: The kinds of switches that are all turned with it, so that none of them helps if it
             does not.
         within: Of which kind it turns several, so that it does not help where the switch that
-            covers them does not.
+            covers them does not. Of a step, its counter.
         how: What is done to it, in words; what has a value in its name is set to that.
     """
 
@@ -184,11 +188,15 @@ class Switch:
 
 @dataclass(frozen=True)
 class Looked:
-    """The operators in a model, the suspected ones, and what the runtime does to it (see ``Runtime.trace``), if known."""
+    """The operators in a model, the suspected ones, and what the runtime does to it (see ``Runtime.trace``), if known.
+
+    ``compiler`` has the switches of the compiler that the user asks for; no others are searched then.
+    """
 
     trace: Mapping[str, Any] | None = None
     operators: frozenset[str] = frozenset()
     suspects: frozenset[str] = frozenset()
+    compiler: tuple[str, ...] = ()
 
 
 def setting(**values: Any) -> Turn:  # noqa: ANN401 - of many types

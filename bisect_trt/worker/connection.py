@@ -340,6 +340,7 @@ class RemoteRunner:
         return traced
 
     profile = partialmethod(trace, what="profile")
+    fusions = partialmethod(trace, what="fusions")
 
     def _call(
         self, method: str, path: Path, feed: Values, hints: Plain, **more: object

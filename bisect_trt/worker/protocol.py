@@ -279,12 +279,13 @@ class Trace(OnModel[dict[str, Any]]):
     """Return what the target reports of a model for what it will be fed (``.npz``); see ``Runtime.trace``.
 
     Attributes:
-        what: Its changes to the model before running it, or the time of each layer.
+        what: Its changes to the model before running it, the time of each layer, or the layers that
+            its compiler makes.
         beside: The place of the target, if it is not the worker itself.
     """
 
     inputs: Path
-    what: Literal["trace", "profile"] = "trace"
+    what: Literal["trace", "profile", "fusions"] = "trace"
     beside: Place | None = None
 
 

@@ -49,6 +49,7 @@ READ: dict[Any, st.SearchStrategy[Any]] = {
     values.pool_limit: st.tuples(TEXTS, SIZES),
     values.pair: st.tuples(TEXTS, TEXTS),
     values.assignment: st.tuples(TEXTS, TEXTS),
+    values.compiler_option: st.builds("{}={}".format, TEXTS.map("a{}".format), TEXTS),
     values.absolute: TEXTS.map(Path),
     values.regex: TEXTS | st.sampled_from(["", "a|b", r"err\w+ \d*"]),
     values.existing_file: st.just(__file__),

@@ -40,6 +40,7 @@ SAMPLES: dict[str, Any] = {
     "strongly_typed": True,
     "builder_flags": ("SPARSE_WEIGHTS", "NATIVE_INSTANCENORM"),
     "builder_settings": (("max_aux_streams", "0"),),
+    "compiler_options": ("peep:fc_h_fusion=off",),
     "avoid_tactics": ("conv=1:2",),
     "pin_tactics": ("conv=1:2",),
     "record": "builds",

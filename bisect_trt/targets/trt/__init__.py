@@ -137,6 +137,14 @@ class TensorRtTarget(Target):
         """Tactics of layers where it has a selector of them, sources of tactics, options, precisions."""
         return trt_switches(settings, looked)
 
+    def elsewhere(self, settings: TargetSettings, trace: Plain) -> tuple[str, str, bool] | None:
+        """Return the build route where there is one, else the environment variable."""
+        options = settings.of(TrtSettings).compiler_options
+        words = " ".join(f"-{option}" for option in options)
+        public = bool(trace.get("routes"))
+        name = "IBuilderConfig.build_route" if public else "__LUNOWUD"
+        return (name, words, public) if options else None
+
     def loading(self, settings: TargetSettings, engine: Path) -> TargetSettings:
         """Run a prebuilt engine; except for plugins, the other settings are about building."""
         options = self.own(

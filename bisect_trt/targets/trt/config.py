@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
-from collections.abc import Collection, Iterable
+import stat
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -178,6 +180,50 @@ def make_config(trt: Any, builder: Any, settings: Plain, *, lowered: bool = Fals
             config, name, value, f"--builder-set {name}", f"the configuration of {describe(trt)}"
         )
     return config
+
+
+VARIABLE = "__LUNOWUD"
+"""The environment variable with options of TensorRT's compiler, each ``-NAME=VALUE``; its builder reads it in each build."""
+_IGNORED = re.compile(rb"^-(\S+) invalid compilation option, ignored \((.*)\)\r?$", re.MULTILINE)
+
+
+@contextlib.contextmanager
+def compiler_options(config: Any, options: Iterable[str]) -> Iterator[dict[str, str]]:
+    """Set options of the compiler for the builds within: by the build route, which is public, else by the environment.
+
+    Options that the environment has already stay.
+
+    Args:
+        config: The configuration of the build; it is changed.
+        options: Each ``NAME=VALUE``.
+
+    Yields:
+        The options that the compiler ignores with its reasons, filled in at the end.
+    """
+    words = " ".join(f"-{option}" for option in options)
+    ignored = dict[str, str]()
+    given = os.environ.get(VARIABLE)
+    if words and hasattr(config, "build_route"):
+        config.build_route = words
+    # TensorRT-RTX has the attribute, and keeps nothing.
+    if not words or getattr(config, "build_route", "") == words:
+        yield ignored
+        return
+    # What the compiler ignores it prints to the process's stderr, not to the logger.
+    printed = os.fstat(2)
+    os.environ[VARIABLE] = f"{given or ''} {words}".strip()
+    try:
+        yield ignored
+    finally:
+        if given is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = given
+        if stat.S_ISREG(printed.st_mode):
+            with contextlib.suppress(OSError), pathlib.Path("/proc/self/fd/2").open("rb") as log:
+                log.seek(printed.st_size)
+                for name, why in _IGNORED.findall(log.read()):
+                    ignored[name.decode(errors="replace")] = why.decode(errors="replace")
 
 
 def _constraints(trt: Any, settings: Plain, flags: Collection[Any]) -> list[Any]:

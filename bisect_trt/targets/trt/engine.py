@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,11 @@ from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 
 _METADATA = re.compile(r"\[ONNX Layer: ([^\]]+)\]")
 """A layer's origin, since TensorRT 10."""
+_LOGGED = re.compile(
+    r"^Name: (.*?), LayerType: ([^,\n]*), Inputs: .*?(?:TacticName: ([^,\n]*).*?)?(?:Metadata: (.*))?$",
+    re.MULTILINE,
+)
+"""A layer in the log of a build."""
 _REGION = re.compile(r"\{ForeignNode\[(.*?)\.\.\.(.*?)\]\}")
 """A region that Myelin compiled as a whole: its first and its last layer."""
 _SINGLE = re.compile(r"\{ForeignNode\[(.*?)\]\}")
@@ -198,6 +203,36 @@ def layers_in(inspected: str, origins: Origins) -> list[Found]:
         return []
 
 
+def fused_nodes(listed: str, parsed: ParsedNetwork) -> list[Found]:
+    """Return the layers that a build logged, or that the inspector reports, with the ONNX nodes of each.
+
+    A node in a body is named without the nodes around it.
+
+    Returns:
+        Of each layer that runs nodes ``kind``, ``tactic``, and the names of its ``nodes``, sorted.
+    """
+    entries = [
+        {"Name": name, "LayerType": kind, "TacticName": tactic or "", "Metadata": origins or ""}
+        for name, kind, tactic, origins in _LOGGED.findall(listed)
+    ]
+    if not entries:
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+            entries = json.loads(listed, strict=False)["Layers"]
+    origins = Origins.of(parsed)
+    result = []
+    for entry in entries:
+        found, *_ = read_layers([entry], origins)
+        paths = [path.split(" | ") for path in _METADATA.findall(str(dict(entry).get("Metadata")))]
+        around = {outer.rpartition(" (")[0] for path in paths for outer in path[1:]}
+        named = {path[0] for path in paths} or {
+            node[0] for node in parsed.nodes if {*node[1]} & {*found["tensors"]}
+        }
+        if named - around:
+            found = {"kind": found["kind"], "tactic": found["tactic"]}
+            result.append({**found, "nodes": sorted(named - around)})
+    return result
+
+
 def describe_engine(trt: Any, engine: Any) -> Found:
     """Return the inputs, outputs and layers of an engine.
 
@@ -239,13 +274,15 @@ _ALIGNMENT = 256
 class Built:
     """A serialised engine, the network that it was built of, and the timing cache, if any.
 
-    The recorded tactics that layers took: name, ``LAYER=TACTIC``, the number of choices.
+    The recorded tactics that layers took: name, ``LAYER=TACTIC``, the number of choices. The options
+    that the compiler ignored, with its reasons.
     """
 
     plan: Any
     parsed: ParsedNetwork
     took: list[list[Any]]
     timings: Any
+    ignored: Mapping[str, str] = field(default_factory=dict)
 
 
 class TrtSession:

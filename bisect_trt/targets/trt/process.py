@@ -140,11 +140,15 @@ def signature(message: str, names: Iterable[str]) -> str:
 
 
 class Log:
-    """The logger of TensorRT: prints all messages, and keeps the last errors and warnings (that CUDA does not start is one)."""
+    """The logger of TensorRT: prints all messages, and keeps the last errors and warnings (that CUDA does not start is one).
+
+    ``layers`` is the list of layers that the last build logged, as TensorRT-RTX does.
+    """
 
     def __init__(self) -> None:
         """Nothing is kept yet."""
         self.errors: deque[str] = deque(maxlen=50)
+        self.layers = ""
         self.warnings: deque[str] = deque(maxlen=5)
 
     def failure(self, kind: type[Failure], otherwise: str, names: Iterable[str] = ()) -> Failure:
@@ -180,6 +184,8 @@ class Log:
 
             def log(self, severity: Any, message: str) -> None:
                 if severity == much:
+                    if message.startswith("Layers:\n"):
+                        log.layers = message
                     return
                 if severity in bad:
                     log.errors.append(message)

@@ -23,6 +23,7 @@ from bisect_trt.targets.trt.config import (
     PIN_MISSED,
     add_profile,
     check_settings,
+    compiler_options,
     is_strongly_typed,
     make_config,
     set_ranges,
@@ -33,6 +34,7 @@ from bisect_trt.targets.trt.engine import (
     Built,
     TrtSession,
     describe_engine,
+    fused_nodes,
     inspect_engine,
     layers_of_network,
 )
@@ -117,6 +119,10 @@ class TrtRunner:
         if self._settings["load_engine"] is not None:
             return TrtSession(self._process, self._prebuilt(), hints.get("types", {}))
         built = self._build(path, feed, hints)
+        for option, why in built.ignored.items():
+            raise ValueRefusedError(
+                f"--compiler-option {option}: the compiler ignores it: {why}; correct it, or leave it out."
+            )
         self._save(built)
         return BuiltSession(built) if self._settings["build_only"] else self._open(built, hints)
 
@@ -131,7 +137,7 @@ class TrtRunner:
 
         Returns:
             ``partition``: see :func:`partition`. ``sources``: the default sources of tactics.
-                ``flags``: the builder flags.
+                ``flags``: the builder flags. ``routes``: the options of the compiler, JSON, since 11.1.
             ``tactics``: of each layer its name, the tactic that it took as ``avoid_tactics`` has
                 it, and the number of choices;
             where there is an algorithm selector (8.6 to 10), and the model builds.
@@ -145,6 +151,7 @@ class TrtRunner:
         result: Found = {
             "sources": [name for name, source in sources.items() if bits >> int(source) & 1],
             "flags": list(trt.BuilderFlag.__members__),
+            "routes": str(getattr(config, "all_build_routes", "")),
             "tactics": [],
         }
         if self._settings["build_only"]:
@@ -153,6 +160,28 @@ class TrtRunner:
             with contextlib.suppress(BuildError):
                 result["tactics"] = self._build(path, feed, hints, record=True).took
         return result
+
+    def fusions(self, path: pathlib.Path, feed: Feed, hints: Plain) -> Found:
+        """Build a model; return what the compiler made of it.
+
+        Args:
+            path: The ONNX file.
+            feed: The values of the first sample, by input name.
+            hints: Plain values about the model, as for :meth:`load`.
+
+        Returns:
+            ``size`` of the engine in bytes; ``layers``, each with its ``kind``, its ``tactic`` and the
+                names of its ``nodes``; ``ignored``: the options that the compiler ignores, with its reasons.
+
+        Raises:
+            BuildError: TensorRT refuses it.
+        """
+        built = self._build(path, feed, hints)
+        inspected = ""
+        if not self._process.log.layers and self._process.runtime is not None:
+            inspected = inspect_engine(self._process.trt, self._deserialise(built.plan))
+        layers = fused_nodes(self._process.log.layers or inspected, built.parsed)
+        return {"size": int(built.plan.nbytes), "layers": layers, "ignored": built.ignored}
 
     def profile(self, path: pathlib.Path, feed: Feed, hints: Plain) -> Found:
         """Return the time of each layer (``IProfiler``).
@@ -206,7 +235,9 @@ class TrtRunner:
         if selector is not None:
             config.algorithm_selector = selector
         log.errors.clear()
-        plan = process.builder.build_serialized_network(parsed.network, config)
+        log.layers = ""
+        with compiler_options(config, settings["compiler_options"]) as ignored:
+            plan = process.builder.build_serialized_network(parsed.network, config)
         if plan is None:
             failure = log.failure(
                 BuildError, "the builder gives no engine and no reason", hints.get("names", ())
@@ -219,7 +250,8 @@ class TrtRunner:
             raise BuildError(
                 f"a layer does not take the pinned tactic: it takes {missed}", signature=PIN_MISSED
             )
-        return Built(plan, parsed, [] if selector is None else selector.took, timings)
+        took = [] if selector is None else selector.took
+        return Built(plan, parsed, took, timings, ignored)
 
     def _deserialise(self, plan: Any) -> Any:
         self._process.log.errors.clear()

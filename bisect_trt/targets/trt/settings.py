@@ -13,6 +13,7 @@ from bisect_trt.options.reading import (
     Pairs,
     absolute,
     assignment,
+    compiler_option,
     existing_file,
     once,
     pool_limit,
@@ -33,6 +34,7 @@ from bisect_trt.targets.settings import (
     precision_switches,
     setting,
 )
+from bisect_trt.targets.trt.passes import compiler_switches
 
 if TYPE_CHECKING:
     from bisect_trt.targets.options import TargetOptions
@@ -166,6 +168,15 @@ class TrtSettings(OwnSettings):
             read=tactic,
         ),
     ] = ()
+    compiler_options: Annotated[
+        tuple[str, ...],
+        option(
+            "--compiler-option",
+            metavar="NAME=VALUE",
+            help="An option of TensorRT's compiler, such as peep:fc_h_fusion=off; undocumented before 11.1 (T).",
+            read=compiler_option,
+        ),
+    ] = ()
     record: str | None = None
     load_timing_cache: Annotated[
         str | None, option(metavar="FILE", help="Timings to start from (T).", read=existing_file)
@@ -273,7 +284,9 @@ def trt_switches(settings: TargetSettings, looked: Looked) -> list[Switch]:
         switches["precision:tf32"] = Switch(
             "precision:tf32", lambda current: replace(current, tf32=False)
         )
-    return sorted([*switches.values(), *wholes], key=lambda candidate: candidate.tier)
+    inner = compiler_switches(looked.compiler or (), trace.get("routes", ""))
+    found = inner if looked.compiler else [*switches.values(), *wholes, *inner]
+    return sorted(found, key=lambda candidate: candidate.tier)
 
 
 def _tactics(options: TrtSettings, trace: Plain) -> Iterator[Switch]:

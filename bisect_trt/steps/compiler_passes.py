@@ -1,0 +1,155 @@
+"""Passes of the target's compiler: the ones that change this model's engine, and the fusion by a counter of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bisect_trt.errors import ValueRefusedError
+from bisect_trt.probe.candidate import Probe
+from bisect_trt.report.parts import EngineLayer, LayersChanged, Switches
+from bisect_trt.search.oracle import Subset, Verdict
+from bisect_trt.search.ordered import Edge, find_edges
+from bisect_trt.session.session import Session
+from bisect_trt.targets.settings import Tier
+from bisect_trt.worker.protocol import Failed, Trace
+
+if TYPE_CHECKING:
+    from bisect_trt.steps.switches import Panel
+
+_MOST_BUILT = 32
+"""The largest number of switches that are built one by one to see which act."""
+_PROOFS = 3
+"""The number of builds on either side of a fusion."""
+
+
+@dataclass
+class Engines:
+    """The engines of a model with switches of the compiler turned, each built once.
+
+    Attributes:
+        session: The model's session.
+        panel: The switches.
+        notes: Why counters name no fusion.
+    """
+
+    session: Session
+    panel: Panel
+    notes: list[str] = field(default_factory=list)
+    _built: dict[Subset, Mapping[str, Any] | None] = field(default_factory=dict)
+
+    def of(self, units: Subset) -> Mapping[str, Any] | None:
+        """Return what the compiler makes with some switches turned; ``None`` where it makes no engine, crashes or hangs."""
+        if units not in self._built:
+            base = self.panel.base
+            models = self.session.subject.models
+            feed = models.feed("trace.in", self.session.subject.values(base, base.inputs))
+            settings = self.panel.candidate(units).settings(self.panel.target)
+            asked = Trace(settings, models.write("trace", base.proto), feed, "fusions")
+            reply = models.workers.ask(asked)
+            self._built[units] = None if isinstance(reply, Failed) else reply
+        return self._built[units]
+
+    def acting(self, units: Sequence[int], *, asked: bool, singly: bool) -> list[int]:
+        """Return the switches that the compiler takes and with which the engine changes.
+
+        Args:
+            units: The switches.
+            asked: Whether the user named them, so that the reason for leaving one out is printed.
+            singly: Whether each is built, so that those without effect are left out too.
+
+        Raises:
+            UsageError: The user named them, and the compiler ignores all of them.
+        """
+        plain = self.of(frozenset())
+        ignored = dict((self.of(frozenset(units)) or {}).get("ignored", {}))
+        acting = list[int]()
+        for unit in units:
+            name = self.panel.switches[unit].name.partition(":")[2]
+            alone = None if name in ignored else frozenset({unit})
+            if alone is not None and not (
+                singly and plain is not None and len(units) <= _MOST_BUILT
+            ):
+                acting.append(unit)
+            elif alone and plain is not None and (engine := self.of(alone)) is not None:
+                ignored |= engine["ignored"]
+                changed = engine["size"] != plain["size"] or engine["layers"] != plain["layers"]
+                if changed and name not in ignored:
+                    acting.append(unit)
+        for name, why in ignored.items() if asked else ():
+            self.session.console.say(f"  {name}: the compiler ignores it: {why}")
+        if asked and units and len(ignored) >= len(units):
+            raise ValueRefusedError(
+                f"--compiler-switch: the compiler ignores each: {next(iter(ignored.values()))}; correct the names and values."
+            )
+        return acting
+
+    def size(self, unit: int) -> int:
+        """Return the bytes of the engine with one switch turned; the engine without any where there is none."""
+        engine = self.of(frozenset({unit})) or self.of(frozenset()) or {}
+        return int(engine.get("size", 0))
+
+    def changed(
+        self, failing: Subset, passing: Subset, fusion: int | None = None
+    ) -> LayersChanged | None:
+        """Return the layers that only one of two engines has; ``None`` where one of them is not built."""
+        pair = self.of(failing), self.of(passing)
+        if pair[0] is None or pair[1] is None:
+            return None
+        counts = [
+            Counter((layer["kind"], tuple(layer["nodes"])) for layer in engine["layers"])
+            for engine in pair
+            if engine is not None
+        ]
+        bad, good = (_layers((counts[side] - counts[1 - side]).elements()) for side in range(2))
+        return LayersChanged(fusion, bad, good)
+
+    def fusions(self) -> list[Switches]:
+        """Return, for each counter, the value before the fusion that makes the model fail, proven by builds with and without it.
+
+        Raises:
+            BudgetSpent: No more probes may be made.
+        """
+        counters = dict[str, list[int]]()
+        for unit in self.panel.of(Tier.STEP):
+            counters.setdefault(str(self.panel.switches[unit].within), []).append(unit)
+        found = list[Switches]()
+        for name, units in counters.items():
+            verdict = partial(self._verdict, units)
+            if verdict(len(units) - 1) is not Verdict.FAIL:
+                self.notes.append(f"it passes with the largest value of {name}, so widen its range")
+                continue
+            edge = find_edges(len(units), verdict, len(units) - 1).oldest
+            if edge is None or edge.passing is None:
+                self.notes.append(f"it fails with each value of {name}")
+                continue
+            found.append(self._proven(units, edge))
+        return found
+
+    def _verdict(self, units: Sequence[int], place: int) -> Verdict:
+        return self.session.prober.probe(self.panel.candidate(frozenset({units[place]}))).verdict
+
+    def _proven(self, units: Sequence[int], edge: Edge) -> Switches:
+        """Build both sides of an edge three times; the first value that fails is the number of the fusion."""
+        assert edge.passing is not None, "the caller has looked"
+        failing, passing = frozenset({units[edge.failing]}), frozenset({units[edge.passing]})
+        sides = [
+            self.session.prober.probe(
+                Probe(self.panel.candidate(side), again=True, runs=_PROOFS, until=verdict.opposite)
+            ).verdict
+            is verdict
+            for side, verdict in ((failing, Verdict.FAIL), (passing, Verdict.PASS))
+        ]
+        fusion = int(self.panel.switches[units[edge.failing]].said.rpartition(" ")[2])
+        proven = all(sides) and not edge.between
+        seen = f"{_PROOFS} of {_PROOFS} builds pass, {_PROOFS} of {_PROOFS} with {fusion} fail"
+        return self.panel.entry(
+            passing, seen if proven else "unproven", self.changed(failing, passing, fusion)
+        )
+
+
+def _layers(layers: Iterable[tuple[str, tuple[str, ...]]]) -> tuple[EngineLayer, ...]:
+    return tuple(EngineLayer(kind, nodes) for kind, nodes in sorted(layers))

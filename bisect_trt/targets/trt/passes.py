@@ -1,0 +1,97 @@
+"""The options of TensorRT's compiler that are known in public, and the switches that they make.
+
+Nothing is read out of the vendor's libraries: names and values come from ``all_build_routes``, the
+API of 11.1 and later; from :data:`PUBLIC`, which names the source of each; and from the user.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from bisect_trt.errors import UnknownNameError
+from bisect_trt.options.reading import harmful
+from bisect_trt.targets.settings import Switch, Tier, adding
+
+_EDGE_LLM = "NVIDIA/TensorRT-Edge-LLM, cpp/builder/llmBuilder.cpp"
+_TORCH = "pytorch/TensorRT, global_perf_tuning_attention_example.py"
+_TRTEXEC = "NVIDIA/TensorRT, samples/trtexec/README.md"
+PUBLIC: Mapping[str, str] = {
+    "peep:fc_h_fusion=off": _EDGE_LLM,
+    "peep:match_dual_gemm=off": _EDGE_LLM,
+    "mlir:collective:fp4=off": _EDGE_LLM,
+    "cask_fusion:async_policy=1": _EDGE_LLM,
+    "cask_fusion:max_num_epilogues=1": "NVIDIA/TensorRT-Edge-LLM, issue 151",
+    "mlir:collective=off": "Model-Connect, README: a workaround for builds of Edge-LLM",
+    "l2cm:enable=off": "a workaround for TensorRT-RTX 1.6 on GB10",
+    "copy_ppg=off": _TRTEXEC,
+    "match_ragged_mha=off": _TRTEXEC,
+    "reshape_ppg=off": _TORCH,
+    "slice_fusion=off": _TORCH,
+    "peep:max=1": _TORCH,
+    "kgen:codegen:cuda_tile=0": _TORCH,
+    "cask_fusion:num_tactics=10": _TORCH,
+    "conv_lowering=off": "trtexec 11.1, --helpBuildRoute",
+    "kgen:tiling=0": "trtexec 11.1, --helpBuildRoute",
+}
+"""Options with a value that is not the default, and where each is documented or used."""
+_MOST_STEPS = 4096
+
+
+def compiler_switches(wanted: Sequence[str], routes: str) -> Iterator[Switch]:
+    """Yield switches for options of the compiler, and for each counter one for each of its values, in order.
+
+    Args:
+        wanted: What the user asks for, each ``NAME=VALUES``: a name or a pattern; values between
+            bars, ``*`` for all that are known, or ``LOW..HIGH``. Empty for all that are known.
+        routes: The JSON of ``all_build_routes``; empty where there is none.
+
+    Raises:
+        UsageError: No known name fits a pattern, or the values of a name are not known.
+    """
+    known = _known(routes)
+    for request in wanted or [f"{name}=*" for name in known]:
+        pattern, _, values = request.partition("=")
+        names = [name for name in known if fnmatchcase(name, pattern)]
+        if not names and any(sign in pattern for sign in "*?["):
+            raise UnknownNameError(
+                f"--compiler-switch {request}: no known option fits; known are: {', '.join(known)}."
+            )
+        for name in names or [pattern]:
+            yield from _switches(request, name, values, known.get(name, []))
+
+
+def _switches(request: str, name: str, values: str, known: Sequence[str]) -> Iterator[Switch]:
+    counts = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", values)
+    chosen: Iterable[object] = known if values == "*" else values.split("|")
+    if counts:
+        low, high = map(int, counts.groups())
+        chosen = range(low, min(high, low + _MOST_STEPS) + 1)
+    elif values == "*" and not known:
+        raise UnknownNameError(f"--compiler-switch {request}: its values are not known; give them.")
+    for value in chosen:
+        option = f"{name}={value}"
+        if not harmful(option):
+            yield Switch(
+                f"pass:{option}",
+                adding("compiler_options", option),
+                Tier.STEP if counts else Tier.COMPILER,
+                within=name if counts else None,
+            )
+
+
+def _known(routes: str) -> dict[str, list[str]]:
+    """Return the values other than the default of each known option."""
+    known = dict[str, list[str]]()
+    for option in PUBLIC:
+        name, _, value = option.partition("=")
+        known.setdefault(name, []).append(value)
+    for knob in json.loads(routes or "{}").get("tuner_options", ()):
+        name, _, values = str(knob["allowed_values"]).removeprefix("-").partition("=")
+        listed = re.fullmatch(r"\[(.*)\]", values)
+        if listed and ".." not in values:
+            default = str(knob.get("default_value"))
+            known[name] = [each for each in listed[1].split("|") if each != default]
+    return known

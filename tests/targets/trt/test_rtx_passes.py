@@ -1,0 +1,175 @@
+"""Passes of TensorRT-RTX's compiler, the real one, without a GPU: which acts, which is the cause, and which fusion."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from onnx import TensorProto, helper, numpy_helper
+
+if sys.platform != "linux" or platform.machine() != "x86_64":
+    pytest.skip("TensorRT-RTX has wheels for Linux on x86-64", allow_module_level=True)
+RTX = ("--trt-rtx", "--build-only", "--json", "r.json")
+HALF = TensorProto.FLOAT16
+FIND = """import pathlib, re, sys
+layers = re.findall(rb"(?:\\[ONNX Layer: [^\\]]*\\]\\x1f?)+", pathlib.Path(sys.argv[1]).read_bytes())
+sys.exit(any(all(b": %s]" % name.encode() in layer for name in sys.argv[2:]) for layer in layers))
+"""
+"""A check that fails where some nodes run in one layer of an engine."""
+
+
+def projections(name: str = "", read: str = "x") -> tuple[list[onnx.NodeProto], list[str]]:
+    """Three products of one tensor, which the compiler makes one of, and what is computed of them; and their weights' names."""
+    nodes = [
+        helper.make_node("MatMul", [read, f"{name}w{i}"], [f"{name}{i}"], name=f"{name}mm_{i}")
+        for i in "qkv"
+    ]
+    for op, reads, made in (
+        ("Tanh", "q", "a"),
+        ("Sigmoid", "k", "b"),
+        ("Mul", "ab", "c"),
+        ("Add", "cv", "y"),
+    ):
+        nodes.append(
+            helper.make_node(
+                op, [f"{name}{i}" for i in reads], [f"{name}{made}"], name=f"{name}{made}"
+            )
+        )
+    return nodes, [f"{name}w{i}" for i in "qkv"]
+
+
+def write(path: Path, nodes: list[onnx.NodeProto], weights: list[str], made: str) -> Path:
+    values = np.random.default_rng(0).standard_normal((len(weights), 64, 64)) / 8
+    stored = [
+        numpy_helper.from_array(value.astype(np.float16), name)
+        for name, value in zip(weights, values, strict=True)
+    ]
+    stored.append(numpy_helper.from_array(np.array(0, np.float16), "zero"))
+    ends = [helper.make_tensor_value_info(name, HALF, [16, 64]) for name in ("x", made)]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], stored)
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path
+    )
+    return path
+
+
+@pytest.fixture
+def model(here: Path) -> Path:
+    return write(here / "m.onnx", *projections(), "y")
+
+
+def test_a_fusion_within_a_branch_is_named_by_pass_and_nodes(cli: CommandLine, here: Path) -> None:
+    nodes, weights = projections("then_", "r")
+    out = helper.make_tensor_value_info("then_y", HALF, [16, 64])
+    then = helper.make_graph(nodes, "then", [], [out])
+    neg = [helper.make_node("Neg", ["r"], ["else_y"])]
+    other = helper.make_graph(
+        neg, "other", [], [helper.make_tensor_value_info("else_y", HALF, [16, 64])]
+    )
+    outer = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("ReduceSum", ["r"], ["s"], keepdims=0),
+        helper.make_node("Greater", ["s", "zero"], ["yes"]),
+        helper.make_node("If", ["yes"], ["y"], then_branch=then, else_branch=other),
+    ]
+    path = write(here / "m.onnx", outer, weights, "y")
+    words = ("--engine-size-limit", "0.35", "--compiler-switch", "peep:fc_h*=*")
+    result = cli("cause", path, *RTX, *words).ended(0).result
+    [found] = result["cause_detail"]["alternatives"]
+    assert found["switches"] == ["pass:peep:fc_h_fusion=off"]
+    assert found["elsewhere"] == {
+        "name": "__LUNOWUD",
+        "value": "-peep:fc_h_fusion=off",
+        "documented": False,
+    }
+    products = ["then_mm_k", "then_mm_q", "then_mm_v"]
+    assert {"kind": "gemm", "nodes": products} in found["layers"]["failing"]
+    assert all(not {*products} <= {*layer["nodes"]} for layer in found["layers"]["passing"])
+    again = ("run", path, *RTX, *found["options"][2:], "--engine-size-limit", "0.35")
+    assert cli(*again).ended(0)
+
+
+def test_a_counter_names_the_fusion(model: Path, cli: CommandLine, here: Path) -> None:
+    (here / "find.py").write_text(FIND)
+    words = (
+        "--compiler-switch",
+        "kgen:fusion_fuel=0..9",
+        "--check",
+        sys.executable,
+        here / "find.py",
+    )
+    result = cli("cause", model, *RTX, *words, "{engine}", "c", "y").ended(0).result
+    [found] = result["cause_detail"]["alternatives"]
+    assert "3 of 3 builds pass" in found["seen"]
+    fused = next(layer["nodes"] for layer in found["layers"]["failing"] if "y" in layer["nodes"])
+    assert "c" in fused
+    assert found["switches"] == [f"pass:kgen:fusion_fuel={found['layers']['fusion'] - 1}"]
+    print(result["probes"])
+
+
+@pytest.mark.parametrize(
+    ("switch", "says"),
+    [
+        ("kgen:fusion_fuel=0..1", "passes with the largest value"),
+        ("l2cm:enable=off", "none of the"),
+    ],
+)
+def test_where_nothing_is_found_it_says_why(
+    switch: str, says: str, model: Path, cli: CommandLine, here: Path
+) -> None:
+    (here / "find.py").write_text(FIND)
+    check = ("--check", sys.executable, here / "find.py", "{engine}", "a", "y")
+    result = cli("cause", model, *RTX, "--compiler-switch", switch, *check).ended(3).result
+    assert says in result["why"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("run --compiler-option kgen:fusion_fuel=abc", "must only contain digits"),
+        ("run --compiler-option no_such=off", 'unknown option "-no_such"'),
+        ("run --compiler-option kgen:dump_source=on", "neither writes, connects"),
+        ("run --builder-set build_route=-copy_ppg=off", "build_route: the runtime keeps"),
+        ("cause --compiler-switch no_such=off", 'unknown option "-no_such"'),
+        ("cause --compiler-switch no_such*=off", "no known option fits"),
+        ("cause --compiler-switch no_such=*", "its values are not known"),
+        ("cause --compiler-switch exit=1", "neither writes, connects"),
+    ],
+)
+def test_what_the_compiler_does_not_take_is_refused(
+    words: str, says: str, model: Path, cli: CommandLine
+) -> None:
+    command, *rest = words.split()
+    ran = cli(command, model, *RTX[:2], "--engine-size-limit", "0.01", *rest)
+    assert ran.status == 2
+    assert "BT1" in ran.err
+    assert says in " ".join(ran.err.split())
+
+
+def test_a_pass_with_which_nothing_is_built_is_no_answer(cli: CommandLine, here: Path) -> None:
+    """Without the generator of kernels a Slice has none."""
+    nodes = [
+        helper.make_node("Split", ["x"], ["l", "r"], axis=1),
+        helper.make_node("Concat", ["r", "l"], ["s"], axis=1),
+        helper.make_node("Relu", ["s"], ["y"]),
+    ]
+    path = write(here / "m.onnx", nodes, [], "y")
+    words = ("--engine-size-limit", "0.01", "--compiler-switch", "kgen=off")
+    result = cli("cause", path, *RTX, *words).ended(3).result
+    assert result["cause"] == []
+
+
+def test_options_in_the_environment_stay(
+    model: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the products apart the engine keeps the limit, whatever other option is set."""
+    monkeypatch.setenv("__LUNOWUD", "-peep:fc_h_fusion=off")
+    words = ("--engine-size-limit", "0.1", "--compiler-option", "copy_ppg=off")
+    assert cli("run", model, *RTX, *words).ended(0)
+    monkeypatch.delenv("__LUNOWUD")
+    assert cli("run", model, *RTX, *words).status == 1
