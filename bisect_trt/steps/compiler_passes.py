@@ -50,7 +50,7 @@ class Engines:
             settings = self.panel.candidate(units).settings(self.panel.target)
             asked = Trace(settings, models.write("trace", base.proto), feed, "fusions")
             reply = models.workers.ask(asked)
-            self._built[units] = None if isinstance(reply, Failed) else reply
+            self._built[units] = None if isinstance(reply, Failed) or not reply else reply
         return self._built[units]
 
     def acting(self, units: Sequence[int], *, asked: bool, singly: bool) -> list[int]:

@@ -434,7 +434,7 @@ def _confirm(
 
     Args:
         session: The model's session.
-        engines: Those of the switches that were searched, for the model that was searched.
+        engines: The engines of the switches that were searched, for the model that was searched.
         whole: The same switches for the whole model.
         answers: The alternatives.
         small: The same switches for the minimal case, which is probed too; ``None`` if there is none.

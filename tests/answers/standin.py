@@ -29,7 +29,7 @@ class StandInTensorRt:
     def lowered(self, model: Path) -> None:
         """It lowers models itself."""
 
-    def trace(self, model: Path, feed: Any = None) -> dict[str, Any]:  # noqa: ARG002 - the protocol's
+    def trace(self, model: Path, feed: Any = None, method: str = "trace") -> dict[str, Any]:  # noqa: ARG002 - the protocol's
         """It reports nothing."""
         return {}
 

@@ -162,7 +162,7 @@ class TrtRunner:
         return result
 
     def fusions(self, path: pathlib.Path, feed: Feed, hints: Plain) -> Found:
-        """Build a model; return what the compiler made of it.
+        """Build a model; return the layers that the compiler made.
 
         Args:
             path: The ONNX file.

@@ -109,7 +109,7 @@ def test_a_counter_names_the_fusion(model: Path, cli: CommandLine, here: Path) -
     fused = next(layer["nodes"] for layer in found["layers"]["failing"] if "y" in layer["nodes"])
     assert "c" in fused
     assert found["switches"] == [f"pass:kgen:fusion_fuel={found['layers']['fusion'] - 1}"]
-    print(result["probes"])
+    assert result["probes"]["run"] <= 4 + 6
 
 
 @pytest.mark.parametrize(
