@@ -122,6 +122,13 @@ class DataGroup(TypedDict, total=False):
     memory_limit: int | str
 
 
+class LoopGroup(TypedDict, total=False):
+    """Options of one group."""
+
+    steps: int
+    state: str | Sequence[str] | Mapping[str, object]
+
+
 class SearchGroup(TypedDict, total=False):
     """Options of one group."""
 
@@ -271,6 +278,7 @@ class DiagnoseKeywords(
     CompareGroup,
     MetricGroup,
     DataGroup,
+    LoopGroup,
     SearchGroup,
     LimitsGroup,
     total=False,
@@ -290,6 +298,7 @@ class ReduceKeywords(
     CompareGroup,
     MetricGroup,
     DataGroup,
+    LoopGroup,
     SearchGroup,
     LimitsGroup,
     total=False,
@@ -337,6 +346,7 @@ class CauseKeywords(
     CompareGroup,
     LimitsGroup,
     DataGroup,
+    LoopGroup,
     SearchGroup,
     total=False,
 ):
@@ -355,6 +365,7 @@ class ReleasesKeywords(
     CompareGroup,
     LimitsGroup,
     DataGroup,
+    LoopGroup,
     SearchGroup,
     total=False,
 ):
@@ -373,6 +384,7 @@ class RepeatKeywords(
     CompareGroup,
     LimitsGroup,
     DataGroup,
+    LoopGroup,
     SearchGroup,
     total=False,
 ):
@@ -391,6 +403,7 @@ class SweepKeywords(
     CompareGroup,
     LimitsGroup,
     DataGroup,
+    LoopGroup,
     SearchGroup,
     total=False,
 ):
@@ -409,6 +422,7 @@ class SamplesKeywords(
     PlacesGroup,
     CompareGroup,
     DataGroup,
+    LoopGroup,
     SearchGroup,
     total=False,
 ):
@@ -427,6 +441,7 @@ class PrecisionKeywords(
     CompareGroup,
     MetricGroup,
     DataGroup,
+    LoopGroup,
     SearchGroup,
     LimitsGroup,
     total=False,
@@ -446,6 +461,7 @@ class WorkaroundKeywords(
     CompareGroup,
     LimitsGroup,
     DataGroup,
+    LoopGroup,
     SearchGroup,
     total=False,
 ):

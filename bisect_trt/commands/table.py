@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from bisect_trt.options import commands, searches
 from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
 from bisect_trt.options.searches import Run, RunOptions
-from bisect_trt.options.shared import CheckOptions, Data, General, Places, Plots, Search
+from bisect_trt.options.shared import CheckOptions, Data, General, Loop, Places, Plots, Search
 from bisect_trt.plugins import COMMANDS as GROUP
 from bisect_trt.plugins import ORACLES, loaded
 from bisect_trt.session.oracle import Oracle
@@ -76,7 +76,7 @@ ORACLE_GROUPS: tuple[type[Oracle], ...] = tuple(
 _CHECKS: tuple[type, ...] = (CheckOptions, *ORACLE_GROUPS)
 _TESTED = (Target, Places, CompareOptions)
 """Options of commands that compare a target with the reference."""
-_RUN = (Data, Search, General)
+_RUN = (Data, Loop, Search, General)
 _METRIC = (*_TESTED, MetricOptions, *_RUN)
 _SEARCH = (*_CHECKS, *_TESTED, *_RUN)
 _LIMITED = (*_CHECKS, *_TESTED, Limits, *_RUN)

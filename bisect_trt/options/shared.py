@@ -191,6 +191,26 @@ class Data:
 
 
 @dataclass(frozen=True)
+class Loop:
+    """Loop, for a model with a state."""
+
+    steps: Annotated[
+        int | None,
+        counted(
+            "Run the model N times, each with the state that the last one returned, and search the step that is wrong."
+        ),
+    ] = None
+    state: Annotated[
+        list[str],
+        option(
+            metavar="IN=OUT",
+            help="An input that takes an output of the step before; * is any text, argmax(OUT) for the next token. "
+            "By default pairs are found by name (past.*=present.*).",
+        ),
+    ] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Search:
     """Search."""
 

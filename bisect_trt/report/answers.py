@@ -40,6 +40,7 @@ from bisect_trt.report.parts import (
     QuantizedGroup,
     SamplesVerdict,
     Status,
+    Steps,
     SweptSizes,
     TradeOff,
     Unit,
@@ -80,6 +81,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: ErrorInfo | None = None
     flaky: FailureRate | None = None
     metric: MetricValues | None = None
+    steps: Steps | None = None
     places: tuple[dict[str, Any], ...] = ()
     ir_version: dict[str, Any] = {}
     export: dict[str, Any] = {}

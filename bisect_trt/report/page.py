@@ -25,7 +25,7 @@ from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.report import charts
 from bisect_trt.report.parts import GraphTensor, QuantizedGroup, ReportParts, SweptSizes
 from bisect_trt.report.result import Result
-from bisect_trt.report.summary import grouped, headline, summary
+from bisect_trt.report.summary import describe_steps, grouped, headline, steps_table, summary
 from bisect_trt.report.text import clean, number, plural, seconds, shorten, template
 from bisect_trt.tensors.files import replacing
 
@@ -156,6 +156,18 @@ def _size_grid(sweep: SweptSizes) -> tuple[list[int], list[tuple[int, list[str |
     return columns, [(row, [seen.get((row, column)) for column in columns]) for row in rows]
 
 
+def _curves(result: Result, report: ReportParts) -> Iterator[tuple[str, str, Markup]]:
+    """Yield the sections with the error over steps and along the network."""
+    if loop := result.steps:
+        drawn = {
+            name: charts.curve_chart(charts.error_curve(way.errors))
+            for name, way in loop.ways.items()
+        }
+        yield "steps", "Steps", macro("steps", describe_steps(loop), steps_table(loop), drawn)
+    if curve := report.curve:
+        yield "error", "Error", macro("error", curve, charts.curve_chart(curve))
+
+
 def _sections(result: Result) -> Iterator[tuple[str, str, Markup]]:
     """Yield anchor, name in the navigation and content of each section that has something to show."""
     report = result.report or ReportParts()
@@ -174,8 +186,7 @@ def _sections(result: Result) -> Iterator[tuple[str, str, Markup]]:
             "graph_section", graph.nodes, graph.tensors, GraphTensor(), file="graph.html"
         )
         yield "graph", "Nodes", section
-    if curve := report.curve:
-        yield "error", "Error", macro("error", curve, charts.curve_chart(curve))
+    yield from _curves(result, report)
     if result.latency and result.latency.rows:
         yield "latency", "Latency", macro("latency", result.latency)
     if result.metric:

@@ -18,6 +18,7 @@ Minimality = Literal["1-minimal", "unproven"]
 Whose = Literal[
     "target", "reference", "export", "precision", "rounding", "tie", "random", "unknown"
 ]
+Kind = Literal["step", "start", "drift", "none"]
 
 
 class _Part(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -603,6 +604,62 @@ class SamplesVerdict(_Part, frozen=True):
     passing: tuple[int, ...]
     unresolved: tuple[int, ...]
     minimal_input: MinimalInput | None = None
+
+
+class StepsWay(_Part, frozen=True):
+    """The errors of the steps in one way to run them.
+
+    Attributes:
+        first: The first step past the tolerance.
+        token: The first step with another argmax than the reference's.
+        worst: The largest error over its tolerance.
+        errors: The worst output of each step, up to one that the target does not run; the step is
+            its ``sample``.
+    """
+
+    first: int | None
+    token: int | None
+    worst: float
+    errors: tuple[Comparison, ...]
+
+
+class Steps(_Part, frozen=True):
+    """The steps of a model with a state.
+
+    Attributes:
+        steps: Their number.
+        taken: The output that each input takes of the step before.
+        kind: ``step`` where a later one is the first that is wrong with the reference's state,
+            ``start`` where the first one is, ``drift`` where none is and feedback magnifies small
+            errors, ``none`` where nothing is wrong.
+        step: The step that is searched; ``None`` where no step is wrong with the reference's state.
+        tensors: The outputs that are wrong in that step, the worst first.
+        failing: The first and the last step of each stretch that is wrong with the reference's
+            state.
+        rate: The factor by which the error grows a step, where it drifts.
+        own: The errors with the state that the target returned itself.
+        right: The errors with the state of the reference.
+        whole: The errors where all steps are one run; ``None`` where they cannot be.
+        inputs: The file with the inputs and the state of the step.
+    """
+
+    steps: int
+    taken: dict[str, str]
+    kind: Kind
+    step: int | None
+    tensors: tuple[str, ...]
+    failing: tuple[tuple[int, int], ...]
+    rate: float | None
+    own: StepsWay
+    right: StepsWay
+    whole: StepsWay | None = None
+    inputs: str | None = None
+
+    @property
+    def ways(self) -> dict[str, StepsWay]:
+        """The ways that were run, by what they are called."""
+        named = {"own state": self.own, "state of the reference": self.right, "one run": self.whole}
+        return {name: way for name, way in named.items() if way is not None}
 
 
 class LatencyRow(_Part, frozen=True):

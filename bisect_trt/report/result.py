@@ -37,6 +37,7 @@ from bisect_trt.report.parts import (
     ReportParts,
     SamplesVerdict,
     Status,
+    Steps,
     SweptSizes,
     TradeOff,
     Unit,
@@ -126,6 +127,7 @@ class Result(msgspec.Struct):
     reference_doubt: Sought[str] = UNSET
     amplified: Sought[Amplified] = UNSET
     looked_at: Sought[WorstSamples] = UNSET
+    steps: Sought[Steps] = UNSET
     # tensors
     comparisons: Sought[list[Comparison]] = UNSET
     first_mismatch: Sought[Origin | None] = UNSET

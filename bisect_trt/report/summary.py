@@ -10,12 +10,14 @@ from pathlib import Path
 
 from bisect_trt.errors import first_few
 from bisect_trt.onnxlib.nodes import Node, in_module
-from bisect_trt.report.parts import CauseDetail, EngineLayer, Inside, Origin, Switches, Unit
+from bisect_trt.report.charts import downsample
+from bisect_trt.report.parts import CauseDetail, EngineLayer, Inside, Origin, Steps, Switches, Unit
 from bisect_trt.report.result import Result
-from bisect_trt.report.text import named, plural, seconds
+from bisect_trt.report.text import named, number, plural, seconds
 from bisect_trt.search.oracle import Verdict
 
 MOST_LINES = 25
+MOST_ROWS = 16
 WIDTH = 80
 _INDENT = 9
 _LINES_OF_A_ROW = 6
@@ -38,6 +40,7 @@ def summary(result: Result) -> list[Row]:
     if without_run or result.status == "error":
         return [*(("", line) for line in _answers(result)), *_ending(result, ()), *_files(result)]
     found = [
+        *([("Step", describe_steps(result.steps))] if result.steps else []),
         *_failure(result),
         *_nodes(result),
         *_why(result),
@@ -118,6 +121,50 @@ def describe_inside(level: Inside) -> str:
     verb = "fails alone" if len(level.nodes) == 1 else "fail together"
     why = f": {level.why}" if level.why else ""
     return f"Inside {where}: {grouped(level.nodes)} {verb} ({level.minimality}{why})"
+
+
+def describe_steps(steps: Steps) -> str:
+    """Return in some sentences which step of a loop is wrong first, and of which kind the failure is."""
+    own = steps.own
+    if steps.kind == "none":
+        return (
+            f"All {steps.steps} steps match, with the target's own state and with the reference's."
+        )
+    free = f"with its own state the target is wrong from step {own.first} on"
+    if own.first is None:
+        free = "with its own state no step is past the tolerance"
+    if own.token:
+        free += f", and the argmax of an output differs from step {own.token} on"
+    if steps.whole:
+        first = steps.whole.first
+        free += f"; in one run {f'step {first} is wrong first' if first else 'all steps match'}"
+    if steps.kind == "drift":
+        rate = f", about {steps.rate:.3g} times a step" if steps.rate else ""
+        return (
+            f"Drift: no step of {steps.steps} is wrong with the state of the reference (error at most {steps.right.worst:.2g} of "
+            f"the tolerance); {free}. Feedback magnifies small errors{rate}, to {own.worst:.3g} times the tolerance."
+        )
+    worst = steps.right.errors[(steps.step or 1) - 1]
+    names = ", ".join(map(repr, steps.tensors[:_NAMED]))
+    spans = ", ".join(
+        f"{low}" if low == high else f"{low} to {high}" for low, high in steps.failing
+    )
+    return (
+        f"Step {steps.step} of {steps.steps} is the first that is wrong with the state of the reference: {names} "
+        f"{worst.reason or f'{worst.tolerance_ratio:.3g} times the tolerance off'}. Wrong steps: {spans}; {free}."
+    )
+
+
+def steps_table(steps: Steps) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the columns and the rows of a table: the errors of some steps in each way, in tolerances."""
+    ratios = [[each.tolerance_ratio for each in way.errors] for way in steps.ways.values()]
+    firsts = {way.first - 1 for way in steps.ways.values() if way.first}
+    places = downsample(ratios[0], MOST_ROWS, firsts)
+    rows = [
+        (str(place + 1), *(number(way[place], 3) for way in ratios if place < len(way)))
+        for place in places
+    ]
+    return ("step", *steps.ways), rows
 
 
 def grouped(nodes: Sequence[Node]) -> str:

@@ -17,7 +17,7 @@ from bisect_trt.errors import ConflictError, InputValuesError, MissingOptionErro
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
 from bisect_trt.options.searches import RunOptions
-from bisect_trt.options.shared import CheckOptions, Data, Places, Search
+from bisect_trt.options.shared import CheckOptions, Data, Loop, Places, Search
 from bisect_trt.options.spec import Group, Params, changed, written
 from bisect_trt.plugins import conflicting_builds
 from bisect_trt.probe.user_checks import CommandCheck
@@ -27,6 +27,7 @@ from bisect_trt.report.result import Result
 from bisect_trt.session.binding import Binding, bind_function
 from bisect_trt.session.checks import CheckSettings, make_prober, open_ledger, tolerance_options
 from bisect_trt.session.eager import KIND, Eager
+from bisect_trt.session.loop import enter_step
 from bisect_trt.session.oracle import Oracle
 from bisect_trt.session.paths import Paths, check_files, read_outputs
 from bisect_trt.session.places import open_places, require_fit
@@ -282,8 +283,9 @@ class OpenCall:
         # A search by a metric cuts candidates with the first sample; the metric reads the whole set
         # itself.
         most = None if self.call[MetricOptions].metric is None else 1
-        return Subject(
-            replace(self.model, most=most, older=older or bool(self.places)),
+        loop = self.call[Loop]
+        subject = Subject(
+            replace(self.model, most=most, older=older or bool(self.places), loop=loop),
             self.workspace,
             self.call.console,
             fresh_process=self.fresh_process,
@@ -292,6 +294,18 @@ class OpenCall:
             places=self.places,
             deadline=self.deadline,
         )
+        if loop.steps is not None:
+            result = self.call.result
+            tolerance = tolerance_options(self.call[CompareOptions], target)
+            with (
+                ExitStack() as stack,
+                recorded(
+                    Session(stack.enter_context(subject), subject.console, result, None), target
+                ),
+            ):
+                enter_step(subject, target, tolerance, result)
+                stack.pop_all()
+        return subject
 
     @contextmanager
     def examined(

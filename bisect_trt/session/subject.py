@@ -27,8 +27,9 @@ from bisect_trt.onnxlib.shapes import (
     take_input_shapes,
     to_info,
 )
+from bisect_trt.onnxlib.state import State, find_state, make_steps
 from bisect_trt.onnxlib.units import NetworkUnits
-from bisect_trt.options.shared import Data
+from bisect_trt.options.shared import Data, Loop
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.reference import Models, Reference
@@ -64,10 +65,12 @@ class ModelSettings:
             their sizes is needed.
         older: Whether models are written with the lowest IR version that they need, for older
             runtimes.
+        loop: Whether it is run step after step, and with which state.
     """
 
     path: Path
     data: Data = field(default_factory=Data)
+    loop: Loop = field(default_factory=Loop)
     most: int | None = None
     stays_free: bool = False
     older: bool = False
@@ -109,8 +112,12 @@ class Subject:
             differ.
         freed: The dimensions that candidates keep free, where the failure needs that.
         facts: What follows from the network and the samples; another object once these change.
+        state: What a step of a loop takes from the one before.
+        stream: What each step of a loop is fed beside that.
     """
 
+    state: State
+    stream: Sequence[Sample] = ()
     freed: Freed | None = None
     ir_version: Mapping[str, int] | None = None
     _warned = False  # of tensors without a reference value
@@ -160,10 +167,19 @@ class Subject:
             self.network = Network(proto)
         except UnavailableError as error:
             raise ModelFileError(f"{settings.path}: {error}") from error
-        self.samples = self._make_samples()
-        self.truth = self.network
         self.seen: dict[Place, Seen] = {}
         self._about: dict[TargetSettings, Lowering] = {}
+        self.feed(settings)
+
+    def feed(self, settings: ModelSettings) -> None:
+        """Make the inputs that settings name; of a loop these are the first step's, and all of them are in ``stream``.
+
+        Raises:
+            UsageError: Inputs or shapes do not fit the model.
+        """
+        self.settings = settings
+        self.samples = self._make_samples()
+        self.truth = self.network
         self.facts = self._facts(self._run_reference)
 
     def _lower_version(self, proto: onnx.ModelProto) -> None:
@@ -219,14 +235,20 @@ class Subject:
         samples = None
         free = sizes_at(data.input_shapes, None)
         given: Mapping[str, Sequence[int | None]] = {}
-        if data.given:
+        loop = self.settings.loop
+        if loop.steps is not None:
+            self.state = find_state(self.network, loop.state)
+            self.stream = make_steps(self.network, self.state, data, loop.steps)
+            samples = self.stream[:1]
+        elif data.given:
             samples = make_inputs(
                 resized(input_infos(self.network), free), data, self.settings.most
             )
+        if samples is not None:
             given = common_shapes(samples)
         smallest, sizes = (
             input_sizes(
-                proto, {**given, **sizes_at(data.input_shapes, share)}, assume=not data.given
+                proto, {**given, **sizes_at(data.input_shapes, share)}, assume=samples is None
             )
             for share in (0, 1)
         )

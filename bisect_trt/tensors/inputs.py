@@ -194,6 +194,17 @@ def labelled_inputs(
         yield from ((sample, None) for sample in _random_samples(infos, data))
 
 
+def given_samples(data: Data) -> list[Values]:
+    """Return the samples of a script or of files as they are, whether or not they fit the model.
+
+    Raises:
+        UsageError: A file or script is invalid.
+    """
+    if data.data_loader_script is not None:
+        return [sample for sample, _ in each_sample(data.data_loader_script, data.iterations)]
+    return [sample for sample, _ in _loaded(data.load_inputs)]
+
+
 def _without_labels(
     infos: Sequence[TensorInfo], sample: Mapping[str, Any]
 ) -> tuple[Mapping[str, Any], Any]:
@@ -262,12 +273,13 @@ def _misfit(info: TensorInfo, values: Array) -> list[str]:
         )
     ):
         problems.append(
-            f"'{info.name}' has shape {list(values.shape)} and must have {_shape_text(info.shape)}"
+            f"'{info.name}' has shape {list(values.shape)} and must have {shape_text(info.shape)}"
         )
     return problems
 
 
-def _shape_text(shape: Sequence[int | str | None]) -> str:
+def shape_text(shape: Sequence[int | str | None]) -> str:
+    """Return a shape as text, ``?`` for a free dimension."""
     return f"[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
 
 
@@ -349,7 +361,7 @@ def _random_samples(infos: Sequence[TensorInfo], data: Data) -> list[Sample]:
             names,
         )
     if free := [
-        f"'{info.name}' {_shape_text(info.shape or ())}" for info in infos if not info.is_static
+        f"'{info.name}' {shape_text(info.shape or ())}" for info in infos if not info.is_static
     ]:
         raise InputValuesError(
             f"Random values need known shapes, and {', '.join(free)} is not; give --input-shapes"
@@ -378,7 +390,7 @@ def _check_memory(infos: Sequence[TensorInfo], samples: int) -> None:
     needed = samples * (sum(sizes) * np.dtype(np.float64).itemsize + _SAMPLE_BYTES)
     free = _ASSUMED_FREE if (measured := free_bytes()) is None else measured
     if 4 * needed > free:
-        shapes = ", ".join(f"'{info.name}' {_shape_text(info.shape or ())}" for info in infos)
+        shapes = ", ".join(f"'{info.name}' {shape_text(info.shape or ())}" for info in infos)
         raise InputValuesError(
             f"{samples} samples of random values for {shapes} take {needed / (1 << 30):,.1f} GiB, and a comparison needs four "
             f"times as much; {free / (1 << 30):,.1f} GiB are free. Give smaller --input-shapes, or fewer --iterations"

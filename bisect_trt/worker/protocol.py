@@ -147,19 +147,28 @@ class Collect(OnModel[None]):
         inputs: What it is fed, ``.npz``, in this order; each may hold more than the model takes.
         to: The outputs of each: an ``.npz`` file, or else the folder of an ``ActivationStore``.
         append: Whether to feed what is in that store too, and to add to it.
+        state: The outputs that are fed to the next run too, by input.
+        before: The outputs of the run before the first one, ``.npz``.
     """
 
     inputs: tuple[Path, ...]
     to: tuple[Path, ...]
     append: bool = False
+    state: Mapping[str, str] = field(default_factory=dict)
+    before: Path | None = None
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One input sample (``.npz``), and the expected values: ``.npz``, or the folder of an ``ActivationStore``."""
+    """One input sample (``.npz``), and the expected values: ``.npz``, or the folder of an ``ActivationStore``.
+
+    Attributes:
+        before: The outputs of the step before (``.npz``), where the model has a state.
+    """
 
     inputs: Path
     golden: Path
+    before: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +187,9 @@ class Compare(OnModel[Compared]):
         save_outputs: The files of the outputs of each sample, ``.npz``.
         same: Whether to use the session of the last such request, if that had the same model and
             target.
+        state: The outputs of the step before that are fed too, by input.
+        feeds_back: Whether each sample after the first is fed the state that the model itself
+            returned for the one before.
     """
 
     samples: tuple[Sample, ...]
@@ -190,6 +202,8 @@ class Compare(OnModel[Compared]):
     fed: Mapping[str, str] = field(default_factory=dict)
     save_outputs: tuple[Path, ...] = ()
     same: bool = False
+    state: Mapping[str, str] = field(default_factory=dict)
+    feeds_back: bool = False
 
 
 @dataclass(frozen=True)

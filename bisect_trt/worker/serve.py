@@ -30,6 +30,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.files import NpzFile, load_npz, save_npz, shapes_of
 from bisect_trt.tensors.kernel import forget_peak
+from bisect_trt.tensors.state import state_after
 from bisect_trt.tensors.store import ActivationStore, write_store
 from bisect_trt.tensors.tolerance import Precision, Step
 from bisect_trt.worker.channel import Closed, ConnectionLost, ProcessDied, receive, send
@@ -84,7 +85,7 @@ def feed_of(request: Compare, sample: Sample) -> Feed:
     if request.fed:
         reference = ActivationStore(sample.golden)
         feed |= {name: reference.get(tensor) for name, tensor in request.fed.items()}
-    return feed
+    return feed | state_after(request.state, sample.before)
 
 
 def run(session: RuntimeSession, feed: Mapping[str, Any]) -> Feed:
@@ -115,13 +116,24 @@ def median_ms(session: RuntimeSession, feed: Feed) -> float | None:
 
 
 def compare_sample(
-    session: RuntimeSession, request: Compare, sample: Sample, number: int
+    session: RuntimeSession, request: Compare, sample: Sample, number: int, own_state: Feed
 ) -> list[TensorComparison]:
-    """Run a model on one sample, keep the requested outputs, and compare them with the reference's."""
+    """Run a model on one sample, keep the requested outputs, and compare them with the reference's.
+
+    Args:
+        session: The loaded model.
+        request: What to compare.
+        sample: The files of the sample.
+        number: Its number, from 1.
+        own_state: What the model returned for the sample before, where it is fed back; this is
+            replaced.
+    """
     from bisect_trt.tensors.compare import compare_all  # noqa: PLC0415 - a worker for the reference alone starts without
 
-    feed = feed_of(request, sample)
+    feed = feed_of(request, sample) | own_state
     outputs = run(session, feed)
+    if request.feeds_back:
+        own_state |= state_after(request.state, outputs)
     if request.save_outputs:
         save_npz(request.save_outputs[number - 1], outputs)
     reference = ActivationStore(sample.golden) if sample.golden.is_dir() else NpzFile(sample.golden)
@@ -266,9 +278,12 @@ class Worker:
         return runtime.trace(request.model, load_npz(request.inputs), request.what)
 
     def _collect(self, request: Collect) -> None:
-        session = self._runtime(request.target).load(request.model, load_npz(request.inputs[0]))
+        before = request.before
+        session: RuntimeSession | None = None
         for inputs, to in zip(request.inputs, request.to):  # noqa: B905 - there are as many
-            feed: Feed = load_npz(inputs)
+            feed: Feed = load_npz(inputs) | state_after(request.state, before)
+            session = session or self._runtime(request.target).load(request.model, feed)
+            before = to
             if request.append:
                 store = ActivationStore(to)
                 feed |= {
@@ -283,8 +298,9 @@ class Worker:
     def _compare(self, request: Compare) -> Compared:
         session = self._prepare(request)
         comparisons: list[TensorComparison] = []
+        own_state: Feed = {}
         for number, sample in enumerate(() if request.target.build_only else request.samples, 1):
-            seen = compare_sample(session, request, sample, number)
+            seen = compare_sample(session, request, sample, number, own_state)
             comparisons += (
                 [structs.replace(each, sample=number) for each in seen]
                 if len(request.samples) > 1

@@ -125,7 +125,9 @@ def test_a_branch_that_tracing_froze(cli: CommandLine, here: Path) -> None:
     ran = cli(*command.split(), "--reference", "net.py:make", "--json", "r.json").ended(1)
     fault = ran.result["fault"]
     assert fault["source"] == "net.py:18"
-    assert "First line with values that it lacks: net.py:18: h = h / 9." in " ".join(ran.out.split())
+    assert "First line with values that it lacks: net.py:18: h = h / 9." in " ".join(
+        ran.out.split()
+    )
     (culprit,) = ran.result["culprits"]
     assert culprit["op"] == "Add"  # what reads h before it normalizes it
 

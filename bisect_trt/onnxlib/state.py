@@ -1,0 +1,286 @@
+"""A model that is run step after step: which input takes which output of the step before, and the inputs of each step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+
+from bisect_trt.errors import (
+    InputValuesError,
+    MissingOptionError,
+    UnknownNameError,
+    UnsuitableModelError,
+    ValueRefusedError,
+    quoted,
+)
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.shapes import input_infos, input_sizes, resized, sizes_at
+from bisect_trt.options.shared import Data
+from bisect_trt.tensors.files import Arrays, Values
+from bisect_trt.tensors.info import Array, TensorInfo
+from bisect_trt.tensors.inputs import (
+    Sample,
+    given_samples,
+    make_inputs,
+    shape_text,
+    validate_sample,
+)
+from bisect_trt.tensors.state import GREEDY
+
+_CONVENTIONS = (
+    ("present_key_values|present", "past_key_values"),  # Optimum, Olive, the GenAI builder
+    ("present", "past"),
+    (r"^(new|next|updated|out|output)_", ""),  # icefall's streaming encoders
+    (r"^(next|new)_", "prev_"),
+    (r"^out(put)?_", r"in\1_"),  # NeMo's output_states_1 and input_states_1
+    (r"_(next|new|out|output)(?=$|_len$)", ""),
+    (r"_out(put)?$", r"_in\1"),
+    ("(?<=.)n$", ""),  # hn
+    ("(?<=.)n$", "0"),
+    ("N$", ""),  # stateN of Silero
+    ("o$", "i"),  # r1o
+)
+"""A pattern in the name of an output, and what stands in its place in the name of the input that takes it."""
+_TOKENS = re.compile("(?<!position_)ids|token|embeds")
+_POSITION = re.compile("position|offset|cache_pos")
+_MASK = re.compile("mask")
+_LENGTH = re.compile("(total_seq)|seqlens|past_seq")
+_ENCODER = "encoder"
+"""In the names of inputs: tokens; what is counted; what an encoder made, which stays."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of a model.
+
+    Attributes:
+        taken: The output that each input takes of the step before, by input.
+        growing: The axis along which a step makes an input longer, by input, and 0 at the start.
+    """
+
+    taken: Mapping[str, str]
+    growing: Mapping[str, int]
+
+
+def find_state(network: Network, given: Sequence[str]) -> State:
+    """Return the state of a model, by the names that exporters give, or as it is given.
+
+    Args:
+        network: The model.
+        given: Pairs of input and output, ``past.*=present.*``; ``*`` is the same text on both
+            sides. Empty for the names of exporters.
+
+    Raises:
+        UsageError: There is no state, or a pair names no input or output, or has other types or
+            shapes.
+    """
+    infos = {info.name: info for info in input_infos(network)}
+    taken: dict[str, str] = {}
+    for pair in given:
+        taken |= _given(network, pair)
+    if not given:
+        for output in network.outputs:
+            names = (re.sub(*convention, output, count=1) for convention in _CONVENTIONS)
+            fed = (name for name in names if name != output and name in infos)
+            taken |= dict.fromkeys(islice(fed, 1), output)
+    if not taken:
+        raise MissingOptionError(
+            f"--steps: no input takes an output of the step before; name each pair with --state IN=OUT (inputs {quoted(infos)}; "
+            f"outputs {quoted(network.outputs)})."
+        )
+    stream = {dim for name, info in infos.items() if name not in taken for dim in info.shape or ()}
+    growing: dict[str, int] = {}
+    for name, output in taken.items():
+        if made := network.infos.get(output):  # no token that is chosen from it
+            _require_alike(infos[name], made)
+            sizes = zip(infos[name].shape or (), made.shape or (), strict=False)
+            for axis, (dim, later) in enumerate(sizes):
+                if not isinstance(dim, int) and dim != later and dim not in stream:
+                    growing[name] = axis
+    return State(taken, growing)
+
+
+def _given(network: Network, pair: str) -> dict[str, str]:
+    """Return the outputs that a pair of the user names, by input."""
+    name, _, output = pair.partition("=")
+    glob = re.compile("(.*)".join(map(re.escape, name.split("*"))))
+    taken: dict[str, str] = {}
+    for match in filter(None, map(glob.fullmatch, network.inputs)):
+        made = output
+        for part in match.groups():
+            made = made.replace("*", part, 1)
+        taken[match[0]] = made
+    tensors = [GREEDY.sub(r"\1", each) for each in taken.values()]
+    ends = {
+        "input": ([] if taken else [name], network.inputs),
+        "output": (tensors, network.outputs),
+    }
+    for kind, (named, known) in ends.items():
+        for each in set(named).difference(known):
+            raise UnknownNameError(
+                f"--state {pair}: there is no {kind} '{each}'; the {kind}s are {quoted(known)}.",
+                each,
+                known,
+            )
+    return taken
+
+
+def _require_alike(info: TensorInfo, made: TensorInfo) -> None:
+    """Check that an output may be fed to an input.
+
+    Raises:
+        UsageError: Its type or shape is another.
+    """
+    sizes = zip(info.shape or (), made.shape or (), strict=False)
+    fits = len(info.shape or ()) == len(made.shape or info.shape or ()) and all(
+        not isinstance(dim, int) or not isinstance(later, int) or dim == later
+        for dim, later in sizes
+    )
+    if info.dtype != made.dtype or not fits:
+        raise UnsuitableModelError(
+            f"the state '{info.name}' is {info.dtype}{shape_text(info.shape or ())}, and '{made.name}', which it takes, is "
+            f"{made.dtype}{shape_text(made.shape or ())}; name other pairs with --state IN=OUT."
+        )
+
+
+def make_steps(network: Network, state: State, data: Data, count: int) -> list[Sample]:
+    """Return what each step is fed beside the state of the step before; the first step has its state too.
+
+    Values that are given are a sample a step, or one sample with axes that are cut into steps.
+    Without any, tokens and numbers are drawn. Positions, masks and lengths that are not given
+    follow from the step.
+
+    Args:
+        network: The model.
+        state: Its state.
+        data: The source of the values.
+        count: The number of steps.
+
+    Raises:
+        UsageError: There are values for fewer steps, or values do not fit the model.
+    """
+    infos = input_infos(network)
+    sized = sizes_at(data.input_shapes, 0)
+    zeros = resized(infos, input_sizes(network.proto, sized).shapes)
+    stream = [info for info in infos if info.name not in state.taken]
+    given: Sequence[Values] = given_samples(data) if data.given else []
+    first = dict(given[0]) if given else {}
+    for info in zeros:
+        sizes = [*(info.sizes or ())]
+        if info.name in state.growing and info.name not in sized:
+            sizes[state.growing[info.name]] = 0
+        if info.name in state.taken:
+            first.setdefault(info.name, np.zeros(sizes, info.dtype))
+    end = max((first[name].shape[axis] for name, axis in state.growing.items()), default=0)
+    if not given:
+        given = _drawn(
+            network, [info for info in zeros if info.name not in state.taken], data, count
+        )
+    elif len(given) == 1 < count:
+        given = _cut(given[0], stream, end)
+    if len(given) < count:
+        raise InputValuesError(
+            f"--steps {count}: the inputs hold {len(given)} steps; give more, or --steps {len(given)}."
+        )
+    steps: list[Sample] = []
+    for number, sample in enumerate(given[:count], 1):
+        fed = {
+            name: value for name, value in sample.items() if number == 1 or name not in state.taken
+        }
+        fed = first | fed if number == 1 else fed
+        start = end
+        tokens = [
+            each.shape[1] for name, each in fed.items() if each.ndim > 1 and _TOKENS.search(name)
+        ]
+        end += tokens[0] if tokens else 1
+        counted = {info.name: _counted(info, start, end) for info in stream}
+        fed = {name: value for name, value in counted.items() if value is not None} | fed
+        steps.append(validate_sample(infos if number == 1 else stream, fed, f"Step {number}"))
+    return steps
+
+
+def join_steps(network: Network, state: State, steps: Sequence[Sample]) -> Sample | None:
+    """Return the inputs of one run of all steps; ``None`` where one that changes from step to step has a fixed size."""
+    whole = dict(steps[0])
+    for info in input_infos(network):
+        free = [axis for axis, dim in enumerate(info.shape or ()) if not isinstance(dim, int)]
+        values = [] if info.name in state.taken else [step[info.name] for step in steps]
+        if _MASK.search(info.name):
+            whole[info.name] = values[-1]
+        elif not all(np.array_equal(value, values[0]) for value in values):
+            if not free:
+                return None
+            whole[info.name] = np.concatenate(values, axis=free[-1])
+    return whole
+
+
+def _counted(info: TensorInfo, start: int, end: int) -> Array | None:
+    """Return the value of an input that follows from the number of tokens before and after a step; ``None`` for another input.
+
+    Raises:
+        UsageError: A mask has fewer places.
+    """
+    dims = info.shape or ()
+    last = dims[-1] if dims else None
+    length = last if isinstance(last, int) else end
+    lengths = _LENGTH.search(info.name)
+    row: Array
+    if info.dtype.kind not in "iub" or _ENCODER in info.name:
+        return None
+    if _MASK.search(info.name):
+        if length < end:
+            raise ValueRefusedError(
+                f"--steps: the cache behind '{info.name}' holds {length} tokens, and a step needs {end}; give fewer steps."
+            )
+        row = np.arange(length) < end
+    elif _POSITION.search(info.name):
+        row = np.arange(start, end)
+    elif lengths:
+        row = np.array([end if lengths[1] else end - 1])
+    else:
+        return None
+    return row.astype(info.dtype).reshape([1] * (len(dims) - 1) + [-1] * bool(dims))
+
+
+def _cut(sample: Values, stream: Sequence[TensorInfo], past: int) -> list[Arrays]:
+    """Cut a sample into steps: along axes longer than the model's, and else along the last free axis, one by one.
+
+    Args:
+        sample: Values by input.
+        stream: The inputs that are no state.
+        past: The number of tokens before the first step, which masks cover too.
+    """
+    cuts: dict[str, tuple[int, int]] = {}
+    for info in stream:
+        sizes = sample[info.name].shape if info.name in sample else ()
+        for axis, (dim, size) in enumerate(zip(info.shape or (), sizes, strict=False)):
+            chunk = dim if isinstance(dim, int) else 1
+            if size > chunk > 0 and _ENCODER not in f"{info.name} {dim}":
+                cuts[info.name] = axis, chunk
+    counts = [sample[name].shape[axis] // chunk for name, (axis, chunk) in cuts.items()]
+    steps = [dict(sample) for _ in range(min(counts, default=1))]
+    for number, step in enumerate(steps):
+        for name, (axis, chunk) in cuts.items():
+            end = (number + 1) * chunk
+            places = range(past + end) if _MASK.search(name) else range(end - chunk, end)
+            step[name] = sample[name].take(places, axis=axis)
+    return steps
+
+
+def _drawn(network: Network, stream: Sequence[TensorInfo], data: Data, count: int) -> list[Sample]:
+    """Return random values for each step: tokens of the vocabulary, and numbers; what an encoder made is the same in each."""
+    drawn = [info for info in stream if _counted(info, 0, 1) is None]
+    ranges = dict(data.val_range)
+    for info in drawn:
+        for index in network.consumers.get(info.name, ()):
+            node = network.nodes[index]
+            table = network.stored(node.input[0]) if node.op_type == "Gather" else None
+            if table is not None:
+                ranges.setdefault(info.name, (0, table.dims[0] - 1))
+    samples = make_inputs(drawn, replace(data, iterations=count, val_range=ranges))
+    constant = [info.name for info in drawn if _ENCODER in info.name or not info.shape]
+    return [sample | {name: samples[0][name] for name in constant} for sample in samples]

@@ -1,0 +1,303 @@
+"""A model with a state, run step after step: the step that is wrong becomes the model's sample.
+
+The target runs the steps twice: with the state that it returned itself, and with the reference's.
+A step that is wrong with the reference's state is the target's fault; where only its own state
+makes it wrong, feedback has magnified what no step shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, takewhile
+from pathlib import Path
+from statistics import linear_regression
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+
+from bisect_trt.errors import MissingOptionError, ModelRefusedError
+from bisect_trt.onnxlib.state import join_steps
+from bisect_trt.options.shared import Loop
+from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.report.parts import Comparison, Kind, Steps, StepsWay
+from bisect_trt.report.result import Result
+from bisect_trt.report.summary import MOST_ROWS, describe_steps, steps_table
+from bisect_trt.search.oracle import Verdict
+from bisect_trt.search.ordered import History
+from bisect_trt.session.subject import Subject
+from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.compare import compare_all
+from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, required_severity
+from bisect_trt.tensors.files import NpzFile, save_npz
+from bisect_trt.tensors.state import state_after
+from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.worker.protocol import Collect, Compare, Failed, Sample
+
+Errors = list[list[TensorComparison]]
+"""The comparisons of the outputs of each step."""
+_CHUNK = 64
+"""Steps in one request; a target that compiles gets all of them, since it builds the model in each."""
+_FOLDER = "steps"
+_LEAST_POINTS = 8
+"""Steps that a rate of growth needs."""
+
+
+@dataclass(frozen=True)
+class LoopRun:
+    """The runs of a loop, on the reference and on the target; values are in files of the run's folder.
+
+    Attributes:
+        subject: The model.
+        target: The runtime under test.
+        tolerance: How far an output may be off.
+    """
+
+    subject: Subject
+    target: TargetSettings
+    tolerance: ToleranceOptions
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the files; a run that goes on finds them."""
+        return self.subject.workspace.folder / _FOLDER
+
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        return len(self.subject.stream)
+
+    def file(self, kind: str, step: int) -> Path:
+        """Return the file of some values of a step: ``inputs``, ``golden``, or the target's ``own`` outputs."""
+        return self.folder / f"{kind}-{step}.npz"
+
+    def before(self, step: int, kind: str = "golden") -> Path | None:
+        """Return the file of the outputs of the step before; ``None`` for the first."""
+        return self.file(kind, step - 1) if step > 1 else None
+
+    def run_reference(self) -> None:
+        """Run the reference; steps that a run before this one has made stay.
+
+        Raises:
+            ModelRefusedError: It does not run a step.
+        """
+        self.folder.mkdir(exist_ok=True)
+        models = self.subject.models
+        for steps in self._chunks(_CHUNK, "the reference"):
+            for step in steps:
+                save_npz(self.file("inputs", step), self.subject.stream[step - 1])
+            left = [step for step in steps if not self.file("golden", step).exists()]
+            inputs, golden = (
+                tuple(self.file(kind, step) for step in left) for kind in ("inputs", "golden")
+            )
+            request = Collect(
+                models.reference,
+                models.write("loop", self.subject.truth.proto),
+                inputs,
+                golden,
+                state=self.subject.state.taken,
+                before=self.before(left[0]) if left else None,
+            )
+            reply = self.subject.workers.ask(request, here=True)
+            if isinstance(reply, Failed):
+                step = sum(file.exists() for file in golden) + left[0]
+                raise ModelRefusedError(f"the reference cannot run step {step}: {reply.message}.")
+
+    def compare(self, *, own_state: bool) -> Errors:
+        """Run the target with its own state or the reference's; return the errors of each step, up to one it does not run."""
+        errors: Errors = []
+        name = "the target" if own_state else "the target, with the state of the reference"
+        for steps in self._chunks(self.steps if self.target.target.compiles else _CHUNK, name):
+            errors += self._compare(steps, own_state=own_state)
+            if errors[-1][0].reason:
+                break
+        return errors
+
+    def _chunks(self, size: int, runtime: str) -> Iterator[range]:
+        """Yield the numbers of the steps of each request, and show where the run is."""
+        for start in range(1, self.steps + 1, size):
+            self.subject.console.progress.step(f"step {start} of {self.steps} on {runtime}")
+            yield range(start, min(start + size, self.steps + 1))
+
+    def _compare(self, steps: range, *, own_state: bool) -> Errors:
+        samples = [
+            Sample(self.file("inputs", step), self.file("golden", step), self.before(step))
+            for step in steps
+        ]
+        if own_state:
+            samples[0] = replace(samples[0], before=self.before(steps[0], "own"))
+        request = Compare(
+            self.target,
+            self.subject.models.write("loop", self.subject.network.proto),
+            tuple(samples),
+            self.tolerance,
+            every=True,
+            details=True,
+            save_outputs=(self.file("own", steps[-1]),) * len(steps) if own_state else (),
+            state=self.subject.state.taken,
+            feeds_back=own_state,
+        )
+        reply = self.subject.workers.ask(request)
+        if not isinstance(reply, Failed):
+            grouped = groupby(reply.comparisons, lambda each: each.sample)
+            return [list(seen) for _, seen in grouped]
+        if len(steps) == 1:
+            kind = ComparisonKind.MISSING
+            return [[TensorComparison("", passed=False, kind=kind, reason=reply.message)]]
+        half = len(steps) // 2  # which step is it?
+        errors = self._compare(steps[:half], own_state=own_state)
+        if not errors[-1][0].reason:
+            errors += self._compare(steps[half:], own_state=own_state)
+        return errors
+
+    def compare_whole(self) -> Errors:
+        """Run all steps at once on both sides; return the errors in the part of each step, none where that is not possible."""
+        subject = self.subject
+        inputs = join_steps(subject.network, subject.state, subject.stream)
+        made = [
+            subject.models.run("whole", subject.network.proto, inputs, target)
+            for target in (None, self.target)
+            if inputs is not None
+        ]
+        golden = NpzFile(self.file("golden", 1))
+        parts: list[dict[str, Any]] = []
+        for values in made:
+            if isinstance(values, Failed):
+                return []
+            parts.append({})
+            for name in golden.keys() - subject.state.taken.values():
+                for axis, size in enumerate(golden[name].shape):
+                    if self.steps * size == values[name].shape[axis] != size:
+                        parts[-1][name] = np.split(values[name], self.steps, axis)
+        errors: Errors = []
+        for step in range(self.steps if parts and parts[0] else 0):
+            right, ours = ({name: split[step] for name, split in side.items()} for side in parts)
+            errors.append(compare_all(right, ours, self.tolerance, details=True))
+        return errors
+
+    def inputs_of(self, step: int) -> Path:
+        """Write what a step is fed, the reference's state with it; return the file."""
+        path = self.file("step", step)
+        state = state_after(self.subject.state.taken, self.before(step))
+        save_npz(path, {**self.subject.stream[step - 1], **state})
+        return path
+
+
+def judge(
+    taken: Mapping[str, str], own: Errors, right: Errors, whole: Errors, *, strict: bool
+) -> Steps:
+    """Return which step is wrong first, and of which kind the failure is.
+
+    Args:
+        taken: The output that each input takes of the step before.
+        own: The errors of the steps with the target's own state.
+        right: The same with the state of the reference.
+        whole: The same in one run.
+        strict: Whether any error past the tolerance counts; else it has to be as severe as the
+            worst one is.
+    """
+    ways = [_way(errors, taken) for errors in (own, right)]
+    least = 1.0 if strict else required_severity(ways[1].worst)
+    wrong = [
+        each.sample or 1
+        for each in ways[1].errors
+        if not each.passed and each.tolerance_ratio >= least
+    ]
+    verdicts = {
+        step: Verdict.FAIL if step in wrong else Verdict.PASS for step in range(1, len(right) + 1)
+    }
+    kind: Kind = "drift" if ways[0].first else "none"
+    if wrong:
+        kind = "start" if wrong[0] == 1 else "step"
+    failed = [each for each in right[wrong[0] - 1] if not each.passed] if wrong else []
+    return Steps(
+        steps=len(right),
+        taken=dict(taken),
+        kind=kind,
+        step=wrong[0] if wrong else None,
+        tensors=tuple(each.name for each in sorted(failed, key=lambda each: -each.severity)),
+        failing=tuple(History(verdicts).stretches),
+        rate=growth(ways[0].errors) if kind == "drift" else None,
+        own=ways[0],
+        right=ways[1],
+        whole=_way(whole, taken) if whole else None,
+    )
+
+
+def _way(steps: Errors, taken: Mapping[str, str]) -> StepsWay:
+    """Return the worst output of each step; an output that is no state may be one of tokens."""
+    worst: list[Comparison] = []
+    tokens: list[int] = []
+    for step, seen in enumerate(steps, 1):
+        each = max(seen, key=lambda each: (not each.passed, each.tolerance_ratio))
+        worst.append(Comparison.of(structs.replace(each, sample=step)))
+        chosen = [
+            each.details.argmax for each in seen if each.details and each.name not in taken.values()
+        ]
+        tokens += [step] if any(share is not None and share < 1 for share in chosen) else []
+    return StepsWay(
+        first=next((each.sample for each in worst if not each.passed), None),
+        token=tokens[0] if tokens else None,
+        worst=max(each.tolerance_ratio for each in worst),
+        errors=tuple(worst),
+    )
+
+
+def growth(errors: Sequence[Comparison]) -> float | None:
+    """Return the factor by which errors grow a step, by a line through their logarithms up to the first past the tolerance."""
+    before = takewhile(lambda each: each.passed, errors)
+    points = {
+        each.sample or 1: math.log(each.tolerance_ratio) for each in before if each.tolerance_ratio
+    }
+    if len(points) < _LEAST_POINTS:
+        return None
+    return math.exp(linear_regression([*points], [*points.values()]).slope)
+
+
+def enter_step(
+    subject: Subject, target: TargetSettings | None, tolerance: ToleranceOptions, result: Result
+) -> None:
+    """Run the loop of a subject, and give it the inputs and the state of the step that is wrong.
+
+    Args:
+        subject: The model, opened with a number of steps.
+        target: The runtime under test.
+        tolerance: How far an output may be off.
+        result: Its field ``steps`` is filled in.
+
+    Raises:
+        DoesNotReproduce: No step is wrong with the reference's state.
+        UnavailableError: The reference does not run a step.
+        UsageError: There is no target.
+    """
+    if target is None:
+        raise MissingOptionError(
+            "--steps compares a target with the reference; add one, such as --onnxrt."
+        )
+    run = LoopRun(subject, target, tolerance)
+    console = subject.console
+    console.step(f"Which of {run.steps} steps is wrong?")
+    for name, output in subject.state.taken.items():
+        console.say(f"  '{name}' takes '{output}' of the step before")
+    run.run_reference()
+    steps = judge(
+        subject.state.taken,
+        run.compare(own_state=True),
+        run.compare(own_state=False),
+        run.compare_whole(),
+        # What the user gives is meant to the letter.
+        strict=bool(tolerance.atol or tolerance.rtol),
+    )
+    result.steps = steps
+    console.answer(describe_steps(steps))
+    console.table(*steps_table(steps), MOST_ROWS)
+    if steps.step is None:
+        raise DoesNotReproduce(describe_steps(steps))
+    file = run.inputs_of(steps.step)
+    result.steps = structs.replace(steps, inputs=str(file))
+    data = replace(
+        subject.settings.data, input_shapes={}, load_inputs=[file], data_loader_script=None
+    )
+    subject.feed(replace(subject.settings, data=data, loop=Loop()))

@@ -1,0 +1,245 @@
+"""A model with a state, run step after step: which step is wrong, of which kind that is, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from building import save_text, text_model
+from conftest import CommandLine
+from support import arrays
+
+import bisect_trt
+from bisect_trt.errors import BisectError
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.state import find_state
+
+FP16 = ("--onnxrt", "--fp16")
+ONE = "float[1, 4]"
+SUMS = (
+    f"({ONE} x, {ONE} h0) => ({ONE} y, {ONE} hn)",
+    "s = Add(h0, x) big = Mul(s, ten_thousand) y = Mul(big, small) hn = Identity(s)",
+    {"ten_thousand": 1e4, "small": 1e-4},
+)
+"""A sum that is past fp16 within ``big`` once it is past 6.5."""
+MAP = (
+    f"({ONE} x, {ONE} h0) => ({ONE} hn)",
+    "k = Sub(one, h0) m = Mul(h0, k) g = Mul(m, rate) hn = Add(g, x)",
+    {"one": 1.0, "rate": 3.99},
+)
+"""The logistic map, which doubles an error in each step."""
+
+
+def ones(steps: int) -> None:
+    np.savez("x.npz", x=np.ones((steps, 4), np.float32))
+
+
+def test_an_overflow_is_found_at_its_step_and_node(cli: CommandLine, here: Path) -> None:
+    save_text(here / "m.onnx", *SUMS)
+    ones(9)
+    words = ("diagnose", "m.onnx", *FP16, "--steps", "9", "--load-inputs", "x.npz")
+    ran = cli(*words, "--json", "r.json", "-o", "out", "--report", "r.html").ended(0)
+    steps = ran.result["steps"]
+    assert (steps["kind"], steps["step"], steps["failing"]) == ("step", 7, [[7, 9]])
+    assert steps["taken"] == {"h0": "hn"}
+    assert steps["own"]["first"] == steps["right"]["first"] == 7
+    assert steps["tensors"] == ["y"]
+    assert "Step 7 of 9 is the first that is wrong" in ran.out
+    assert [node["outputs"] for node in ran.result["culprits"]] == [["big"]]
+    assert arrays(steps["inputs"])["h0"].tolist() == [[6.0] * 4]
+    assert "Error over steps" in Path("r.html").read_text()
+    again = cli("diagnose", "m.onnx", *FP16, "--load-inputs", steps["inputs"], "--json", "s.json")
+    assert again.ended(0).result["culprits"] == ran.result["culprits"]
+
+
+def test_feedback_that_magnifies_rounding_is_drift(cli: CommandLine, here: Path) -> None:
+    save_text(here / "m.onnx", *MAP)
+    np.savez("x.npz", x=np.zeros((40, 4), np.float32), h0=np.full((1, 4), 0.3, np.float32))
+    words = (
+        "diagnose",
+        "m.onnx",
+        *FP16,
+        "--load-inputs",
+        "x.npz",
+        "--atol",
+        "0.01",
+        "--json",
+        "r.json",
+    )
+    ran = cli(*words, "--steps", "40").ended(1)
+    steps = ran.result["steps"]
+    assert (steps["kind"], steps["step"], steps["right"]["first"]) == ("drift", None, None)
+    assert steps["own"]["first"] > 3
+    assert "Drift: no step of 40 is wrong with the state of the reference" in ran.out
+    assert cli(*words, "--steps", "3").ended(1).result["steps"]["kind"] == "none"
+
+
+def test_a_state_that_is_wrong_from_the_beginning(cli: CommandLine, here: Path) -> None:
+    save_text(here / "m.onnx", *SUMS)
+    np.savez("x.npz", x=np.full((3, 4), 9, np.float32))
+    words = (
+        "diagnose",
+        "m.onnx",
+        *FP16,
+        "--steps",
+        "3",
+        "--load-inputs",
+        "x.npz",
+        "--max-probes",
+        "1",
+    )
+    steps = cli(*words, "--json", "r.json").ended(3).result["steps"]
+    assert (steps["kind"], steps["step"], steps["failing"]) == ("start", 1, [[1, 3]])
+
+
+@pytest.mark.slow
+def test_other_commands_take_the_step_too(cli: CommandLine, here: Path) -> None:
+    save_text(here / "m.onnx", *SUMS)
+    for step in range(8):
+        np.savez(f"x-{step + 1}.npz", x=np.ones((1, 4), np.float32))
+    ran = cli(
+        "reduce",
+        "m.onnx",
+        *FP16,
+        "--steps",
+        "8",
+        "--load-inputs",
+        "x.npz",
+        "-o",
+        "s.onnx",
+        "--json",
+        "r.json",
+    )
+    assert ran.ended(0).result["steps"]["step"] == 7
+    assert [node["outputs"] for node in ran.result["culprits"]] == [["big"]]
+
+
+def test_a_cache_that_grows_is_run_at_once_too(here: Path) -> None:
+    ends = (
+        "(int64[1, s] input_ids, float[1, p, 2] past) => (float[1, s, 2] y, float[1, t, 2] present)"
+    )
+    body = (
+        "k = Gather(table, input_ids) present = Concat<axis = 1>(past, k) "
+        "big = Mul(k, ten_thousand) y = Mul(big, small)"
+    )
+    weights = {"table": [[1.0, 1], [2, 2], [9, 9]], "ten_thousand": 1e4, "small": 1e-4}
+    model = text_model(ends, body, weights, opset=17)
+    ids = {"input_ids": np.array([[0, 1, 0, 1, 2, 0]])}
+    answer = bisect_trt.diagnose(
+        model, ids, target="onnxrt", fp16=True, steps=6, max_probes=1, output=here / "out"
+    )
+    assert answer.steps is not None
+    assert answer.steps.whole is not None
+    assert (answer.steps.step, answer.steps.failing, answer.steps.whole.first) == (5, ((5, 5),), 5)
+    step = arrays(str(answer.steps.inputs))
+    assert (step["past"].shape, step["input_ids"].tolist()) == ((1, 4, 2), [[2]])
+
+
+def test_greedy_decoding_feeds_the_token_back(here: Path) -> None:
+    ends = "(int64[1, 1] ids, float[1, 1, 3] h0) => (float[1, 1, 3] logits, float[1, 1, 3] hn)"
+    body = "e = Gather(table, ids) hn = Add(h0, e) big = Mul(hn, ten_thousand) logits = Mul(big, small)"
+    table = [[0.0, 2, 1], [1, 0, 3], [3, 1, 0]]
+    weights = {"table": table, "ten_thousand": 1e4, "small": 1e-4}
+    model = text_model(ends, body, weights, opset=17)
+    state = ["ids=argmax(logits)", "h0=hn"]
+    answer = bisect_trt.diagnose(
+        model, target="onnxrt", fp16=True, steps=8, state=state, max_probes=1, output=here / "out"
+    )
+    assert answer.steps is not None
+    assert dict(answer.steps.taken) == {"ids": "argmax(logits)", "h0": "hn"}
+    folder = Path(str(answer.steps.inputs)).parent
+    fed = [arrays(folder / f"golden-{step}.npz") for step in (1, 2)]
+    token = fed[0]["logits"].argmax()
+    assert (fed[1]["hn"] - fed[0]["hn"]).tolist() == [[table[token]]]
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        ["past_key_values.0.key present.0.key"],
+        ["past_key_self_0 present_key_self_0", "past_value_cross_3 present_value_cross_3"],
+        ["state stateN"],
+        ["h0 hn", "c0 cn"],
+        ["h hn", "c cn"],
+        ["input_states_1 output_states_1"],
+        ["cached_key_0 new_cached_key_0", "embed_states new_embed_states"],
+        ["cache_last_channel cache_last_channel_next", "cache_len cache_next_len"],
+        ["conv_cache conv_cache_out", "r1i r1o"],
+        ["past_conv.0 present_conv.0"],
+    ],
+)
+def test_pairs_are_found_by_the_names_of_exporters(pairs: list[str]) -> None:
+    names = [pair.split() for pair in pairs]
+    network = Network(stateful(names))
+    assert dict(find_state(network, []).taken) == dict(names)
+
+
+def stateful(names: list[list[str]]) -> Any:
+    """A model in which each of some inputs is returned under another name."""
+    from onnx import TensorProto, helper
+
+    fed = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2]) for name, _ in names]
+    made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2]) for _, name in names]
+    nodes = [helper.make_node("Neg", [name], [output]) for name, output in names]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2])
+    nodes.append(helper.make_node("Abs", ["x"], ["y"]))
+    graph = helper.make_graph(nodes, "g", [x, *fed], [y, *made])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_a_glob_stands_for_the_same_text_on_both_sides() -> None:
+    network = Network(stateful([["a.0.k", "z.0.k"], ["a.1.k", "z.1.k"]]))
+    assert dict(find_state(network, ["a.*=z.*"]).taken) == {"a.0.k": "z.0.k", "a.1.k": "z.1.k"}
+
+
+SHORT = "(int64[1, 1] ids, int64[1, 4] attention_mask, float[1, 2] h0) => (float[1, 2] hn)"
+MASKED = (
+    "e = Gather(table, ids) r = Squeeze(e, axis) m = Cast<to = 1>(attention_mask) "
+    "z = ReduceSum(m) q = Mul(r, z) hn = Add(h0, q)"
+)
+OTHER = f"({ONE} x, {ONE} h0) => (float[4, 1] hn)"
+
+
+@pytest.mark.parametrize(
+    ("ends", "body", "words", "code", "said"),
+    [
+        (f"({ONE} x) => ({ONE} y)", "y = Neg(x)", [], "BT1004", "no input takes an output"),
+        (OTHER, "s = Add(x, h0) hn = Transpose(s)", [], "BT1009", "'h0' is float32[1, 4], and 'hn'"),
+        (SUMS[0], SUMS[1], ["--state", "h=hn"], "BT1005", "there is no input 'h'"),
+        (SUMS[0], SUMS[1], ["--state", "h0=z"], "BT1005", "there is no output 'z'"),
+        (SUMS[0], SUMS[1], ["--load-inputs", "x.npz"], "BT1007", "the inputs hold 2 steps"),
+        (SHORT, MASKED, [], "BT1002", "holds 4 tokens, and a step needs 5"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_in_a_sentence(
+    cli: CommandLine, here: Path, ends: str, body: str, words: list[str], code: str, said: str
+) -> None:
+    weights = {**SUMS[2], "table": [[1, 1], [2, 2]], "axis": np.array([1])}
+    save_text(here / "m.onnx", ends, body, weights, opset=17)
+    ones(2)
+    ran = cli("diagnose", "m.onnx", *FP16, "--steps", "8", *words).ended(2)
+    assert f"error[{code}]" in ran.err
+    assert said in ran.err
+
+
+def test_a_loop_needs_a_target(here: Path) -> None:
+    model = text_model(*SUMS)
+    with pytest.raises(BisectError, match="--steps compares a target"):
+        bisect_trt.reduce(model, check=bool, steps=2, output=here / "s.onnx")
+
+
+def test_steps_that_the_reference_has_run_stay(cli: CommandLine, here: Path) -> None:
+    save_text(here / "m.onnx", *SUMS)
+    ones(9)
+    words = ("diagnose", "m.onnx", *FP16, "--steps", "9", "--load-inputs", "x.npz")
+    cli(*words, "--max-probes", "1").ended(3)
+    (folder,) = Path(".bisect-trt").iterdir()
+    kept = folder / "steps/golden-8.npz"
+    before = kept.stat().st_mtime_ns
+    (folder / "steps/golden-9.npz").unlink()
+    cli("resume", folder).ended(3)
+    assert kept.stat().st_mtime_ns == before
+    assert (folder / "steps/golden-9.npz").exists()
