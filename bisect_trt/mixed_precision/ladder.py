@@ -55,7 +55,7 @@ def deliver_ladder(fix: Fix) -> Result:
     half = settings.half
     if not isinstance(space, GroupSpace):
         result = deliver(fix)
-        low = {network.order[unit] for unit in task.lowering.units if unit not in groups}
+        low = {network.order[unit] for unit in task.lowering.main if unit not in groups}
         result.ladder = _ladder(task, node_rungs(network, {}, low, half, types))
         return result
     upper, why = _climb(fix, space)
@@ -63,7 +63,7 @@ def deliver_ladder(fix: Fix) -> Result:
     low = set[int]()
     if upper is not fix:
         order = upper.task.subject.network.order
-        low = {order[unit] for unit in upper.task.lowering.units if unit not in upper.kept}
+        low = {order[unit] for unit in upper.task.lowering.main if unit not in upper.kept}
     ladder = structs.replace(
         _ladder(task, node_rungs(floats, quantized_nodes(floats), low, half, types)), why=why
     )

@@ -7,9 +7,10 @@ be probed.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
@@ -27,12 +28,14 @@ from bisect_trt.errors import (
     ValueRefusedError,
 )
 from bisect_trt.mixed_precision.search import UNUSED_RANGES, Lowering, PrecisionSettings
+from bisect_trt.onnxlib.bodies import has_body
 from bisect_trt.onnxlib.cleanup import QUANTIZING
-from bisect_trt.onnxlib.low_census import lowers_inside
+from bisect_trt.onnxlib.functions import inline_functions
+from bisect_trt.onnxlib.low_census import lowered_inside
 from bisect_trt.onnxlib.low_plan import LOW_TYPES, Slots, check_opset, plan_slots
 from bisect_trt.onnxlib.lower import lower_fp16
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import clone, first_output, keep_only, label
+from bisect_trt.onnxlib.nodes import Node, clone, first_output, keep_only
 from bisect_trt.onnxlib.qdq import Group, Stored, has_quantized, unquantize
 from bisect_trt.onnxlib.rewrites import RULES, NetworkView, disjoint, matches, splice_in
 from bisect_trt.onnxlib.roundings import emulate
@@ -52,18 +55,22 @@ ENGINES = (".engine", ".plan", ".trt")
 class CastLowering(Lowering):
     """By Casts in the ONNX graph: real low-precision nodes, and fp32 ones between Casts."""
 
-    def __init__(self, subject: Subject, units: Sequence[int], settings: PrecisionSettings) -> None:
+    def __init__(self, subject: Subject, units: NodeUnits, settings: PrecisionSettings) -> None:
         """``units`` may be lowered; ``settings`` has the precision and the target."""
-        super().__init__(subject, units, settings.precision)
+        super().__init__(subject, units.all, settings.precision)
+        self._node_units = units
         self._settings = settings
         self._low = LOW_TYPES[settings.precision]
         self._emulated = settings.emulated
         self._types = subject.element_types
         network = subject.network
         self._proto = _sorted(network.proto, network)
-        lowered = {network.order[unit] for unit in units}
-        self._fixed = {
-            first_output(node) for index, node in enumerate(network.nodes) if index not in lowered
+        self.inner = units.inner
+        lowered = {network.order[unit] for unit in units.main}
+        self._fixed = units.excluded | {
+            first_output(node)
+            for index, node in enumerate(network.nodes)
+            if index not in lowered and not has_body(network.proto, node)
         }
 
     def forms(self) -> Iterator[tuple[tuple[str, ...], Candidate]]:
@@ -72,7 +79,7 @@ class CastLowering(Lowering):
             with suppress(UsageError):  # the opset is too old
                 check_opset(self._subject.network.proto, TensorProto.BFLOAT16)
                 bf16 = CastLowering(
-                    self._subject, self.units, replace(self._settings, precision="bf16")
+                    self._subject, self._node_units, replace(self._settings, precision="bf16")
                 )
                 yield (), bf16.candidate(frozenset())
         view = NetworkView(self._subject.network)
@@ -98,8 +105,15 @@ class CastLowering(Lowering):
         self, proto: onnx.ModelProto, keep: Subset, weights: Path | None = None
     ) -> onnx.ModelProto:
         network = self._subject.network
-        kept = {first_output(network.nodes[network.order[unit]]) for unit in keep}
-        return lower_fp16(proto, self._fixed | kept, self._types, self._low, weights)
+        kept = {
+            self.inner[unit].outputs[0]
+            if unit in self.inner
+            else first_output(network.nodes[network.order[unit]])
+            for unit in keep
+        }
+        # The last node of a function has the address of the call.
+        flat = inline_functions(proto, self._node_units.excluded)
+        return lower_fp16(flat, self._fixed | kept, self._types, self._low, weights)
 
     def _made(self, model: onnx.ModelProto, keep: Subset, title: str) -> Candidate:
         if self._emulated:
@@ -255,6 +269,26 @@ def refuse_lowered(network: Network, name: str) -> None:
         )
 
 
+@dataclass(frozen=True)
+class NodeUnits:
+    """The nodes that may be lowered.
+
+    Attributes:
+        main: Nodes of the main graph, in topological order, by their places in it.
+        inner: Nodes in bodies and functions, by numbers past these places.
+        excluded: The addresses of nodes that stay in fp32 with all in their bodies.
+    """
+
+    main: list[int]
+    inner: dict[int, Node] = field(default_factory=dict)
+    excluded: frozenset[str] = frozenset()
+
+    @property
+    def all(self) -> list[int]:
+        """All units."""
+        return [*self.main, *self.inner]
+
+
 def lowerable_units(
     subject: Subject,
     precision: str,
@@ -263,8 +297,8 @@ def lowerable_units(
     left: Collection[int] = (),
     *,
     with_insides: bool = True,
-) -> list[int]:
-    """The units that compute in fp32 and may be lowered, in topological order.
+) -> NodeUnits:
+    """The nodes that compute in fp32 and may be lowered.
 
     The others stay as they are: integers and bools, arithmetic on shapes, scales of Resize and the
     like, custom operators, what ONNX does not allow in the low precision, and what only makes
@@ -276,51 +310,68 @@ def lowerable_units(
         include: Patterns of the nodes to search; all without any.
         exclude: Patterns of nodes that stay in fp32.
         left: Nodes that are no units.
-        with_insides: Whether control flow and a call of a function, with all in it, is a unit too.
+        with_insides: Whether nodes in bodies and functions are units too.
 
     Raises:
         UsageError: The opset is too old, a pattern matches no node, or nothing is left.
     """
     network = subject.network
-    check_opset(network.proto, LOW_TYPES[precision])
+    low = LOW_TYPES[precision]
+    check_opset(network.proto, low)
     slots = low_slots(subject, precision)
     types = subject.element_types
-    low = LOW_TYPES[precision]
     searched = [unit for unit in subject.units.searched if network.order[unit] not in left]
-    units = []
-    for unit in searched:
-        index = network.order[unit]
-        lowered = bool(slots[index].inputs or slots[index].outputs)
-        if lowered or (
-            with_insides and lowers_inside(network.proto, network.nodes[index], types, low)
-        ):
-            units.append(unit)
-    if not units:
+    units = [
+        unit
+        for unit in searched
+        if slots[network.order[unit]].inputs or slots[network.order[unit]].outputs
+    ]
+    whole = {
+        first_output(node)
+        for node in network.nodes
+        if not with_insides and has_body(network.proto, node)
+    }
+    inner = lowered_inside(network, whole, types, low)
+    if not units and not inner:
         raise UnsuitableModelError(
             f"{subject.settings.path} has no node that computes in fp32 and can be lowered to {precision}, so there is "
             "nothing to search."
         )
-    wanted = _matching(network, "--include", include) if include else range(len(network.nodes))
-    unwanted = _matching(network, "--exclude", exclude)
-    chosen = [
-        unit for unit in units if (index := network.order[unit]) in wanted and index not in unwanted
-    ]
-    if not chosen:
+    named = {first_output(node): network.plain(index) for index, node in enumerate(network.nodes)}
+    named |= inner
+    excluded = whole | _matching(named, "--exclude", exclude)
+    wanted = _matching(named, "--include", include) if include else named.keys()
+    if include and inner:  # to keep what is wanted leaves the others
+        excluded |= lowered_inside(network, excluded | wanted, types, low).keys()
+    left_inside = lowered_inside(network, excluded, types, low) if inner else {}
+    chosen = NodeUnits(
+        [
+            unit
+            for unit in units
+            if first_output(network.nodes[network.order[unit]]) in wanted - excluded
+        ],
+        dict(enumerate(left_inside.values(), len(network.order))),
+        frozenset(excluded),
+    )
+    if not chosen.all:
         raise UnsuitableModelError(
-            f"--include and --exclude leave none of the {len(units)} nodes that can be lowered to {precision}; widen the "
-            "patterns."
+            f"--include and --exclude leave none of the {len(units) + len(inner)} nodes that can be lowered to {precision}; "
+            "widen the patterns."
         )
     return chosen
 
 
-def _matching(network: Network, option: str, patterns: Sequence[str]) -> Collection[int]:
-    """The nodes that some pattern matches; each has to match one."""
-    found: set[int] = set()
+def _matching(named: Mapping[str, Node], option: str, patterns: Sequence[str]) -> AbstractSet[str]:
+    """The addresses of the nodes that some pattern matches; each has to match one."""
+    found = set[str]()
     for pattern in patterns:
         glob = pattern.removeprefix(OPERATOR)
         by_op = pattern.startswith(OPERATOR)
-        names = [node.op_type if by_op else label(node) for node in network.nodes]
-        matched = {index for index, name in enumerate(names) if fnmatchcase(name, glob)}
+        matched = {
+            address
+            for address, node in named.items()
+            if fnmatchcase(node.op if by_op else node.name or address, glob)
+        }
         if not matched:
             raise UnknownNameError(
                 f"{option} '{pattern}' matches no node of the model; a pattern is a glob over the names of nodes, or with "
@@ -347,7 +398,7 @@ def make_lowering(
     )
     cast = None if settings.calibrated else CastLowering(subject, units, settings)
     if target is not None and settings.by_layer:
-        return LayerLowering(subject, units, lowest, target, cast, left)
+        return LayerLowering(subject, units.main, lowest, target, cast, left)
     assert cast is not None, "a calibrated model is lowered layer by layer"
     return cast
 

@@ -83,13 +83,13 @@ class NodeSpace(PrecisionSpace):
             for name, each in outputs
             if each.dtype == np.float32 and np.isfinite(each).all()
         }
-        nodes = [subject.network.order[unit] for unit in self.lowering.units]
+        nodes = [subject.network.order[unit] for unit in self.lowering.main]
         allowed = replace(tolerance, precision=Precision(low)).resolve(finite)
         return Sensitivity(subject, nodes, low, allowed)
 
     def _suspects(self, errors: Sequence[Errors]) -> list[Suspect]:
         alone = np.max(errors, axis=0) if errors else None
-        return suspect(self.subject, self.lowering.units, self._settings.precision, alone)
+        return suspect(self.subject, self.lowering.main, self._settings.precision, alone)
 
     @property
     def certain(self) -> Subset:
@@ -117,12 +117,12 @@ class NodeSpace(PrecisionSpace):
             self._errors += self._sensitivity.errors(failing[self._measured : _MOST_MEASURED])
             self._measured = len(failing)
             shares = np.square(np.minimum(self._errors, 1.0)).sum(axis=0)
-            used = dict(zip(units, shares.tolist(), strict=True))
+            used = dict(zip(self.lowering.main, shares.tolist(), strict=True))
         return sorted(units, key=lambda unit: (-used.get(unit, 0.0), unit))
 
     def describe(self, units: Subset) -> list[Unit]:
         """Names, operators and outputs of the nodes."""
-        return [Unit(**structs.asdict(node)) for node in self.subject.describe_searched(units)]
+        return [Unit(**structs.asdict(node)) for node in self.culprits(units)]
 
 
 def make_nodes(subject: Subject, settings: PrecisionSettings) -> NodeSpace:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import onnx
 
 from bisect_trt.errors import ConflictError, MissingOptionError, ValueRefusedError
-from bisect_trt.onnxlib.nodes import Node, clone
+from bisect_trt.onnxlib.functions import inline_functions
+from bisect_trt.onnxlib.nodes import Node, addressed, clone
 from bisect_trt.onnxlib.shapes import take_input_shapes
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.probe.candidate import Candidate
@@ -183,7 +185,15 @@ def with_metadata(candidate: Candidate, key: str, value: str) -> Candidate:
 
 
 class Lowering(ABC):
-    """Makes a candidate of each set of units to keep: a model with the others lowered to a precision."""
+    """Makes a candidate of each set of units to keep: a model with the others lowered to a precision.
+
+    Attributes:
+        units: The units.
+        inner: The nodes in bodies and functions among them, by unit; the other units of nodes are
+            places in the model's topological order.
+    """
+
+    inner: Mapping[int, Node] = MappingProxyType({})
 
     def __init__(self, subject: Subject, units: Sequence[int], precision: str) -> None:
         self.units = tuple(units)
@@ -213,6 +223,11 @@ class Lowering(ABC):
         network = self._subject.network
         candidate = Candidate(model, tuple(network.inputs), tuple(network.outputs), title, keep)
         return marked(candidate, self._precision)
+
+    @property
+    def main(self) -> list[int]:
+        """The units in the main graph."""
+        return [unit for unit in self.units if unit not in self.inner]
 
     def writes_model(self, path: Path) -> bool:  # noqa: ARG002 - TensorRT alone may write an engine only
         """Return whether an ONNX model is written to ``path``."""
@@ -276,6 +291,8 @@ class PrecisionSpace(ABC):
     def label(self, unit: int) -> str:
         """A unit in messages."""
         network = self.subject.network
+        if (inner := self.lowering.inner.get(unit)) is not None:
+            return f"{inner.op} '{inner.name}'"
         return network.describe(network.order[unit])
 
     def notes(self) -> Iterator[str]:
@@ -284,14 +301,17 @@ class PrecisionSpace(ABC):
 
     def culprits(self, units: Subset) -> list[Node]:
         """The nodes of some units, for the result."""
-        return self.subject.describe_searched(units)
+        inner = self.lowering.inner
+        main = self.subject.describe_searched(units - inner.keys())
+        return main + [inner[unit] for unit in sorted(units & inner.keys())]
 
     def measure(self, task: Task) -> None:  # noqa: B027 - only quantized groups are measured
         """Measure the error of each unit alone, once the minimal set is known."""
 
     def fill_in(self, result: Result, kept: Subset, minimal: Subset) -> None:  # noqa: ARG002 - groups have a table of units
         """Put the facts of the space into a result."""
-        result.not_lowered = len(self.subject.network.nodes) - len(self.lowering.units)
+        flat = inline_functions(self.subject.network.proto, ())
+        result.not_lowered = len([*addressed(flat.graph)]) - len(self.lowering.units)
 
     def count(self, number: int) -> str:
         """A number of units, in words."""

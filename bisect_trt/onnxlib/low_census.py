@@ -1,4 +1,4 @@
-"""Counts of the nodes that a lowering changes, and of those that it cannot, in bodies and functions too."""
+"""The nodes that a lowering changes, and those that it cannot, in bodies and functions too."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import GraphProto, TensorProto
 
+from bisect_trt.onnxlib.bodies import has_body
 from bisect_trt.onnxlib.functions import inline_functions, is_call
 from bisect_trt.onnxlib.low_plan import Planner, ShapeValues, Stays
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, bodies, first_output
+from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, Node, first_output, label
 
 
 @dataclass
 class Census:
-    """The number of nodes that are lowered, Casts aside, and of those that cannot be, by reason and operator."""
+    """The nodes that are lowered, Casts aside, and the number of those that cannot be, by reason and operator.
 
-    lowered: int = 0
+    ``lowered`` has them by address, in the order of the graph; names of nodes in bodies have the
+    names of the nodes around before them, and their outputs the addresses.
+    """
+
+    lowered: dict[str, Node] = field(default_factory=dict)
     left: Counter[tuple[Stays, str]] = field(default_factory=Counter)
 
 
@@ -42,29 +47,39 @@ def count_lowered(
     planner = Planner(model, keep, low)
     census = Census()
 
-    def count(graph: GraphProto, types: Mapping[str, int], sizes: ShapeValues, path: str) -> None:
+    def count(
+        graph: GraphProto, types: Mapping[str, int], sizes: ShapeValues, path: str, around: str
+    ) -> None:
         for node, slots in zip(graph.node, planner.plan(graph, types, sizes, path), strict=True):
+            address = path + first_output(node)
+            name = around + label(node)
             if slots.inputs or slots.outputs:
-                census.lowered += node.op_type != "Cast"
+                if node.op_type != "Cast":
+                    outputs = tuple(f"{path}{each}" for each in node.output if each)
+                    census.lowered[address] = Node(name=name, op=node.op_type, outputs=outputs)
             elif slots.stays is not None:
                 domain = "" if node.domain in DEFAULT_DOMAINS else f"{node.domain}."
                 census.left[slots.stays, f"{domain}{node.op_type}"] += 1
             for body, inside in planner.bodies_of(node, types, path):
-                count(body, inside, sizes.inside(body), f"{path}{first_output(node)}/")
+                count(body, inside, sizes.inside(body), f"{address}/", f"{name}/")
 
-    count(model.graph, {**(dtypes or {}), **network.element_types}, ShapeValues(), "")
+    count(model.graph, {**(dtypes or {}), **network.element_types}, ShapeValues(), "", "")
     return census
 
 
-def lowers_inside(model: ModelProto, node: NodeProto, dtypes: Mapping[str, int], low: int) -> bool:
-    """Return whether a node of the main graph has nodes to lower in its bodies, or in the function that it calls.
+def lowered_inside(
+    network: Network, keep: Collection[str], dtypes: Mapping[str, int], low: int
+) -> dict[str, Node]:
+    """Return the lowered nodes of bodies and of functions, inlined, by address.
 
     Args:
-        model: The model.
-        node: The node.
+        network: The model.
+        keep: See :func:`count_lowered`.
         dtypes: ``TensorProto.DataType`` by tensor.
         low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
     """
-    if not any(bodies(node)) and not is_call(model, node):
-        return False
-    return count_lowered(Network(Planner(model, (), low).alone(node, dtypes)), low=low).lowered > 0
+    if not any(has_body(network.proto, node) for node in network.nodes):
+        return {}
+    plain = {first_output(node) for node in network.nodes if not is_call(network.proto, node)}
+    lowered = count_lowered(network, keep, dtypes, low).lowered
+    return {address: node for address, node in lowered.items() if address not in plain}

@@ -192,7 +192,7 @@ def _say_left(subject: Subject, target: TargetSettings, precision: str) -> None:
             f"--{precision} changes nothing in {subject.settings.path}: {why}; drop the option."
         )
     if left:
-        subject.console.warn(f"{left}; {plural(census.lowered, 'node')} can")
+        subject.console.warn(f"{left}; {plural(len(census.lowered), 'node')} can")
 
 
 def require_reference(subject: Subject) -> None:

@@ -112,21 +112,35 @@ def test_what_stays_in_fp32_is_said_with_its_number_of_nodes(cli: CommandLine, h
     cli("convert", model, "-o", "half.onnx", "--fp16").ended(0)
 
 
-def test_precision_keeps_the_control_flow_that_needs_fp32(cli: CommandLine, here: Path) -> None:
-    model = written("If", here)
-    ran = cli(
-        "precision",
-        model,
-        "--onnxrt",
-        "--fp16",
-        "--load-inputs",
-        "x.npz",
-        "-o",
-        "mixed.onnx",
-        "--json",
-        "r.json",
-    )
-    assert [node["op"] for node in ran.ended(0).result["keep_fp32"]] == ["If"]
+@pytest.mark.parametrize("kind", [*BODIES, "function"])
+def test_precision_keeps_the_nodes_inside_that_need_fp32(
+    cli: CommandLine, here: Path, kind: str
+) -> None:
+    words = ("precision", written(kind, here), "--onnxrt", "--fp16", "--load-inputs", "x.npz")
+    result = cli(*words, "-o", "mixed.onnx", "--json", "r.json").ended(0).result
+    kept = [node["outputs"][0] for node in result["keep_fp32"]]
+    within = "" if kind == "function" else "y/"
+    assert [name.removeprefix(within).split("__")[0] for name in kept][:2] == ["big", "square"]
+    assert result["not_lowered"] >= 0
+    run = ("run", "m.onnx", "--onnxrt", "--fp16", "--load-inputs", "x.npz", "--rtol", "2e-2")
+    cli(*run, "--keep-fp32", *(["y"] if kind == "function" else kept)).ended(0)
+    cli("run", "mixed.onnx", "--onnxrt", "--load-inputs", "x.npz").ended(0)
+
+
+def test_include_and_exclude_match_nodes_inside(cli: CommandLine, here: Path) -> None:
+    body = BODIES["If"].replace("y =", "t =") + " y = Div(t, hundred)"
+    model = save_text(here / "m.onnx", ENDS, body, WEIGHTS)
+    np.savez("x.npz", x=np.full((2, 3), 900, np.float32))
+    words = ("precision", model, "--onnxrt", "--fp16", "--load-inputs", "x.npz", "-o", "h.onnx")
+
+    def searched(*options: str) -> int:
+        result = cli(*words, "--overwrite", "--json", "r.json", *options).ended(0).result
+        return int(result["lowered"]) + len(result["keep_fp32"])
+
+    assert searched() == 5
+    assert searched("--exclude", "op:Mul") == 3
+    assert searched("--exclude", "op:If") == 1
+    assert searched("--exclude", "op:Div", "t/r") == 3
 
 
 def local(name: str, nodes: str, opset: int = 13) -> str:
