@@ -132,6 +132,13 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_no_page_is_too_long_to_read() -> None:
+    """But for what is generated."""
+    words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in PAGES}
+    del words["reference.md"]
+    assert {name: count for name, count in words.items() if count > 1500} == {}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
@@ -154,7 +161,11 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md"],
+    [
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "docs" / "architecture.md",
+        *sorted(ROOT.glob("docs/internals-*.md")),
+    ],
     ids=lambda page: page.stem,
 )
 def test_every_file_that_is_named_is_there(page: Path) -> None:

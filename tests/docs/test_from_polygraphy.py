@@ -1,4 +1,4 @@
-"""Every command and option that docs/from-polygraphy.md promises is run here on a small model; TensorRT's are only read."""
+"""Every command and option that the pages for users of Polygraphy promise is run here on a small model; TensorRT's are only read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support import chain, has, overflowing, script
 
 from bisect_trt.cli.aliases import ALIASES, translated
 
-PAGE = Path(__file__).parents[2] / "docs" / "from-polygraphy.md"
+PAGES = sorted((Path(__file__).parents[2] / "docs").glob("from-polygraphy*.md"))
 TENSORRT = "TensorRT"
 ACCEPTED = "Names of Polygraphy that work"
 NEED_A_GPU = {"--trt", "--strongly-typed", "--load-engine"}
@@ -90,8 +90,9 @@ PICTURES = {f"run --load-outputs a.npz b.npz {PLOTS}": 1}
 
 
 def sections() -> dict[str, str]:
-    """The page's sections that have a table, by their titles."""
-    parts = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    """The sections of the pages that have a table, by their titles."""
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    parts = re.split(r"^## ", text, flags=re.MULTILINE)
     return {part.splitlines()[0]: part for part in parts if "\n| " in part}
 
 
