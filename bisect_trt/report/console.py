@@ -77,6 +77,7 @@ class ProgressLine:
         self.best = ""
         self.expected = 0
         self.before = 0
+        self.since = 0.0
         self._sizes: dict[str, int] = {}
         self._began = time.monotonic()
         self._live: Live | None = None
@@ -89,6 +90,7 @@ class ProgressLine:
         self.title = title
         self.expected = 0 if units is None else expected_probes(units)
         self.before = self.probes
+        self.since = time.monotonic()
         if not self._shown:
             self.show()
 
@@ -111,12 +113,15 @@ class ProgressLine:
         return plain(f"{elapsed}  {', '.join(filter(None, (self.found(), self.title)))}")
 
     def found(self) -> str:
-        """Return the number of probes, about how many the search takes, and the best so far."""
+        """Return the number of probes, about how many the search takes and how long, and the best so far."""
         if not self.probes:
             return ""
         count = plural(self.probes, "probe")
         if self.expected:
-            count = f"{self.probes - self.before} of about {plural(self.expected, 'probe')}"
+            done = self.probes - self.before
+            left = (time.monotonic() - self.since) * (self.expected / max(done, 1) - 1)
+            count = f"{done} of about {plural(self.expected, 'probe')}"
+            count += f", {seconds(left, whole=True)} left" if done else ""
         return f"{count}, best so far: {self.best}" if self.best else count
 
     def show(self) -> None:
