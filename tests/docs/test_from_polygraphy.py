@@ -1,4 +1,4 @@
-"""Every command and option that the pages for users of Polygraphy promise is run here on a small model; TensorRT's are only read."""
+"""Every command and option on the pages for users of Polygraphy is run here on a small model; those of TensorRT are read."""
 
 from __future__ import annotations
 
