@@ -32,6 +32,9 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 
 $(STAMP): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[$(EXTRA)]' --group test --group lint
+	# Beside whichever build of ONNX Runtime is there: its requirement would install the CPU build into the same folder.
+	$(BIN)/python -m pip install --quiet --no-deps 'onnxruntime-qnn>=2.3' \
+		|| echo "onnxruntime-qnn cannot be installed here, so the tests of QNN are skipped"
 	$(BIN)/python -m compileall -q bisect_trt
 	touch $@ $(VENV)/.demo
 

@@ -42,6 +42,7 @@ class TargetGroup(TypedDict, total=False):
     fresh_process: bool
     providers: str | Sequence[str]
     provider_option: str | Sequence[str] | Mapping[str, object]
+    all_on_ep: bool
     session_option: str | Sequence[str] | Mapping[str, object]
     graph_optimization_level: str
     disable_optimizer: str | Sequence[str]

@@ -29,7 +29,7 @@ _BUILDS = {
         for name in ("directml", "gpu", "migraphx", "openvino", "qnn", "rocm", "training")
     ),
 }
-"""Distributions that install the module ``onnxruntime``."""
+"""Distributions that install the module ``onnxruntime``, in some releases or all."""
 
 
 @cache
@@ -87,7 +87,7 @@ def conflicting_builds() -> str | None:
     folders: dict[Path, set[str]] = {}
     for path in map(Path, _metadata()):
         name = path.name.split("-")[0]
-        if name in _BUILDS:
+        if name in _BUILDS and _holds_runtime(path):
             folders.setdefault(path.parent, set()).add(name.replace("_", "-"))
     found = sorted(next((names for names in folders.values() if len(names) > 1), ()))
     if not found:
@@ -96,6 +96,14 @@ def conflicting_builds() -> str | None:
         f"{' and '.join(found)} are installed in one folder, so the runtime under test is a mix of them. Remove them and "
         f"install one: pip uninstall -y {' '.join(found)} && pip install {found[-1]}"
     )
+
+
+def _holds_runtime(metadata: Path) -> bool:
+    """Return whether a distribution installs the module ``onnxruntime``; providers of ONNX Runtime's plug-in ABI do not."""
+    try:
+        return "onnxruntime/" in (metadata / "RECORD").read_text("utf-8", "replace")
+    except OSError:  # not installed by pip
+        return True
 
 
 @cache

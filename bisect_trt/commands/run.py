@@ -86,6 +86,8 @@ _TYPES = {
 """The precisions of types in the layers of engines, where a type has another name."""
 _PRECISIONS = {"fp32", "fp16", "bf16", "fp8", "int8", "int4", "fp4"}
 """Layers of other types (integers, masks) are not counted."""
+_KINDS = 6
+"""The largest number of operators that are named of a provider."""
 _LITTLE = 0.5
 """Below this share of layers in a requested precision, the difference is printed."""
 
@@ -450,6 +452,7 @@ def _compare_target(
             compared,
             every=True,
             details=True,
+            layers=True,
             save_outputs=outputs,
         )
         return subject.workers.ask(request, options.timeout)
@@ -466,6 +469,7 @@ def _compare_target(
             (NpzFile(a), NpzFile(b)) for a, b in zip(outputs, files, strict=True) if a.exists()
         ]
         table.add(reply.comparisons, pairs, prefix if len(golden) > 1 else "")
+    _tell_placement(session, reply.layers)
     if options.save_outputs is not None:
         save_samples(
             options.save_outputs,
@@ -473,6 +477,24 @@ def _compare_target(
             target.describe(),
         )
     return table.conclude()
+
+
+def _tell_placement(session: Session, layers: Sequence[Json]) -> None:
+    """Print which providers run the nodes, where the runtime reports it."""
+    if placed := [dict(each) for each in layers if "provider" in each]:
+        session.result.layers = placed
+        session.console.answer(describe_placement(placed))
+
+
+def describe_placement(layers: Sequence[Json]) -> str:
+    """Return how many nodes each execution provider runs, and the operators of all but the largest part."""
+    counts = Counter(each["provider"] for each in layers)
+    parts = []
+    for place, (provider, number) in enumerate(counts.most_common()):
+        kinds = Counter(each["kind"] for each in layers if each["provider"] == provider)
+        operators = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common(_KINDS))
+        parts.append(f"{number} on {provider}{f': {operators}' if place else ''}")
+    return f"Of {len(layers)} nodes {'; '.join(parts)}."
 
 
 def marked(subject: Subject, names: Sequence[str]) -> onnx.ModelProto:

@@ -23,7 +23,9 @@ from bisect_trt.mixed_precision.search import (
     marked,
     with_metadata,
 )
+from bisect_trt.onnxlib.host import keep_on_host
 from bisect_trt.onnxlib.load import has_external_data
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output, in_module
 from bisect_trt.onnxlib.save import said_beside
 from bisect_trt.options.searches import PrecisionOptions
@@ -41,6 +43,7 @@ from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
 from bisect_trt.session.checks import CheckSettings, make_check
 from bisect_trt.session.session import Session
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.process import workers_within
 
@@ -441,6 +444,27 @@ _FRESH_SAMPLES = 60
 more."""
 
 
+def _in_fp32(
+    case: Candidate, target: TargetSettings, precision: str, *, by_layer: bool
+) -> Candidate:
+    """Return the minimal case with nothing of it lowered.
+
+    Args:
+        case: The minimal case.
+        target: The target, which lowers it.
+        precision: The low precision.
+        by_layer: Whether the target lowers layer by layer.
+    """
+    alone = replace(case, title="the minimal case in fp32")
+    every = tuple(map(first_output, case.proto.graph.node))
+    if by_layer:
+        return replace(alone, keep=every)
+    if target.target.computes_low(target):
+        types = Network(case.proto).element_types
+        alone = replace(alone, made=keep_on_host(case.proto, every, types))
+    return marked(alone, precision)
+
+
 def find_fix(
     session: Session, check: CheckSettings, search: Search, case: Candidate, folder: Path
 ) -> None:
@@ -486,13 +510,7 @@ def find_fix(
     fixer = prober.beside(
         fixed, workers_within(search.workers, subject.workers.width)
     )  # it shares journal and budget
-    # The minimal case, nothing of it lowered.
-    alone = replace(case, title="the minimal case in fp32")
-    alone = (
-        replace(alone, keep=tuple(map(first_output, case.proto.graph.node)))
-        if by_layer
-        else marked(alone, precision)
-    )
+    alone = _in_fp32(case, target, precision, by_layer=by_layer)
     part = Result("precision")  # of its own, so that the answer of the diagnosis stays as it is
     fix = None
     try:

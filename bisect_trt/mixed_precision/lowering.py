@@ -31,6 +31,7 @@ from bisect_trt.mixed_precision.search import UNUSED_RANGES, Lowering, Precision
 from bisect_trt.onnxlib.bodies import has_body
 from bisect_trt.onnxlib.cleanup import QUANTIZING
 from bisect_trt.onnxlib.functions import inline_functions
+from bisect_trt.onnxlib.host import keep_on_host
 from bisect_trt.onnxlib.low_census import lowered_inside
 from bisect_trt.onnxlib.low_plan import LOW_TYPES, Slots, check_opset, plan_slots
 from bisect_trt.onnxlib.lower import lower_fp16
@@ -53,7 +54,11 @@ ENGINES = (".engine", ".plan", ".trt")
 
 
 class CastLowering(Lowering):
-    """By Casts in the ONNX graph: real low-precision nodes, and fp32 ones between Casts."""
+    """By Casts in the ONNX graph: real low-precision nodes, and fp32 ones between Casts.
+
+    On a device that computes in the low precision itself there are no Casts: it leaves fp32 nodes
+    to the CPU.
+    """
 
     def __init__(self, subject: Subject, units: NodeUnits, settings: PrecisionSettings) -> None:
         """``units`` may be lowered; ``settings`` has the precision and the target."""
@@ -62,6 +67,8 @@ class CastLowering(Lowering):
         self._settings = settings
         self._low = LOW_TYPES[settings.precision]
         self._emulated = settings.emulated
+        target = settings.target
+        self._on_device = target is not None and target.target.computes_low(target)
         self._types = subject.element_types
         network = subject.network
         self._proto = _sorted(network.proto, network)
@@ -75,7 +82,7 @@ class CastLowering(Lowering):
 
     def forms(self) -> Iterator[tuple[tuple[str, ...], Candidate]]:
         """Return other forms of the lowered model, and the rules that rewrite it; without a rule it is in bf16."""
-        if self._settings.precision == "fp16":
+        if self._settings.precision == "fp16" and not self._on_device:
             with suppress(UsageError):  # the opset is too old
                 check_opset(self._subject.network.proto, TensorProto.BFLOAT16)
                 bf16 = CastLowering(
@@ -113,6 +120,8 @@ class CastLowering(Lowering):
         }
         # The last node of a function has the address of the call.
         flat = inline_functions(proto, self._node_units.excluded)
+        if self._on_device:
+            return keep_on_host(flat, kept, self._types)
         return lower_fp16(flat, self._fixed | kept, self._types, self._low, weights)
 
     def _made(self, model: onnx.ModelProto, keep: Subset, title: str) -> Candidate:

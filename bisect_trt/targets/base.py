@@ -385,6 +385,10 @@ class Target(ABC):
         """Return whether it would compute low-precision nodes in fp32, so that candidates have to round instead."""
         return False
 
+    def computes_low(self, settings: TargetSettings) -> bool:
+        """Return whether it computes floats in a low precision of its own, so that only the CPU computes a node in fp32."""
+        return False
+
     def finds_weights(self, settings: TargetSettings) -> bool:
         """Return whether its runtime reads :data:`ELSEWHERE` for the folder of a model's weights.
 

@@ -22,6 +22,7 @@ from bisect_trt.targets.settings import TargetSettings
 SAMPLES: dict[str, Any] = {
     "providers": ("cuda", "cpu"),
     "graph_optimization_level": "ORT_DISABLE_ALL",
+    "all_on_ep": True,
     "disabled_optimizers": ("GemmTransposeFusion",),
     "provider_options": (("device_id", "1"),),
     "session_options": (("session.disable_prepacking", "1"),),

@@ -72,7 +72,12 @@ class OnnxRuntimeSettings(OwnSettings):
 
     providers: Annotated[
         tuple[str, ...],
-        option(metavar="NAME", help="ONNX Runtime's execution providers: cpu, cuda, ..."),
+        option(
+            "--providers",
+            "--ep",
+            metavar="NAME",
+            help="ONNX Runtime's execution providers: cpu, cuda, ...; one of a package: qnn, webgpu, ...; or NAME=LIBRARY.",
+        ),
     ] = ()
     provider_options: Annotated[
         Pairs,
@@ -84,6 +89,12 @@ class OnnxRuntimeSettings(OwnSettings):
             check=once("--provider-option"),
         ),
     ] = ()
+    all_on_ep: Annotated[
+        bool,
+        option(
+            help="A node that falls back to the CPU is a failure (session.disable_cpu_ep_fallback)."
+        ),
+    ] = False
     session_options: Annotated[
         Pairs,
         option(
@@ -154,25 +165,29 @@ class OnnxRuntimeTarget(Target):
     emulator = "ONNX Runtime's CPU provider"
     writes_casts = True
     sent = ("bisect_trt.targets.onnxrt.runner",)
-    packages = tuple(Package(name) for name in ("onnxruntime", "onnxruntime-gpu"))
+    packages = tuple(
+        Package(name) for name in ("onnxruntime", "onnxruntime-gpu", "onnxruntime-qnn")
+    )
     files = ("custom_op_libraries",)
 
     def package(self, settings: TargetSettings) -> Package:
-        """The build for CPUs, where it runs on nothing else."""
-        return self.packages[0 if self.emulates_low(settings) else 1]
+        """The build for CPUs, where it runs on nothing else; the package of a provider that is not built in."""
+        providers = {_short(name) for name in settings.of(OnnxRuntimeSettings).providers}
+        plugged = next((each for each in self.packages[2:] if each.name[12:] in providers), None)
+        return plugged or self.packages[0 if self.emulates_low(settings) else 1]
 
     def lower(self, settings: TargetSettings, model: Path, facts: Plain) -> ModelProto | None:
         """Return the model with Casts to the low precision; ``None`` if it runs unchanged.
 
         The CPU provider would run fp16 nodes in fp32, and no bf16 nodes at all, so there they are
-        emulated by round trips.
+        emulated by round trips. QNN computes in fp16 itself, so it runs the model as it is.
 
         Args:
             settings: The settings of the target.
             model: The ONNX file.
             facts: ``providers`` has the execution providers in use.
         """
-        if not (settings.fp16 or settings.bf16):
+        if not (settings.fp16 or settings.bf16) or self.computes_low(settings):
             return None
         from bisect_trt.onnxlib.lower import lower_fp16  # noqa: PLC0415 - as above
         from bisect_trt.onnxlib.roundings import lower_roundtrip  # noqa: PLC0415 - a command line is read without
@@ -239,6 +254,10 @@ class OnnxRuntimeTarget(Target):
         """On its CPU provider."""
         options = settings.of(OnnxRuntimeSettings)
         return all(_short(name) == "cpu" for name in options.providers)
+
+    def computes_low(self, settings: TargetSettings) -> bool:
+        """On QNN: HTP computes in fp16 (``enable_htp_fp16_precision``)."""
+        return "qnn" in map(_short, settings.of(OnnxRuntimeSettings).providers)
 
 
 def _types_onnx_cannot_infer(

@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import importlib
 import json
 import os
 import pathlib
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from bisect_trt.errors import ConflictError, RuntimeMissingError, UnavailableError, UnknownNameError
+from bisect_trt.errors import (
+    ConflictError,
+    MissingOptionError,
+    RuntimeMissingError,
+    UnavailableError,
+    UnknownNameError,
+)
 from bisect_trt.targets.messages import (
     TINY_MODEL,
     BuildError,
@@ -44,8 +53,14 @@ EXECUTION_PROVIDER = "ExecutionProvider"
 FATAL_ONLY = 4
 _NO_TENSORRT = re.compile("Please install TensorRT libraries")
 """ONNX Runtime's message where the libraries of its TensorRT provider are missing."""
+_NO_BACKEND = re.compile("Could not determine default backend path")
+"""QNN's message on a machine without its hardware, where no backend is named."""
 VERBOSE = ("log_severity_level", "0")
 """The session option that logs every graph pass."""
+_RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
+"""The session option that records which provider runs which node: since ONNX Runtime 1.24."""
+_NO_FALLBACK = "session.disable_cpu_ep_fallback"
+"""The session option that refuses a model of which a node would run on the CPU provider."""
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 """The folder of the weights of a model in memory: a setting since ONNX Runtime 1.21, ignored
 before."""
@@ -80,7 +95,8 @@ class OrtRunner:
         self._settings = settings
         # A search is about Inf and NaN; a warning for each of them is noise.
         onnxruntime.set_default_logger_severity(FATAL_ONLY)
-        self._providers = prepare(settings)[1]["providers"]
+        prepare(settings)
+        self._providers = find_providers(settings["providers"] or ["cpu"])
         if settings["provider_options"] or settings["session_options"]:
             try:
                 self._open(TINY_MODEL)
@@ -94,7 +110,7 @@ class OrtRunner:
             "lowers_by": "cast",
             "version": onnxruntime.__version__,
             "providers": self._providers,
-            "available": onnxruntime.get_available_providers(),
+            "available": [*onnxruntime.get_available_providers(), *provider_packages()],
         }
 
     def load(self, path: pathlib.Path, feed: Feed, hints: Plain) -> OrtSession:
@@ -179,6 +195,8 @@ class OrtRunner:
         options, arguments = prepare(self._settings)
         if weights is not None:
             options.add_session_config_entry(_WEIGHTS_FOLDER, weights)
+        if self._settings["all_on_ep"] and model is not TINY_MODEL:
+            options.add_session_config_entry(_NO_FALLBACK, "1")
         try:
             # ONNX Runtime's own fallback prints, goes on with the CPU and does not tell the caller.
             session = onnxruntime.InferenceSession(
@@ -187,8 +205,15 @@ class OrtRunner:
         except Exception as error:  # its exceptions have no common base
             if _NO_TENSORRT.search(str(error)):
                 raise _unusable(["TensorrtExecutionProvider"]) from error
+            if _NO_BACKEND.search(str(error)):
+                raise MissingOptionError(
+                    "QNN has no default backend on this machine; give --provider-option backend_type:htp, and soc_model "
+                    "and htp_arch of the device that HTP's simulator is to compute as."
+                ) from error
             raise BuildError(str(error)) from error
-        left_out = [name for name in self._providers if name not in session.get_providers()]
+        # A provider of a package is left out where it takes no node; it says itself what it lacks.
+        expected = set(self._providers).difference(_plugged(self._providers))
+        left_out = sorted(expected.difference(session.get_providers()))
         if left_out:
             raise _unusable(left_out)
         return session
@@ -258,6 +283,25 @@ class OrtSession:
             if ort_type.raw:
                 self._raw_inputs[value.name] = ort_type.element
 
+    def layers(self) -> list[dict[str, Any]]:
+        """Return the nodes with the provider that runs each; none with the providers of this build alone.
+
+        They are the nodes of the graph when it was divided, after the first optimizations.
+        """
+        if not _plugged(self.session.get_providers()):
+            return []
+        return [
+            {
+                "name": node.name,
+                "kind": node.op_type,
+                "precisions": [],
+                "tensors": [],
+                "provider": part.ep_name,
+            }
+            for part in self.session.get_provider_graph_assignment_info()
+            for node in part.get_nodes()
+        ]
+
     def run(self, inputs: Feed) -> Found:
         """Return all outputs by name, and the members of a sequence, a map or an optional by names of :func:`members`.
 
@@ -304,7 +348,7 @@ class OrtSession:
 
 
 def prepare(settings: Plain) -> tuple[Any, dict[str, Any]]:
-    """Return the options of a session, and its further arguments by name; providers have ONNX Runtime's names.
+    """Return the options of a session, and its further arguments by name.
 
     Raises:
         UnavailableError: This ONNX Runtime has no such provider, or cannot load a library.
@@ -329,10 +373,14 @@ def prepare(settings: Plain) -> tuple[Any, dict[str, Any]]:
         raise UnknownNameError(
             f"--provider-option {next(iter(provider_options))}: ONNX Runtime's CPU provider has no options; leave it out."
         )
-    arguments: dict[str, Any] = {
-        "providers": names,
-        "provider_options": [provider_options, *({} for _ in names[1:])],
-    }
+    arguments: dict[str, Any] = {}
+    if _plugged(names):
+        devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name in names]
+        options.add_provider_for_devices(devices[:1], provider_options)
+        options.add_session_config_entry(_RECORD_PLACEMENT, "1")
+    else:
+        arguments["providers"] = names
+        arguments["provider_options"] = [provider_options, *({} for _ in names[1:])]
     if settings["disabled_optimizers"]:
         arguments["disabled_optimizers"] = list(settings["disabled_optimizers"])
     return options, arguments
@@ -360,18 +408,89 @@ def set_entry(options: Any, name: str, value: str) -> None:
 def find_providers(requested: Any) -> list[str]:
     """Execution providers by ONNX Runtime's names, given long or short ones in any case.
 
+    One that ONNX Runtime does not hold is looked for among the packages that hold one, or is given
+    with its library, as ``NAME=FILE``; it is registered.
+
     Raises:
-        UnavailableError: This ONNX Runtime has no such provider.
+        UnavailableError: There is no such provider here, or ONNX Runtime does not load it.
+        UsageError: A provider of a package is given beside another one.
     """
     onnxruntime = load_onnxruntime()
     short = {short_name(name): name for name in onnxruntime.get_available_providers()}
-    for name in requested:
-        if short_name(name) not in short:
-            available = ", ".join(sorted(short))
-            raise RuntimeMissingError(
-                f"ONNX Runtime has no execution provider '{name}' here; it has: {available}."
-            )
-    return list(dict.fromkeys(short[short_name(name)] for name in requested))
+    names = [
+        short[short_name(name)] if short_name(name) in short else _register(name)
+        for name in requested
+    ]
+    if _plugged(names) and len(set(names)) > 1:
+        raise ConflictError(
+            f"{', '.join(names)}: a provider of a package runs with the CPU provider alone; give it alone."
+        )
+    return list(dict.fromkeys(names))
+
+
+def _plugged(names: Iterable[str]) -> list[str]:
+    """Return the providers among some that come from libraries that were registered."""
+    devices: Sequence[Any] = getattr(load_onnxruntime(), "get_ep_devices", list)()
+    libraries = {device.ep_name for device in devices if "library_path" in device.ep_metadata}
+    return [name for name in names if name in libraries]
+
+
+def provider_packages() -> list[str]:
+    """Return the modules on Python's path that hold an execution provider."""
+    modules = (
+        pathlib.Path(folder, f"{package}/__init__.py")
+        for folder in sys.path
+        for package in _names(folder)
+        if package.startswith("onnxruntime_")
+    )
+    return [
+        module.parent.name
+        for module in modules
+        if module.is_file() and "def get_library_path" in module.read_text("utf-8", "replace")
+    ]
+
+
+def _names(folder: str) -> list[str]:
+    """Return the names in a folder of Python's path; none in an archive, or where there is nothing."""
+    with contextlib.suppress(OSError):
+        return [path.name for path in pathlib.Path(folder or ".").iterdir()]
+    return []
+
+
+@functools.cache
+def _register(requested: str) -> str:
+    """Register a provider of a package, or of the library in ``NAME=FILE``; returns its name.
+
+    A package holds one if its module has ``get_ep_name`` and ``get_library_path``: the convention
+    of ONNX Runtime's documentation, "Plugin Execution Provider Libraries: Packaging".
+
+    Raises:
+        UnavailableError: There is none of this name, or ONNX Runtime does not load it.
+    """
+    onnxruntime = load_onnxruntime()
+    name, _, library = requested.partition("=")
+    wanted = short_name(name).replace("-", "_")
+    package = next((each for each in provider_packages() if wanted in each), None)
+    if not library and package is not None:
+        module = importlib.import_module(package)
+        name = module.get_ep_name()
+        library = module.get_library_path()
+    if not library or not hasattr(onnxruntime, "register_execution_provider_library"):
+        available = [*map(short_name, onnxruntime.get_available_providers()), *provider_packages()]
+        raise RuntimeMissingError(
+            f"ONNX Runtime has no execution provider '{name}' here; it has: {', '.join(sorted(available))}."
+        )
+    try:
+        onnxruntime.register_execution_provider_library(name, library)
+    except Exception as error:  # its exceptions have no common base
+        raise RuntimeMissingError(
+            f"ONNX Runtime cannot load the execution provider {name} from {library}: {clean_message(str(error))}."
+        ) from error
+    if not _plugged([name]):
+        raise RuntimeMissingError(
+            f"The execution provider {name} finds no device here that it can use."
+        )
+    return str(name)
 
 
 def short_name(name: str) -> str:

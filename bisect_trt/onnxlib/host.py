@@ -1,0 +1,130 @@
+"""Nodes that an accelerator leaves to the CPU: each becomes the body of a Loop of one iteration.
+
+An execution provider that compiles graphs takes no Loop (Qualcomm's HTP, most NPUs), and so not
+what is in it: ONNX Runtime runs both on its CPU provider, in fp32. ONNX has no field for the device
+of a node, and ONNX Runtime's rules for it (``session.layer_assignment_settings``) are not part of a
+model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import (
+    bodies,
+    clone,
+    defined_names,
+    first_output,
+    free_name,
+    keep_only,
+)
+
+_SQUEEZE_BY_INPUT = 13
+"""The opset from which on Squeeze reads its axes from an input."""
+
+
+def keep_on_host(
+    model: ModelProto, outputs: Collection[str], types: Mapping[str, int]
+) -> ModelProto:
+    """Return a model in which the CPU runs some nodes whatever accelerator runs the others.
+
+    Args:
+        model: The model.
+        outputs: The first output of each of these nodes; a node in a body moves with the node
+            around it.
+        types: ONNX's element types by tensor.
+    """
+    infos = Network(model).infos
+    # Without its shape the tensor behind a Loop would be too free for an accelerator.
+    values = {
+        name: helper.make_tensor_value_info(
+            name, element, infos[name].shape if name in infos else None
+        )
+        for name, element in types.items()
+    }
+    moved = clone(model)
+    taken = defined_names(moved.graph)
+    opset = next(each.version for each in moved.opset_import if each.domain in ("", "ai.onnx"))
+    nodes: list[NodeProto] = []
+    for node in moved.graph.node:
+        inside = (defined_names(body) for body in bodies(node))
+        if first_output(node) in outputs or any(not names.isdisjoint(outputs) for names in inside):
+            nodes += _in_loop(node, values, taken, opset)
+        else:
+            nodes.append(node)
+    keep_only(moved.graph.node, nodes)
+    return moved
+
+
+def _in_loop(
+    node: NodeProto, values: Mapping[str, ValueInfoProto], taken: set[str], opset: int
+) -> list[NodeProto]:
+    """Return the nodes that compute what a node computes, in a Loop; ``taken`` gets their names.
+
+    What the node reads is carried by the Loop: providers that divide a graph look at the inputs of
+    nodes, and not at what a body reads from outside.
+    """
+
+    def name(what: str) -> str:
+        chosen = free_name(f"{first_output(node)}_{what}", taken)
+        taken.add(chosen)
+        return chosen
+
+    def described(tensor: str, like: str) -> ValueInfoProto:
+        value = clone(values[like])
+        value.name = tensor
+        return value
+
+    def copies(sources: Collection[str], targets: Collection[str]) -> list[NodeProto]:
+        pairs = zip(sources, targets, strict=True)
+        return [helper.make_node("Identity", [source], [target]) for source, target in pairs]
+
+    once = name("once")
+    axis = name("axis")
+    integers = helper.make_tensor("value", TensorProto.INT64, [], [1])
+    first = helper.make_tensor("value", TensorProto.INT64, [1], [0])
+    reads = [each for each in dict.fromkeys(node.input) if each in values]
+    makes = [each for each in node.output if each]
+    inside = {each: name("inside") for each in (*reads, *makes)}
+    moved = clone(node)
+    keep_only(moved.input, [inside.get(each, each) for each in node.input])
+    keep_only(moved.output, [inside.get(each, each) for each in node.output])
+    condition = name("condition")
+    carried = [name("carried") for _ in (condition, *reads)]
+    body = helper.make_graph(
+        [moved, *copies([condition, *(inside[each] for each in reads)], carried)],
+        name("body"),
+        [
+            helper.make_tensor_value_info(name("iteration"), TensorProto.INT64, []),
+            helper.make_tensor_value_info(condition, TensorProto.BOOL, []),
+            *(described(inside[each], each) for each in reads),
+        ],
+        [
+            helper.make_tensor_value_info(carried[0], TensorProto.BOOL, []),
+            *(described(*pair) for pair in zip(carried[1:], reads, strict=True)),
+            *(described(inside[each], each) for each in makes),
+        ],
+    )
+    stacked = [name("stacked") for _ in makes]
+    loop = helper.make_node(
+        "Loop",
+        [once, "", *reads],
+        [*(name("left") for _ in reads), *stacked],
+        name("loop"),
+        body=body,
+    )
+    by_input = opset >= _SQUEEZE_BY_INPUT
+    return [
+        helper.make_node("Constant", [], [once], once, value=integers),
+        *([helper.make_node("Constant", [], [axis], axis, value=first)] if by_input else []),
+        loop,
+        *(
+            helper.make_node("Squeeze", [stack, axis], [each], name("squeeze"))
+            if by_input
+            else helper.make_node("Squeeze", [stack], [each], name("squeeze"), axes=[0])
+            for stack, each in zip(stacked, makes, strict=True)
+        ),
+    ]

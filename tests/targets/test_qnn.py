@@ -1,0 +1,96 @@
+"""A provider of a package, for real: QNN's HTP backend, whose simulator runs on a CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import CommandLine
+from onnx import helper
+from support import node_names, read_json, reproduced, save
+
+needs_qnn = pytest.mark.skipif(
+    importlib.util.find_spec("onnxruntime_qnn") is None, reason="onnxruntime-qnn is not installed"
+)
+HTP = ["--onnxrt", "--ep", "qnn"]
+HTP += ["--provider-option", "backend_type:htp", "soc_model:57", "htp_arch:75"]
+
+
+def overflowing(path: Path) -> Path:
+    """A product of 16 million between two layers: HTP computes in fp16, and saturates."""
+    nodes = [
+        helper.make_node("Mul", ["x", "big"], ["scaled"], name="scale"),
+        helper.make_node("Mul", ["scaled", "scaled"], ["squared"], name="square"),
+        helper.make_node("Sqrt", ["squared"], ["rooted"], name="root"),
+        helper.make_node("Add", ["rooted", "x"], ["added"], name="add"),
+        helper.make_node("Relu", ["added"], ["y"], name="relu"),
+    ]
+    return save(path, nodes, {"big": np.float32(4000)})
+
+
+def not_taken(path: Path) -> Path:
+    """A determinant, which HTP does not compute."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"], name="relu"),
+        helper.make_node("Det", ["r"], ["d"], name="det"),
+        helper.make_node("Add", ["d", "one"], ["y"], name="add"),
+    ]
+    return save(path, nodes, {"one": np.float32(1)}, inputs={"x": [2, 4, 4]}, outputs={"y": [2]})
+
+
+@needs_qnn
+def test_an_overflow_is_named_and_its_nodes_are_left_to_the_cpu(
+    cli: CommandLine, here: Path
+) -> None:
+    """The written model is right on the device, which still runs the other nodes."""
+    model = overflowing(here / "model.onnx")
+    ran = cli("diagnose", model, *HTP, "--fp16", "-o", "out", "--json", "r.json")
+    answer = read_json(Path("r.json"))
+    assert ran.status == 0, ran.out + ran.err
+    assert node_names(Path("out/model.onnx")) == ["square"]
+    assert answer["fault"]["whose"] == "precision"
+    assert reproduced(Path("out"))
+    ran = cli("run", "out/mixed.onnx", *HTP, "--fp16", "--json", "fixed.json")
+    assert ran.status == 0, ran.out
+    placed = {each["name"]: each["provider"] for each in read_json(Path("fixed.json"))["layers"]}
+    assert placed["square"] == "CPUExecutionProvider"
+    assert placed["add"] == "QNNExecutionProvider", placed
+
+
+@needs_qnn
+def test_a_fallback_is_told_and_may_be_a_failure(cli: CommandLine, here: Path) -> None:
+    model = not_taken(here / "model.onnx")
+    ran = cli("run", model, *HTP, "--fp16")
+    assert ran.status == 0, ran.out
+    assert "2 on QNNExecutionProvider; 1 on CPUExecutionProvider: Det (1)" in " ".join(
+        ran.out.split()
+    )
+    ran = cli("reduce", model, *HTP, "--fp16", "--all-on-ep", "-o", "small.onnx")
+    assert ran.status == 0, ran.out + ran.err
+    assert [node.op_type for node in onnx.load("small.onnx").graph.node] == ["Det"]
+
+
+@needs_qnn
+def test_a_backend_is_asked_for(cli: CommandLine, here: Path) -> None:
+    ran = cli("run", overflowing(here / "model.onnx"), "--onnxrt", "--ep", "qnn")
+    assert (ran.status, "BT1004" in ran.err, "backend_type:htp" in ran.err) == (2, True, True)
+
+
+@needs_qnn
+def test_it_is_given_alone(cli: CommandLine, here: Path) -> None:
+    ran = cli("run", overflowing(here / "model.onnx"), "--onnxrt", "--ep", "qnn", "cpu")
+    assert (ran.status, "BT1003" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("provider", "says"),
+    [("nothing", "it has: "), ("mine=missing.so", "cannot load the execution provider mine")],
+)
+def test_a_provider_that_is_not_there(
+    cli: CommandLine, here: Path, provider: str, says: str
+) -> None:
+    ran = cli("run", overflowing(here / "model.onnx"), "--onnxrt", "--ep", provider)
+    assert (ran.status, "BT2003" in ran.err, says in ran.err) == (4, True, True), ran.err
