@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bisect_trt.errors import ValueRefusedError
 from bisect_trt.probe.candidate import Probe
 from bisect_trt.report.parts import EngineLayer, LayersChanged, Switches
 from bisect_trt.search.oracle import Subset, Verdict
@@ -33,11 +32,17 @@ class Engines:
     Attributes:
         session: The model's session.
         panel: The switches.
+        asked: Whether the user named the switches.
+        sized: Whether only the size of the engine is limited.
+        ignored: The options that the compiler ignores, with its reasons.
         notes: Why counters name no fusion.
     """
 
     session: Session
     panel: Panel
+    asked: bool = False
+    sized: bool = False
+    ignored: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     _built: dict[Subset, Mapping[str, Any] | None] = field(default_factory=dict)
 
@@ -51,46 +56,32 @@ class Engines:
             asked = Trace(settings, models.write("trace", base.proto), feed, "fusions")
             reply = models.workers.ask(asked)
             self._built[units] = None if isinstance(reply, Failed) or not reply else reply
+            self.ignored |= (self._built[units] or {}).get("ignored", {})
         return self._built[units]
 
-    def acting(self, units: Sequence[int], *, asked: bool, singly: bool) -> list[int]:
-        """Return the switches that the compiler takes and with which the engine changes.
+    def acting(self, *, singly: bool) -> list[int]:
+        """Return the passes that the compiler takes and with which the engine changes, or shrinks where only its size counts.
 
-        Args:
-            units: The switches.
-            asked: Whether the user named them, so that the reason for leaving one out is printed.
-            singly: Whether each is built, so that those without effect are left out too.
-
-        Raises:
-            UsageError: The user named them, and the compiler ignores all of them.
+        ``singly``: whether each is built; else the ones that the compiler takes are returned.
         """
-        plain = self.of(frozenset())
-        ignored = dict((self.of(frozenset(units)) or {}).get("ignored", {}))
-        acting = list[int]()
-        for unit in units:
-            name = self.panel.switches[unit].name.partition(":")[2]
-            alone = None if name in ignored else frozenset({unit})
-            if alone is not None and not (
-                singly and plain is not None and len(units) <= _MOST_BUILT
-            ):
-                acting.append(unit)
-            elif alone and plain is not None and (engine := self.of(alone)) is not None:
-                ignored |= engine["ignored"]
-                changed = engine["size"] != plain["size"] or engine["layers"] != plain["layers"]
-                if changed and name not in ignored:
-                    acting.append(unit)
-        for name, why in ignored.items() if asked else ():
-            self.session.console.say(f"  {name}: the compiler ignores it: {why}")
-        if asked and units and len(ignored) >= len(units):
-            raise ValueRefusedError(
-                f"--compiler-switch: the compiler ignores each: {next(iter(ignored.values()))}; correct the names and values."
-            )
-        return acting
+        units = self.panel.of(Tier.COMPILER)
+        if units:
+            self.of(frozenset(units))
+        plain = self.of(frozenset()) if units else None
+        if plain is None or not singly or len(units) > _MOST_BUILT:
+            return [unit for unit in units if not self._ignores(unit)]
+        return [unit for unit in units if not self._ignores(unit) and self._acts(unit, plain)]
 
-    def size(self, unit: int) -> int:
-        """Return the bytes of the engine with one switch turned; the engine without any where there is none."""
-        engine = self.of(frozenset({unit})) or self.of(frozenset()) or {}
-        return int(engine.get("size", 0))
+    def _acts(self, unit: int, plain: Mapping[str, Any]) -> bool:
+        engine = self.of(frozenset({unit}))
+        if engine is None or self._ignores(unit):
+            return False
+        if self.sized:
+            return bool(engine["size"] < plain["size"])
+        return any(engine[fact] != plain[fact] for fact in ("size", "layers"))
+
+    def _ignores(self, unit: int) -> bool:
+        return self.panel.switches[unit].name.partition(":")[2] in self.ignored
 
     def changed(
         self, failing: Subset, passing: Subset, fusion: int | None = None
@@ -106,6 +97,11 @@ class Engines:
         ]
         bad, good = (_layers((counts[side] - counts[1 - side]).elements()) for side in range(2))
         return LayersChanged(fusion, bad, good)
+
+    def doubts(self) -> list[str]:
+        """Return why switches that the user named are no answer."""
+        ignored = self.ignored.items() if self.asked else ()
+        return [*self.notes, *(f"the compiler ignores {name}: {why}" for name, why in ignored)]
 
     def fusions(self) -> list[Switches]:
         """Return, for each counter, the value before the fusion that makes the model fail, proven by builds with and without it.

@@ -7,9 +7,8 @@ pass.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from msgspec import structs
@@ -208,22 +207,23 @@ class Answers:
         tried: The number of switches that were changed in a candidate, alone or with others.
     """
 
-    alternatives: Alternatives = field(default_factory=Alternatives)
-    failures: int = 0
-    tried: int = 0
+    alternatives: Alternatives
+    failures: int
+    tried: int
 
 
-def search_switches(session: Session, panel: Panel, most: int | None = None) -> Answers | None:
+def search_switches(session: Session, engines: Engines, most: int | None = None) -> Answers | None:
     """Find the fewest switches that fix the model, and alternatives.
 
-    Passes about single nodes come first, then options, then both together; switches of a whole kind
-    are an answer only if nothing smaller is.
+    Passes about single nodes come first, then options, then both together, then passes of the
+    compiler; switches of a whole kind are an answer only if nothing smaller is.
 
     Args:
         session: The model's session.
-        panel: The switches.
+        engines: The switches, and the engines that they make.
         most: The largest number of questions; ``None`` is returned if they are not enough.
     """
+    panel = engines.panel
     weights = {unit: switch.weight for unit, switch in enumerate(panel.switches)}
     passes, options, wholes = map(panel.of, (Tier.PASS, Tier.OPTION, Tier.WHOLE))
 
@@ -231,11 +231,7 @@ def search_switches(session: Session, panel: Panel, most: int | None = None) -> 
         def find(units: Sequence[int], *, likely: bool = False) -> Alternatives:
             if session.prober.check.bounds_whole:
                 return _alone(units, ask)
-            return (
-                find_alternatives(units, ask, weights=weights, likely=likely)
-                if units
-                else Alternatives()
-            )
+            return find_alternatives(units, ask, weights=weights, likely=likely)
 
         gates = [unit for unit in wholes if panel.switches[unit].covers is not None]
         shut = {
@@ -247,68 +243,17 @@ def search_switches(session: Session, panel: Panel, most: int | None = None) -> 
             more = find([*passes, *options])
         if found.found or more.found:
             return Alternatives((*found.found, *more.found), found.complete and more.complete)
+        inner = engines.acting(singly=most is None)
+        more = find_alternatives(inner, ask, likely=False) if engines.sized else find(inner)
+        if more.found:
+            return more
         singles = [frozenset({unit}) for unit in wholes if panel.switches[unit].within not in shut]
         return Alternatives(tuple(units for units in singles if ask(units) is Verdict.PASS))
-
-    return _searched(session, panel, story, most)
-
-
-def search_compiler(
-    session: Session,
-    check: CheckSettings,
-    engines: Engines,
-    most: int | None,
-    *,
-    asked: bool,
-) -> Answers | None:
-    """Find the fewest passes of the compiler that fix the model when they are disabled.
-
-    Args:
-        session: The model's session.
-        check: Its check.
-        engines: The engines that the switches make.
-        most: The largest number of questions; ``None`` is returned if they are not enough.
-        asked: Whether the user named the switches.
-
-    Raises:
-        UsageError: The compiler ignores all that the user named.
-    """
-    panel = engines.panel
-    every = panel.of(Tier.COMPILER)
-    units = engines.acting(every, asked=asked, singly=most is None)
-    session.console.say(
-        f"  {len(units)} of {len(every)} passes of the compiler may act on this model"
-    )
-    if check.limits is not None and not check.limits.others:
-        plain = engines.of(frozenset())
-        units = [unit for unit in units if plain and engines.size(unit) < plain["size"]]
-    elif session.prober.check.bounds_whole:
-        return _searched(session, panel, partial(_alone, units), most)
-    if not units:
-        return Answers()
-    return _searched(session, panel, partial(_together, units), most)
-
-
-def _together(units: Sequence[int], ask: Ask) -> Alternatives:
-    return find_alternatives(units, ask, likely=False)
-
-
-def _alone(units: Sequence[int], ask: Ask) -> Alternatives:
-    """Ask about each alone: with a limit of the whole model one switch may undo what another one gains."""
-    return Alternatives(
-        tuple(one for unit in units if ask(one := frozenset({unit})) is Verdict.PASS)
-    )
-
-
-def _searched(
-    session: Session, panel: Panel, story: Callable[[Ask], Alternatives], most: int | None
-) -> Answers | None:
-    """Run a search over switches; ``None`` if it takes more than ``most`` questions."""
 
     def limited(oracle: Oracle) -> Answers | None:
         heard = Transcript(oracle)
         try:
-            found = story(Limited(about_units(heard), frozenset(range(len(panel.switches))), most))
+            found = story(Limited(about_units(heard), frozenset(weights), most))
         except Enough:
             return None
         failing = heard.heard(Verdict.FAIL)
@@ -317,6 +262,13 @@ def _searched(
         return Answers(found, failures, len(frozenset().union(*asked)))
 
     return session.prober.search(limited, panel.candidate)
+
+
+def _alone(units: Sequence[int], ask: Ask) -> Alternatives:
+    """Ask about each alone: with a limit of the whole model one switch may undo what another one gains."""
+    return Alternatives(
+        tuple(one for unit in units if ask(one := frozenset({unit})) is Verdict.PASS)
+    )
 
 
 def explain(
@@ -355,12 +307,10 @@ def explain(
                 panel, switches=[each for each in panel.switches if each.kind != "precision"]
             )
         most = _MOST_COSTLY if costly else None
-        engines = Engines(session, panel)
+        sized = check.limits is not None and not check.limits.others
+        engines = Engines(session, panel, asked=bool(wanted), sized=sized)
         counted = engines.fusions()
-        found = Answers() if wanted else search_switches(session, panel, most)
-        if panel.of(Tier.COMPILER) and not (found and found.alternatives.found):
-            inner = search_compiler(session, check, engines, most, asked=bool(wanted))
-            found = _joined(found, inner)
+        found = search_switches(session, engines, most)
         if found is None:
             session.console.say(
                 f"  not found in {_MOST_COSTLY} builds; `{session.command('cause', check)}` searches further"
@@ -369,8 +319,7 @@ def explain(
         whole_panel = replace(panel, base=original, target=target)
         small = None if case is None or costly else replace(panel, base=case)
         detail = _confirm(session, engines, whole_panel, found, small)
-        if counted:
-            detail = structs.replace(detail, alternatives=(*detail.alternatives, *counted))
+        detail = structs.replace(detail, alternatives=(*detail.alternatives, *counted))
         passing = any(entry.whole for entry in detail.alternatives)
         # The message of a refusal or a crash shows which mechanism it is; a wrong value does not.
         if passing and base is case and not costly and not session.prober.ledger.is_broken:
@@ -410,21 +359,11 @@ def _fixing_only_whole(
     ):
         return ()
     rest = replace(whole, switches=[whole.switches[unit] for unit in sorted(unused)])
-    more = search_switches(session, rest)
+    engines = Engines(session, rest)
+    more = search_switches(session, engines)
     assert more is not None, "the number of questions is not limited"
     case_panel = replace(rest, base=case)
-    return _confirm(session, Engines(session, rest), rest, more, case_panel).alternatives
-
-
-def _joined(one: Answers | None, other: Answers | None) -> Answers | None:
-    """Return the answers of two searches of other switches; ``None`` if one of them was ended and nothing was found."""
-    if one is None or other is None:
-        return other if other and other.alternatives.found else None
-    sets = (*one.alternatives.found, *other.alternatives.found)
-    complete = one.alternatives.complete and other.alternatives.complete
-    return Answers(
-        Alternatives(sets, complete), one.failures + other.failures, one.tried + other.tried
-    )
+    return _confirm(session, engines, rest, more, case_panel).alternatives
 
 
 def _confirm(
@@ -445,7 +384,7 @@ def _confirm(
     prober = session.prober
     panel = engines.panel
     entries = list[Switches]()
-    doubts = [*engines.notes]
+    doubts = engines.doubts()
     same = whole.base is panel.base
     found = answers.alternatives
     for units in found.found:

@@ -117,6 +117,7 @@ def test_a_counter_names_the_fusion(model: Path, cli: CommandLine, here: Path) -
     [
         ("kgen:fusion_fuel=0..1", "passes with the largest value"),
         ("l2cm:enable=off", "none of the"),
+        ("no_such=off", 'the compiler ignores no_such=off: unknown option "-no_such"'),
     ],
 )
 def test_where_nothing_is_found_it_says_why(
@@ -135,7 +136,6 @@ def test_where_nothing_is_found_it_says_why(
         ("run --compiler-option no_such=off", 'unknown option "-no_such"'),
         ("run --compiler-option kgen:dump_source=on", "neither writes, connects"),
         ("run --builder-set build_route=-copy_ppg=off", "build_route: the runtime keeps"),
-        ("cause --compiler-switch no_such=off", 'unknown option "-no_such"'),
         ("cause --compiler-switch no_such*=off", "no known option fits"),
         ("cause --compiler-switch no_such=*", "its values are not known"),
         ("cause --compiler-switch exit=1", "neither writes, connects"),
