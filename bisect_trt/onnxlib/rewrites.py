@@ -242,7 +242,7 @@ def splice_in(view: NetworkView, fragments: Iterable[Fragment]) -> onnx.ModelPro
     return model
 
 
-Barrier = Literal["Max", "Einsum"]
+Barrier = Literal["Max", "Einsum", "output"]
 """The operator of a barrier. ONNX Runtime's TransposeOptimizer moves a Transpose through ``Max``,
 and not through ``Einsum``."""
 
@@ -250,6 +250,8 @@ and not through ``Einsum``."""
 def can_bar(info: TensorInfo | None, opset: int, op: Barrier = "Max") -> bool:
     """Return whether a tensor of this type can have a barrier: not all runtimes have ``Max`` of 8- and 16-bit integers."""
     kind, size = ("", 0) if info is None else (info.dtype.kind, info.dtype.itemsize)
+    if op == "output":
+        return info is not None
     if op == "Einsum":
         rank = len(info.shape) if info is not None and info.shape is not None else 0
         return 0 < rank <= len(ascii_lowercase) and opset >= 12 and kind in ("f", "i") and size >= 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -357,6 +358,7 @@ def environment() -> dict[str, str]:
         "CPU": f"{known['CPU']}, {known['cores']} cores",
         "GPU": ", ".join(gpu["name"] for gpu in gpus),
         "NVIDIA driver": next((gpu["driver"] for gpu in gpus), ""),
+        "__LUNOWUD": os.environ.get("__LUNOWUD", ""),
     }
     return {name: value for name, value in seen.items() if value}
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain, combinations, islice
 
 from bisect_trt.search.density import HOT, Density, cold
 from bisect_trt.search.groups import Kept
@@ -124,6 +125,19 @@ def keep_if_enough(count: int, max_questions: int, ask: Ask) -> Minimum | None:
         if ask(frozenset(everything)) is Verdict.PASS
         else None
     )
+
+
+def smallest_enough(count: int, max_questions: int, ask: Ask) -> Minimum | None:
+    """The smallest set of few units that is enough, where more units may be worse; ``None`` where none is met.
+
+    Args:
+        count: The number of units; they are numbered from 0.
+        max_questions: The largest number of questions.
+        ask: The oracle: ``PASS`` where these units are enough.
+    """
+    sets = chain.from_iterable(combinations(range(count), size) for size in range(1, count + 1))
+    some = map(frozenset, islice(sets, max_questions))
+    return next((Minimum(units, proven=True) for units in some if ask(units) is Verdict.PASS), None)
 
 
 def _prove(state: Kept, steps: list[str]) -> Minimum:

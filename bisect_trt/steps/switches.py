@@ -443,7 +443,7 @@ def _print(session: Session, detail: CauseDetail) -> list[str]:
     return answers
 
 
-def name_cause(session: Session, check: CheckSettings, case: Candidate) -> list[str]:
+def name_cause(session: Session, check: CheckSettings, case: Candidate | None = None) -> list[str]:
     """Search the cause as a step of a diagnosis, first for the minimal case; an error is printed and does not end it."""
     session.console.step("Search the cause in the target")
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, product
@@ -19,7 +19,9 @@ from msgspec import structs
 from bisect_trt.errors import BisectError, first_few, quoted
 from bisect_trt.mixed_precision.curve import in_tolerances
 from bisect_trt.mixed_precision.validation import Fresh, probe_on
+from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.rewrites import (
     ALL_RULES,
     RULES,
@@ -41,7 +43,7 @@ from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import Console
 from bisect_trt.report.parts import FreshCount, WorkaroundTried
 from bisect_trt.report.result import Result
-from bisect_trt.search.keep import keep_if_enough
+from bisect_trt.search.keep import keep_if_enough, smallest_enough
 from bisect_trt.search.oracle import Mode, Subset, Verdict
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Case, Session
@@ -49,6 +51,7 @@ from bisect_trt.session.space import Space
 from bisect_trt.steps.arbitration import Fault
 from bisect_trt.steps.minimal_case import find_minimum
 from bisect_trt.steps.switches import name_cause
+from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.worker.deadline import BudgetSpent
 
 PATCHED = "patched.onnx"
@@ -62,6 +65,11 @@ _SHOWN = 3
 _MOST_BARRIERS = 20
 """The largest number of barriers in an answer."""
 _MOST_SWITCHES = 3
+_BARRIERS: Mapping[Barrier, str] = {
+    "Max": "a Max node",
+    "Einsum": "an Einsum node that keeps each dimension",
+    "output": "an extra output, which need not be fetched",
+}
 Change = Callable[[Network], onnx.ModelProto]
 """Returns a patched model; it is applied to the searched model and to the user's file, which have
 the same nodes."""
@@ -185,10 +193,24 @@ def turn(result: Result) -> list[WorkaroundTried]:
     ]
 
 
+def _fused(session: Session) -> Iterator[list[str]]:
+    """Yield what the nodes of each layer make that the cause changes: outputs there may keep the compiler from making it."""
+    network = session.subject.network
+    detail = session.result.cause_detail
+    for changed in (entry.layers for entry in detail.alternatives) if detail else ():
+        for layer in changed.failing if changed else ():
+            places = [
+                place
+                for place, node in enumerate(network.nodes)
+                if {node.name, first_output(node)} & {*layer.nodes}
+            ]
+            yield [name for place in places for name in network.made(place)]
+
+
 def bar(
     session: Session, nodes: Collection[int], output: Path, most: int, *, everywhere: bool
 ) -> WorkaroundTried:
-    """Find the fewest fusion barriers: Max or Einsum nodes, which compute nothing and which no runtime removes."""
+    """Find the fewest fusion barriers: Max or Einsum nodes, which compute nothing and which no runtime removes, or outputs."""
     subject = session.subject
     network, opset = subject.network, NetworkView(subject.network).opset
     ordered = sorted(nodes, key=network.rank.__getitem__)
@@ -202,36 +224,57 @@ def bar(
     far = [*near, *network.computed] if everywhere else []
     transposes = any(node.op_type == "Transpose" for node in network.nodes)
     kinds: tuple[Barrier, ...] = ("Max", "Einsum") if transposes else ("Max",)
-    for op, names in product(kinds, (near, far)):
+    runtime = session.prober.check.runtime
+    compiles = runtime is not None and runtime.target.compiles
+    where: list[tuple[Barrier, list[str]]] = [*product(kinds, (near, far))]
+    where += (("output", names) for names in [*_fused(session)] or [near] * compiles)
+    for op, names in where:
         can = [name for name in dict.fromkeys(names) if can_bar(subject.infos.get(name), opset, op)]
         if not can:
             continue
-        ranks = (
-            None if op == "Max" else {name: len(subject.infos[name].shape or ()) for name in can}
-        )
-        space = Space(partial(_barred, session, can, ranks))
-        minimum = space.search(session.prober, partial(keep_if_enough, len(can), most - asked))
+        change = partial(_barred, subject.infos, op, can)
+        space = Space(partial(_tried_barriers, session, change))
+        strategy = smallest_enough if op == "output" else keep_if_enough
+        minimum = space.search(session.prober, partial(strategy, len(can), most - asked))
         asked += 1
         if minimum is not None and len(minimum.units) <= _MOST_BARRIERS:
-            chosen = _some(can, minimum.units)
-            node = "a Max node" if op == "Max" else "an Einsum node that keeps each dimension"
-            words = f"a barrier ({node}, which prevents fusions) after {quoted(chosen, _SHOWN)}"
-            change = partial(with_barriers, names=chosen, ranks=ranks)
-            tried = _written(session, WorkaroundTried("barrier", words, None), change, output)
+            chosen = quoted([can[place] for place in sorted(minimum.units)], _SHOWN)
+            words = f"a barrier ({_BARRIERS[op]}, which prevents fusions) after {chosen}"
+            way = WorkaroundTried("barrier", words, None)
+            tried = _written(session, way, partial(change, minimum.units), output)
             if tried.passes:
                 break
     return tried
 
 
-def _some(names: Sequence[str], units: Subset) -> list[str]:
-    return [names[place] for place in sorted(units)]
-
-
 def _barred(
-    session: Session, names: Sequence[str], ranks: Mapping[str, int] | None, units: Subset
+    infos: Mapping[str, TensorInfo],
+    op: Barrier,
+    names: Sequence[str],
+    units: Subset,
+    network: Network,
+) -> onnx.ModelProto:
+    """Return a model with barriers after some of the tensors.
+
+    Args:
+        infos: The types and shapes of the tensors.
+        op: The kind of barrier.
+        names: The tensors.
+        units: The places of those that get one.
+        network: The model.
+    """
+    some = [names[place] for place in sorted(units)]
+    if op == "output":
+        free = {name: replace(infos[name], shape=None) for name in some}
+        return mark_outputs(network, [*network.outputs, *some], free)
+    ranks = {name: len(infos[name].shape or ()) for name in some} if op == "Einsum" else None
+    return with_barriers(network, some, ranks)
+
+
+def _tried_barriers(
+    session: Session, change: Callable[[Subset, Network], onnx.ModelProto], units: Subset
 ) -> Candidate:
-    """Return the model with barriers after some of the tensors."""
-    model = with_barriers(session.subject.network, _some(names, units), ranks)
+    model = change(units, session.subject.network)
     return _candidate(session, model, f"{len(units)} barriers")
 
 
@@ -356,7 +399,7 @@ def work_around_limits(
     console.step(f"Which of {len(subject.units)} units take it there?", len(subject.units))
     minimum = find_minimum(session, Mode.AUTO)
     result.culprits = subject.describe_searched(minimum.units)
-    name_cause(session, check, subject.original)
+    name_cause(session, check)
     console.step("Search barriers and rewrites")
     # Else a form that slows the baseline down would pass.
     yardstick = subject.models.write("yardstick", subject.original.proto)

@@ -14,7 +14,12 @@ from bisect_trt.targets.base import Package, ShapeRange, Target
 from bisect_trt.targets.messages import Plain, names_of
 from bisect_trt.targets.runtime import load_proto, low_type
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
-from bisect_trt.targets.trt.settings import RtxSettings, TrtSettings, trt_switches
+from bisect_trt.targets.trt.settings import (
+    COMPILER_VARIABLE,
+    RtxSettings,
+    TrtSettings,
+    trt_switches,
+)
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -122,7 +127,9 @@ class TensorRtTarget(Target):
     def describe(self, settings: TargetSettings) -> str:
         """Its precisions, and what differs from TensorRT's defaults."""
         options = [
-            " ".join(value) if name == "compute_capabilities" else name.replace("_", " ")
+            " ".join(value)
+            if name in ("compute_capabilities", "compiler_options")
+            else name.replace("_", " ")
             for name, value in self.changed(settings)
             if name != "record"
         ]
@@ -142,7 +149,7 @@ class TensorRtTarget(Target):
         options = settings.of(TrtSettings).compiler_options
         words = " ".join(f"-{option}" for option in options)
         public = bool(trace.get("routes"))
-        name = "IBuilderConfig.build_route" if public else "__LUNOWUD"
+        name = "IBuilderConfig.build_route" if public else COMPILER_VARIABLE
         return (name, words, public) if options else None
 
     def loading(self, settings: TargetSettings, engine: Path) -> TargetSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +46,8 @@ _WITH_AN_ENGINE = ("load-engine", "plugins", "fresh-process", *PRECISIONS)
 """Options that may stand beside a prebuilt engine; a precision also sets the tolerance."""
 DEFAULT_CAPABILITY = "SM89"
 """The kind of GPU that TensorRT-RTX builds for with ``--build-only``."""
+COMPILER_VARIABLE = "__LUNOWUD"
+"""The environment variable with options of the compiler; they become those of the settings, which results and scripts show."""
 OWN_OPTIONS = ("builder_optimization_level", "tactic_sources")
 """Attributes of the builder configuration that ``--builder-set`` leaves to their own options."""
 
@@ -232,7 +235,9 @@ class TrtSettings(OwnSettings):
                 )
             if self.load_engine is not None and flag[2:] not in _WITH_AN_ENGINE:
                 raise ConflictError(f"{flag} has no effect with --load-engine; drop it.")
-        return self
+        given = (word.removeprefix("-") for word in os.environ.get(COMPILER_VARIABLE, "").split())
+        options = tuple(dict.fromkeys([*given, *self.compiler_options]))
+        return replace(self, compiler_options=options)
 
 
 @dataclass(frozen=True)

@@ -170,6 +170,20 @@ def test_options_in_the_environment_stay(
     """With the products apart the engine keeps the limit, whatever other option is set."""
     monkeypatch.setenv("__LUNOWUD", "-peep:fc_h_fusion=off")
     words = ("--engine-size-limit", "0.1", "--compiler-option", "copy_ppg=off")
-    assert cli("run", model, *RTX, *words).ended(0)
+    ran = cli("run", model, *RTX, *words).ended(0)
+    assert "peep:fc_h_fusion=off copy_ppg=off" in ran.out
+    assert "__LUNOWUD: -peep:fc_h_fusion=off" in cli("doctor").out
     monkeypatch.delenv("__LUNOWUD")
     assert cli("run", model, *RTX, *words).status == 1
+
+
+def test_outputs_keep_the_compiler_from_a_fusion(model: Path, cli: CommandLine) -> None:
+    """Where Max nodes behind the products leave the fusion in place, outputs do not."""
+    words = ("--engine-size-limit", "0.1", "-o", "patched.onnx")
+    result = cli("workaround", model, *RTX, *words).ended(0).result
+    [barrier] = [way for way in result["workarounds"] if way["kind"] == "barrier"]
+    assert barrier["passes"]
+    outputs = [value.name for value in onnx.load("patched.onnx").graph.output]
+    assert outputs[0] == "y"
+    assert len({"q", "k", "v"} & {*outputs[1:]}) == 2 == len(outputs) - 1
+    assert cli("run", "patched.onnx", *RTX, *words[:2]).ended(0)
