@@ -47,7 +47,7 @@ _WITH_AN_ENGINE = ("load-engine", "plugins", "fresh-process", *PRECISIONS)
 DEFAULT_CAPABILITY = "SM89"
 """The kind of GPU that TensorRT-RTX builds for with ``--build-only``."""
 COMPILER_VARIABLE = "__LUNOWUD"
-"""The environment variable with options of the compiler; they become those of the settings, which results and scripts show."""
+"""The environment variable with options of the compiler; the settings take them over, so that results and scripts show them."""
 OWN_OPTIONS = ("builder_optimization_level", "tactic_sources")
 """Attributes of the builder configuration that ``--builder-set`` leaves to their own options."""
 
