@@ -133,6 +133,7 @@ def test_it_opens_without_a_network_at_any_width(
         assert browser.problems == []
         assert [url for url in browser.requests if not url.startswith("data:")] == [page.as_uri()]
         assert fits(browser)
+        assert width > 400 or browser.evaluate(NOTHING_SCROLLS)
         shade = browser.evaluate(
             "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
         )
@@ -140,6 +141,9 @@ def test_it_opens_without_a_network_at_any_width(
         assert browser.evaluate(LOW_CONTRAST) == []
 
 
+NOTHING_SCROLLS = (
+    "[...document.querySelectorAll('.scroll')].every(e => e.scrollWidth <= e.clientWidth)"
+)
 LOW_CONTRAST = """
 (() => {
   const parse = (text) => { const n = text.match(/[\\d.]+/g).map(Number); return n.length < 4 ? [...n, 1] : n; };

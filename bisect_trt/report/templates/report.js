@@ -30,6 +30,12 @@ if (points.length) {
   });
 }
 
+/* On a narrow screen each cell names its column. */
+all(".scroll table:not(#probes)").forEach((table) => {
+  const heads = all("thead th", table).map((head) => head.textContent);
+  all("tbody td", table).forEach((cell) => { if (heads[cell.cellIndex]) cell.dataset.head = heads[cell.cellIndex]; });
+});
+
 /* The probes: sorted by a heading, filtered by verdict and by words. */
 const probes = find("#probes");
 if (probes) {
