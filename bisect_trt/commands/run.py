@@ -44,6 +44,7 @@ from bisect_trt.session.eager import Eager
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
 from bisect_trt.steps.export import judge_export
+from bisect_trt.steps.rounding import rounding_alone
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
@@ -246,7 +247,7 @@ def describe_partition(parts: Json) -> str:
     refused = parts["refused"]
     sizes = [len(part) for part in parts["parts"]]
     if not refused:
-        return "The parser takes each node; the builder refuses the model."
+        return "No single node is named as refused; `bisect-trt diagnose` with the same options searches for it."
     known = quoted(each["node"] for each in refused)
     return (
         f"The parser refuses {len(refused)} of {len(refused) + sum(sizes)} nodes: {known}. The other nodes form "
@@ -470,6 +471,12 @@ def _compare_target(
         ]
         table.add(reply.comparisons, pairs, prefix if len(golden) > 1 else "")
     _tell_placement(session, reply.layers)
+    if not (runs or options.onnx_outputs):
+        check = CheckSettings(CheckOptions(), target=target, tolerance=tolerance)
+        worst = max(table.comparisons, key=lambda each: each.severity)
+        of_sample = [each for each in table.comparisons if each.sample == worst.sample]
+        if amplified := rounding_alone(subject, check, of_sample):
+            session.result.amplified = amplified
     if options.save_outputs is not None:
         save_samples(
             options.save_outputs,

@@ -220,6 +220,7 @@ class CompareAnswer(_Judged, frozen=True, kw_only=True):
     layers: tuple[dict[str, Any], ...] = ()
     precision_audit: PrecisionAudit | None = None
     pictures: tuple[str, ...] = ()
+    amplified: Amplified | None = None
 
 
 class CauseAnswer(_Judged, frozen=True, kw_only=True):

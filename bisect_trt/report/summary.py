@@ -220,13 +220,14 @@ def _failure(result: Result) -> Iterator[Row]:
         yield "Match" if own.match else "Fails", f"the model's own outputs: {own.reason}"
     seen = result.comparisons or ()
     failed = sorted((each for each in seen if not each.passed), key=lambda each: -each.severity)
-    for each in failed[:_SHOWN]:
+    shown = 1 if result.amplified else _SHOWN  # the reason needs the lines
+    for each in failed[:shown]:
         sample = "" if each.sample is None else f"sample {each.sample}: "
         yield "Fails", f"{sample}'{each.name}': {each.describe()}"
         if each.details is not None:
             yield "", each.details.describe()
-    if len(failed) > _SHOWN:
-        yield "", f"{plural(len(failed) - _SHOWN, 'more output')} with mismatches"
+    if len(failed) > shown:
+        yield "", f"{plural(len(failed) - shown, 'more output')} with mismatches"
     if seen:
         yield "Match", f"{len(seen) - len(failed)} of {plural(len(seen), 'output')}"
         return

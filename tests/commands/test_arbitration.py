@@ -470,6 +470,15 @@ def said(model: Path, off: float, target: TargetSettings | None = None) -> Ampli
         return rounding_alone(subject, CheckSettings(target=target or TargetSettings()), seen)
 
 
+def test_run_says_that_rounding_explains_a_difference(cli: CommandLine, here: Path) -> None:
+    """Two kernels of MatMul add up in another order; twelve layers multiply what that makes by 16 each."""
+    pytest.importorskip("openvino")
+    model = amplifying(here / "model.onnx", 16.0)
+    ran = cli("run", model, "--openvino", "--iterations", "6", "--json", "r.json").ended(1)
+    assert ran.result["amplified"]["output"] == "y"
+    assert "Rounding explains the difference" in ran.out
+
+
 def test_what_rounding_does_is_foreseen(tmp_path: Path) -> None:
     model = amplifying(tmp_path / "model.onnx", 16.0)
     found = said(model, 0.5)

@@ -406,3 +406,17 @@ def test_a_typed_model_is_not_what_was_asked_for() -> None:
     assert "214 of 230 layers run in fp32" in audit.sentence
     assert "bisect-trt convert" in audit.sentence
     assert "requested" not in audit_precision(target(), layers).sentence
+
+
+def test_a_refusal_that_names_no_node_is_not_said_to_be_the_builders(
+    cli: CommandLine, here: Path
+) -> None:
+    ends = "(float[4] x, int64[4] i, float[4] u) => (float[4] y)"
+    body = 'a = Abs(x) s = ScatterElements<reduction = "mul">(a, i, u) y = Exp(s)'
+    model = save_text(here / "m.onnx", ends, body, opset=18)
+    ran = cli("run", model, "--trt-rtx", "--build-only").ended(1)
+    said = " ".join(ran.out.split())
+    assert "the ONNX parser refuses the model: Unsupported reduction type" in said
+    assert "No single node is named as refused" in said
+    found = cli("diagnose", model, "--trt-rtx", "--build-only", "--json", "r.json").ended(0).result
+    assert [node["op"] for node in found["culprits"]] == ["ScatterElements"]
