@@ -180,19 +180,20 @@ def _say_left(subject: Subject, target: TargetSettings, precision: str) -> None:
     """Warn about nodes that compute in fp32 on a target though the low precision was asked for.
 
     Raises:
-        UsageError: All of them do, though none has to by ``--keep-fp32``.
+        UsageError: None can be lowered, so a verdict would not be about the low precision.
     """
     # What compiles a model knows as many types as ONNX; a build needs no reference run.
     types = None if target.target.compiles else subject.element_types
     census = count_lowered(subject.network, target.keep, types, LOW_TYPES[precision])
     left = describe_left(census, precision)
-    if not census.lowered and not target.keep:
-        why = left or "no node computes in fp32"
-        raise UnsuitableModelError(
-            f"--{precision} changes nothing in {subject.settings.path}: {why}; drop the option."
-        )
-    if left:
+    if census.lowered and left:
         subject.console.warn(f"{left}; {plural(len(census.lowered), 'node')} can")
+    elif left and not target.keep:
+        raise UnsuitableModelError(
+            f"--{precision} changes nothing in {subject.settings.path}: {left}; drop the option."
+        )
+    elif not census.lowered:
+        subject.console.warn(f"--{precision} changes nothing: {left or 'no node computes in fp32'}")
 
 
 def require_reference(subject: Subject) -> None:

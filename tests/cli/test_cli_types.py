@@ -40,6 +40,8 @@ TYPES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"x": DRAW.standard_normal((3, 64)).astype(np.float32)},
     ),
 }  # fmt: skip
+WHOLLY_FP32 = ("int8", "DynamicQuantizeLSTM", "MatMulNBits")
+"""Models with nodes that compute in fp32, none of which ONNX has in fp16."""
 WEIGHTS = {
     "half": HALF,
     "scale": np.float32(0.1),
@@ -63,6 +65,9 @@ def test_types_of_inputs_and_outputs(
     model = save_text(here / "m.onnx", ends, body, WEIGHTS, domains=("com.microsoft",))
     np.savez("inputs.npz", **inputs)
     words = (model, "--onnxrt", *precision, "--load-inputs", "inputs.npz")
+    if precision and name in WHOLLY_FP32:
+        cli("run", *words).refused("BT1009", "1 node cannot be lowered to fp16")
+        return
     assert "1 of 1 output" in cli("run", *words).ended(0).out
     assert "Every tensor matches" in cli("layerwise", *words).ended(1).out
     cli("diagnose", *words).ended(1)
