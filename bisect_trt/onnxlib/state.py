@@ -163,8 +163,8 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
     Raises:
         UsageError: There are values for fewer steps, or values do not fit the model.
     """
-    infos = input_infos(network)
     sized = sizes_at(data.input_shapes, 0)
+    infos = resized(input_infos(network), sized)
     zeros = resized(infos, input_sizes(network.proto, sized).shapes)
     stream = [info for info in infos if info.name not in state.taken]
     given: Sequence[Values] = given_samples(data) if data.given else []

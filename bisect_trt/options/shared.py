@@ -150,7 +150,8 @@ class Data:
         int | None, counted("Samples of random values, or the largest number from the script.")
     ] = None
     load_inputs: Annotated[
-        list[Path], option(help="Input values by tensor name: .npz, or Polygraphy's .json.")
+        list[Path],
+        option(help="Input values by tensor name: .npz, .safetensors, or Polygraphy's .json."),
     ] = field(default_factory=list)
     data_loader_script: Annotated[
         str | None,

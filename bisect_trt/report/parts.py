@@ -641,6 +641,8 @@ class Steps(_Part, frozen=True):
         right: The errors with the state of the reference.
         whole: The errors where all steps are one run; ``None`` where they cannot be.
         inputs: The file with the inputs and the state of the step.
+        carriers: Where it drifts, the fewest inputs of the target's own state that make the first
+            step past the tolerance wrong, the others being the reference's.
     """
 
     steps: int
@@ -654,6 +656,7 @@ class Steps(_Part, frozen=True):
     right: StepsWay
     whole: StepsWay | None = None
     inputs: str | None = None
+    carriers: tuple[str, ...] = ()
 
     @property
     def ways(self) -> dict[str, StepsWay]:

@@ -139,19 +139,20 @@ def describe_steps(steps: Steps) -> str:
         first = steps.whole.first
         free += f"; in one run {f'step {first} is wrong first' if first else 'all steps match'}"
     if steps.kind == "drift":
+        carriers = first_few([f"'{name}'" for name in steps.carriers], _SHOWN)
         rate = f", about {steps.rate:.3g} times a step" if steps.rate else ""
         return (
             f"Drift: no step of {steps.steps} is wrong with the state of the reference (error at most {steps.right.worst:.2g} of "
-            f"the tolerance); {free}. Feedback magnifies small errors{rate}, to {own.worst:.3g} times the tolerance."
+            f"the tolerance); {free}. Feedback of {carriers} magnifies small errors{rate}, to {own.worst:.3g} times the "
+            "tolerance."
         )
     worst = steps.right.errors[(steps.step or 1) - 1]
     names = ", ".join(map(repr, steps.tensors[:_NAMED]))
-    spans = ", ".join(
-        f"{low}" if low == high else f"{low} to {high}" for low, high in steps.failing
-    )
+    spans = [f"{low}" if low == high else f"{low} to {high}" for low, high in steps.failing]
     return (
-        f"Step {steps.step} of {steps.steps} is the first that is wrong with the state of the reference: {names} "
-        f"{worst.reason or f'{worst.tolerance_ratio:.3g} times the tolerance off'}. Wrong steps: {spans}; {free}."
+        f"Step {steps.step} of {steps.steps} is the first that is wrong with the state of the reference: "
+        f"{names} {worst.reason or f'{worst.tolerance_ratio:.3g} times the tolerance off'}. "
+        f"Wrong steps: {first_few(spans, _SHOWN)}; {free}."
     )
 
 

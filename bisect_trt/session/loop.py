@@ -25,8 +25,9 @@ from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.parts import Comparison, Kind, Steps, StepsWay
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import MOST_ROWS, describe_steps, steps_table
-from bisect_trt.search.oracle import Verdict
+from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.ordered import History
+from bisect_trt.search.strategy import minimise
 from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
@@ -128,17 +129,10 @@ class LoopRun:
         ]
         if own_state:
             samples[0] = replace(samples[0], before=self.before(steps[0], "own"))
-        request = Compare(
-            self.target,
-            self.subject.models.write("loop", self.subject.network.proto),
-            tuple(samples),
-            self.tolerance,
-            every=True,
-            details=True,
-            save_outputs=(self.file("own", steps[-1]),) * len(steps) if own_state else (),
-            state=self.subject.state.taken,
-            feeds_back=own_state,
-        )
+        saved = (self.file("own", steps[-1]),) * len(steps)
+        request = self._request(*samples)
+        if own_state:
+            request = replace(request, feeds_back=True, save_outputs=saved)
         reply = self.subject.workers.ask(request)
         if not isinstance(reply, Failed):
             grouped = groupby(reply.comparisons, lambda each: each.sample)
@@ -151,6 +145,38 @@ class LoopRun:
         if not errors[-1][0].reason:
             errors += self._compare(steps[half:], own_state=own_state)
         return errors
+
+    def _request(self, *samples: Sample) -> Compare:
+        return Compare(
+            self.target,
+            self.subject.models.write("loop", self.subject.network.proto),
+            samples,
+            self.tolerance,
+            every=True,
+            details=True,
+            state=self.subject.state.taken,
+        )
+
+    def carriers(self, step: int) -> list[str]:
+        """Return the fewest inputs of the target's own state that make a step wrong, the others being the reference's.
+
+        Args:
+            step: A step that is right with the reference's state and wrong with the target's.
+        """
+        self._compare(range(1, step), own_state=True)
+        taken = self.subject.state.taken
+        own, right = (state_after(taken, self.before(step, kind)) for kind in ("own", "golden"))
+        names = [*taken]
+        mixed = Sample(self.file("mixed", step), self.file("golden", step))
+
+        def ask(units: Subset) -> Verdict:
+            state = right | {names[unit]: own[names[unit]] for unit in units}
+            save_npz(mixed.inputs, self.subject.stream[step - 1] | state)
+            reply = self.subject.workers.ask(self._request(mixed))
+            fails = isinstance(reply, Failed) or not all(each.passed for each in reply.comparisons)
+            return Verdict.FAIL if fails else Verdict.PASS
+
+        return [names[unit] for unit in sorted(minimise(range(len(names)), ask).units)]
 
     def compare_whole(self) -> Errors:
         """Run all steps at once on both sides; return the errors in the part of each step, none where that is not possible."""
@@ -290,6 +316,8 @@ def enter_step(
         # What the user gives is meant to the letter.
         strict=bool(tolerance.atol or tolerance.rtol),
     )
+    if steps.kind == "drift" and steps.own.first:
+        steps = structs.replace(steps, carriers=tuple(run.carriers(steps.own.first)))
     result.steps = steps
     console.answer(describe_steps(steps))
     console.table(*steps_table(steps), MOST_ROWS)

@@ -138,9 +138,11 @@ def _describe_search(session: Session, minimum: Minimum) -> str:
         if minimum.proven
         else "unproven"
     )
+    loop = session.result.steps
+    step = f" Its values are from step {loop.step} of {loop.steps}, the state too." if loop else ""
     return (
         f"By `bisect-trt diagnose` from a model of {len(subject.network.nodes)} nodes, in "
-        f"{len(session.prober.ledger.records)} probes. The answer is {proof}."
+        f"{len(session.prober.ledger.records)} probes. The answer is {proof}.{step}"
     )
 
 

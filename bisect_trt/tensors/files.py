@@ -22,6 +22,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import stat
 import sys
 import zipfile
@@ -29,6 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import count, takewhile
 from pathlib import Path
 from typing import IO, Any
@@ -36,7 +38,13 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy_format
 
-from bisect_trt.errors import BisectError, InputValuesError, OutputFileError, UsageError
+from bisect_trt.errors import (
+    BisectError,
+    InputValuesError,
+    OutputFileError,
+    PackageError,
+    UsageError,
+)
 from bisect_trt.tensors.info import Array, ByName, dtype_from_name, is_extension
 
 Values = Mapping[str, Array]
@@ -353,7 +361,8 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[str, 
     return entry.filename[: -len(_SUFFIX)], values
 
 
-_SUFFIXES = (".json", ".npz")
+_SAFETENSORS = ".safetensors"
+_SUFFIXES = (".json", ".npz", _SAFETENSORS)
 
 
 @dataclass(frozen=True)
@@ -378,7 +387,7 @@ def load_runs(path: Path) -> list[SavedRun]:
         parts = [load_runs(file) for file in files_of(path)]
         if not parts:
             raise InputValuesError(
-                f"{path} is a folder without .json or .npz files; name a file of saved values"
+                f"{path} is a folder without .json, .npz or .safetensors files; name a file of saved values"
             )
         # The n-th run of each file belongs to the same runner.
         sides = zip(*parts, strict=False)
@@ -388,16 +397,45 @@ def load_runs(path: Path) -> list[SavedRun]:
         ]
     if path.suffix == ".json":
         return read_json(path)
-    return [SavedRun(str(path), [NpzFile(file) for file in numbered(path)])]
+    return [SavedRun(str(path), [_tensors_of(file) for file in numbered(path)])]
+
+
+def _tensors_of(path: Path) -> Values:
+    """Return the tensors of an ``.npz`` or a ``.safetensors`` file."""
+    if path.suffix != _SAFETENSORS:
+        return NpzFile(path)
+    module = _safetensors()
+    with _reading(path):
+        tensors: Arrays = module.load_file(path)
+        return tensors
+
+
+def _safetensors() -> Any:  # noqa: ANN401 - a module without types
+    """Import the package that reads and writes ``.safetensors`` files.
+
+    Raises:
+        UnavailableError: It is not installed.
+    """
+    try:
+        return import_module("safetensors.numpy")
+    except ImportError as error:
+        raise PackageError(
+            "a .safetensors file needs the package safetensors, which is not installed; run: pip install safetensors"
+        ) from error
 
 
 def files_of(path: Path) -> list[Path]:
     """Return the files that :func:`load_runs` reads."""
     return (
-        [file for file in sorted(path.iterdir()) if file.suffix in _SUFFIXES]
+        [file for file in sorted(path.iterdir(), key=_by_number) if file.suffix in _SUFFIXES]
         if path.is_dir()
         else numbered(path)
     )
+
+
+def _by_number(path: Path) -> list[tuple[str, int]]:
+    """Return a key by which step-2 comes before step-10."""
+    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", path.name)]
 
 
 def numbered(path: Path) -> list[Path]:
@@ -438,11 +476,11 @@ def sample_files(path: Path, samples: int) -> list[Path]:
 def save_samples(path: Path, samples: Sequence[Values], runner: str | None = None) -> None:
     """Write samples as ``polygraphy run`` reads them.
 
-    ``x.json`` holds them all; else ``x.npz`` holds one, and several go to ``x-1.npz``, ``x-2.npz``
-    and so on.
+    ``x.json`` holds them all; else ``x.npz`` or ``x.safetensors`` holds one, and several go to
+    ``x-1.npz``, ``x-2.npz`` and so on.
 
     Args:
-        path: The file to write, ``.json`` or ``.npz``.
+        path: The file to write, ``.json``, ``.safetensors`` or ``.npz``.
         samples: Arrays by tensor name, for each sample.
         runner: The name of the runner, for outputs; ``None`` for inputs.
 
@@ -451,7 +489,12 @@ def save_samples(path: Path, samples: Sequence[Values], runner: str | None = Non
     """
     if path.suffix != ".json":
         for part, sample in zip(sample_files(path, len(samples)), samples, strict=True):
-            save_npz(part, sample)
+            if path.suffix == _SAFETENSORS:
+                tensors = {name: np.asarray(value, order="C") for name, value in sample.items()}
+                with replacing(part) as file:
+                    file.write(_safetensors().save(tensors))
+            else:
+                save_npz(part, sample)
         return
     content: Any = [{name: _encode(value) for name, value in sample.items()} for sample in samples]
     if runner is not None:

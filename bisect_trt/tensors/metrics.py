@@ -49,7 +49,7 @@ OfSet = Callable[[Sequence[Outputs], Sequence[Outputs], Sequence[Labels]], float
 FUNCTION = "metric"
 PARAMETERS = ("outputs", "reference", "labels")
 """Parameters of a user's function: three lists with an entry a sample."""
-NAMES = "top-1 (top-K), cosine, psnr"
+NAMES = "top-1 (top-K), kl, cosine, psnr"
 MOST_DB = 100.0
 """Decibels of a sample without any error, since Inf has no mean."""
 _IGNORED = -100
@@ -110,6 +110,8 @@ def find_metric(spec: str, *, lower_is_better: bool = False) -> Metric:
     name = name.lower()
     if match := _TOP.fullmatch(name):
         metric = Metric(name, of_sample=partial(_top, name, output or None, int(match[1])))
+    elif name == "kl":
+        metric = Metric(name, lower_is_better=True, of_sample=partial(_divergence, output or None))
     elif name in _SIGNALS:
         metric = Metric(
             name, of_sample=partial(_worst_signal, name, output or None), unit=_SIGNALS[name][2]
@@ -193,6 +195,25 @@ def _among_largest(rows: Vector, truth: NDArray[np.int64], k: int) -> NDArray[np
     earlier = np.arange(rows.shape[1])[None, :] < place
     ahead = np.count_nonzero((rows > label_values) | ((rows == label_values) & earlier), axis=1)
     return np.asarray((ahead < k) & ~np.isnan(rows).any(axis=1))
+
+
+def _divergence(
+    output: str | None, outputs: Outputs, reference: Outputs, _: Labels
+) -> tuple[float, float]:
+    """Return the Kullback-Leibler divergence of the softmax of each row from the reference's, in nats, summed, and the rows."""
+    name = _chosen_output(output, reference, "kl")
+    ours = to_float(reference[name])
+    theirs = outputs.get(name)
+    rows = float(ours.size // max(ours.shape[-1], 1))
+    if theirs is None or theirs.shape != ours.shape:
+        return math.inf, rows
+    right, target = (
+        values
+        - np.log(np.exp(values - values.max(-1, keepdims=True)).sum(-1, keepdims=True))
+        - values.max(-1, keepdims=True)
+        for values in (ours, to_float(theirs))
+    )
+    return float((np.exp(right) * (right - target)).sum()), rows
 
 
 def _worst_signal(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import bisect_trt
 from bisect_trt.errors import BisectError
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.state import find_state
+from bisect_trt.tensors.files import save_samples
 
 FP16 = ("--onnxrt", "--fp16")
 ONE = "float[1, 4]"
@@ -25,8 +27,8 @@ SUMS = (
 )
 """A sum that is past fp16 within ``big`` once it is past 6.5."""
 MAP = (
-    f"({ONE} x, {ONE} h0) => ({ONE} hn)",
-    "k = Sub(one, h0) m = Mul(h0, k) g = Mul(m, rate) hn = Add(g, x)",
+    f"({ONE} x, {ONE} h0, {ONE} c0) => ({ONE} hn, {ONE} cn)",
+    "k = Sub(one, h0) m = Mul(h0, k) g = Mul(m, rate) hn = Add(g, x) cn = Identity(c0)",
     {"one": 1.0, "rate": 3.99},
 )
 """The logistic map, which doubles an error in each step."""
@@ -49,6 +51,8 @@ def test_an_overflow_is_found_at_its_step_and_node(cli: CommandLine, here: Path)
     assert "Step 7 of 9 is the first that is wrong" in ran.out
     assert [node["outputs"] for node in ran.result["culprits"]] == [["big"]]
     assert arrays(steps["inputs"])["h0"].tolist() == [[6.0] * 4]
+    (page,) = [file for name in ("ISSUE.md", "NOTES.md") if (file := Path("out", name)).exists()]
+    assert "step 7 of 9, the state too" in page.read_text()
     assert "Error over steps" in Path("r.html").read_text()
     again = cli("diagnose", "m.onnx", *FP16, "--load-inputs", steps["inputs"], "--json", "s.json")
     assert again.ended(0).result["culprits"] == ran.result["culprits"]
@@ -72,6 +76,7 @@ def test_feedback_that_magnifies_rounding_is_drift(cli: CommandLine, here: Path)
     steps = ran.result["steps"]
     assert (steps["kind"], steps["step"], steps["right"]["first"]) == ("drift", None, None)
     assert steps["own"]["first"] > 3
+    assert steps["carriers"] == ["h0"]
     assert "Drift: no step of 40 is wrong with the state of the reference" in ran.out
     assert cli(*words, "--steps", "3").ended(1).result["steps"]["kind"] == "none"
 
@@ -243,3 +248,26 @@ def test_steps_that_the_reference_has_run_stay(cli: CommandLine, here: Path) -> 
     cli("resume", folder).ended(3)
     assert kept.stat().st_mtime_ns == before
     assert (folder / "steps/golden-9.npz").exists()
+
+
+def test_dumps_of_a_step_each_are_compared(cli: CommandLine, here: Path) -> None:
+    pytest.importorskip("safetensors")
+    save_text(here / "m.onnx", f"({ONE} x) => ({ONE} y)", "y = Neg(x)")
+    save_samples(
+        Path("x.safetensors"), [{"x": np.full((1, 4), step, np.float32)} for step in range(11)]
+    )
+    Path("dumps").mkdir()
+    words = ("run", "m.onnx", "--onnxrt", "--load-inputs", "x.safetensors")
+    cli(*words, "--save-outputs", "dumps/step.safetensors").ended(0)
+    assert len(list(Path("dumps").iterdir())) == 11
+    cli(*words, "--load-outputs", "dumps").ended(0)
+
+
+def test_a_file_of_safetensors_needs_the_package(
+    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+    save_text(here / "m.onnx", f"({ONE} x) => ({ONE} y)", "y = Neg(x)")
+    Path("x.safetensors").touch()
+    ran = cli("run", "m.onnx", "--onnxrt", "--load-inputs", "x.safetensors").ended(4)
+    assert "error[BT2008]: a .safetensors file needs the package safetensors" in ran.err

@@ -513,6 +513,16 @@ def test_signals() -> None:
     assert value(find_metric("cosine"), broken, reference) == -1.0
 
 
+def test_divergence_of_the_choice_of_a_token() -> None:
+    reference = [{"out": np.log(np.array([[0.5, 0.25, 0.25], [0.2, 0.2, 0.6]], np.float32)) + 700}]
+    seen = [{"out": np.log(np.array([[0.25, 0.5, 0.25], [0.2, 0.2, 0.6]], np.float32)) - 3}]
+    assert value(find_metric("kl"), seen, reference) == pytest.approx(
+        0.25 * np.log(2) / 2, rel=1e-4
+    )
+    assert value(find_metric("kl"), reference, reference) == 0.0
+    assert value(find_metric("kl"), [{}], reference) == np.inf
+
+
 ROW = {"out": np.zeros((1, 3), np.float32)}
 
 

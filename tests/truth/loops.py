@@ -1,0 +1,136 @@
+"""The step and the node of each fault planted in a model with a state; drift is said to be drift. Run by ``make truth``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from support import Ran, bisect_trt, read_json
+
+from bisect_trt.onnxlib.cut import mark_outputs
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.state import find_state, make_steps
+from bisect_trt.options.shared import Data
+from bisect_trt.tensors.state import state_after
+from truth.decoders import FAMILIES, SIZES
+
+pytestmark = pytest.mark.timeout(1200)
+STEPS = 40
+TOOL = Path(__file__).with_name("spoil.py")
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault in a node of a generated model.
+
+    Attributes:
+        family: The kind of model.
+        size: Its size.
+        fault: What is wrong; see ``spoil.py``.
+        node: The node.
+        step: The first step that is wrong.
+        number: The fault's number; ``None`` for one that makes that step the first.
+    """
+
+    family: str
+    size: str
+    fault: str
+    node: str
+    step: int
+    number: float | None = 0
+
+    def __str__(self) -> str:
+        """For the names of tests."""
+        return f"{self.family}-{self.size}-{self.fault}-{self.node.replace('/', '-')}-{self.step}"
+
+
+PLANTED = [
+    Planted("llama", "small", "short", "sin", 22, 21),
+    Planted("llama", "middle", "short", "cos", 32, 31),
+    Planted("llama", "large", "short", "sin", 13, 12),
+    Planted("llama", "small", "mask", "layers.0/mask", 32, 32),
+    Planted("llama", "middle", "mask", "layers.2/mask", 20, 20),
+    Planted("llama", "small", "swapped", "layers.0/cache_key", 2),
+    Planted("llama", "middle", "swapped", "layers.1/cache_value", 2),
+    Planted("llama", "middle", "scale", "layers.2/cache_value", 1, 0.05),
+    Planted("whisper", "small", "blind", "later", 33, 32),
+    Planted("whisper", "middle", "blind", "later", 18, 17),
+    Planted("whisper", "small", "shifted", "layers.0/cache_key", 1),
+    Planted("whisper", "middle", "shifted", "layers.1/cache_value", 1),
+    Planted("whisper", "large", "short", "positions", 26, 25),
+    Planted("mamba", "small", "reset", "alive", 17, 16),
+    Planted("mamba", "middle", "swapped", "layers.1/window", 1),
+    Planted("mamba", "large", "overflow", "layers.2/state", 10, None),
+    Planted("convolutions", "small", "reset", "alive", 17, 16),
+    Planted("convolutions", "middle", "overflow", "sum", 21, None),
+    Planted("transducer", "small", "reset", "alive", 25, 24),
+    Planted("transducer", "large", "reset", "alive", 11, 10),
+]
+DRIFTING = [
+    ("transducer", "middle", "--bf16"),
+    ("transducer", "large", "--bf16"),
+    ("mamba", "middle", "--fp16"),
+    ("mamba", "middle", "--bf16"),
+    ("mamba", "large", "--bf16"),
+    ("mamba", "large", "--fp16"),
+]
+
+
+def largest(model: onnx.ModelProto, node: str) -> list[float]:
+    """The largest magnitude of a node's output in each step."""
+    network = Network(model)
+    state = find_state(network, [])
+    marked = mark_outputs(network, [*network.outputs, f"{node}:0"], {})
+    session = onnxruntime.InferenceSession(marked.SerializeToString())
+    names = [output.name for output in session.get_outputs()]
+    made = None
+    sizes: list[float] = []
+    for fed in make_steps(network, state, Data(), STEPS):
+        made = dict(
+            zip(names, session.run(None, fed | state_after(state.taken, made)), strict=True)
+        )
+        sizes.append(float(np.abs(made[f"{node}:0"]).max()))
+    return sizes
+
+
+def limit_of(model: onnx.ModelProto, planted: Planted) -> float:
+    """The limit that the node passes at that step first; later steps raise the state until it does."""
+    sizes = largest(model, planted.node)
+    before = max(sizes[: planted.step - 1])
+    if sizes[planted.step - 1] <= before:
+        pytest.skip(f"{planted.node} has been larger before")
+    return (before + sizes[planted.step - 1]) / 2
+
+
+def diagnosed(folder: Path, *words: str) -> Ran:
+    """The answer about ``model.onnx``."""
+    options = ("--steps", str(STEPS), "--no-other-release", "--json", "r.json")
+    return bisect_trt("diagnose", "model.onnx", *words, *options, cwd=folder)
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=str)
+def test_the_step_and_the_node_are_exact(planted: Planted, tmp_path: Path) -> None:
+    model = FAMILIES[planted.family](*SIZES[planted.size])
+    onnx.save(model, str(tmp_path / "model.onnx"))
+    number = limit_of(model, planted) if planted.number is None else planted.number
+    tool = f"{sys.executable} {TOOL} {planted.fault} {planted.node} {number} {{model}} {{out}}"
+    diagnosed(tmp_path, "--through", tool)
+    result = read_json(tmp_path / "r.json")
+    assert result["steps"]["step"] == planted.step
+    assert result["steps"]["kind"] == ("start" if planted.step == 1 else "step")
+    assert [node["name"] for node in result["culprits"]] == [planted.node]
+    assert result["minimality"] == "1-minimal"
+
+
+@pytest.mark.parametrize("case", DRIFTING, ids="-".join)
+def test_harmless_drift_is_said_to_be_drift(case: tuple[str, str, str], tmp_path: Path) -> None:
+    family, size, precision = case
+    onnx.save(FAMILIES[family](*SIZES[size]), str(tmp_path / "model.onnx"))
+    diagnosed(tmp_path, "--onnxrt", precision)
+    steps = read_json(tmp_path / "r.json")["steps"]
+    assert (steps["kind"], steps["step"]) == ("drift", None)
