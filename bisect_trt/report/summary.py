@@ -244,10 +244,11 @@ def _nodes(result: Result) -> Iterator[Row]:
     culprits = result.culprits
     origins = result.origins or ()
     proof = result.minimality
+    exported = bool(result.fault) and result.fault.whose == "export"
     if result.command == "layerwise" and origins:
         first = origins[0]
         yield "Nodes", f"First mismatch: {named(first.node)}: {first.comparison.describe()}"
-    elif culprits and result.command in _SEARCHED:
+    elif culprits and result.command in _SEARCHED and not exported:
         verb = "fails alone" if len(culprits) == 1 else "fail together"
         yield "Nodes", f"{grouped(culprits)} {verb} ({proof})"
         for line in dict.fromkeys(filter(None, map(in_module, culprits[:_NAMED]))):

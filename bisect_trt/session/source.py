@@ -165,7 +165,8 @@ def export(model: Any, inputs: Any, path: Path) -> list[Values]:  # noqa: ANN401
     except Exception as error:  # the user's model may raise anything
         raise ModelFileError(
             f"{type(model).__name__} cannot be exported by torch.onnx.export(dynamo=True) of PyTorch {torch.__version__}: "
-            f"{error!s:.300}. Export it to ONNX yourself, and give the file."
+            f"{str(error.__cause__ or error).partition(chr(10))[0]:.300}. Export it to ONNX yourself, and give the file; "
+            "`compare(FILE, inputs, reference='SCRIPT.py:make')` says whether the export is right."
         ) from error
     graph = onnx.load(str(path), load_external_data=False).graph
     weights = {tensor.name for tensor in graph.initializer}

@@ -122,7 +122,9 @@ def test_a_module_that_the_exporter_refuses(here: Path) -> None:
         def forward(self, x: Any, *, scale: Any) -> Any:
             raise RuntimeError("broken on purpose")
 
-    with pytest.raises(bisect_trt.UnavailableError, match="Export it to ONNX yourself"):
+    with pytest.raises(
+        bisect_trt.UnavailableError, match=r"broken on purpose\. Export it to ONNX yourself"
+    ):
         bisect_trt.compare(Broken(), inputs={"x": torch.ones(2), "scale": torch.ones(1)})
 
 
@@ -159,6 +161,8 @@ def test_an_export_that_computes_something_else(here: Path) -> None:
     assert result.fault is not None
     assert result.fault.whose == "export"
     assert result.fault.source == f"{__file__}:{line_of('h = torch.tanh(h)')}"
+    assert "fails alone" not in result.summary()
+    assert "First line with values that it lacks: " in " ".join(result.summary().split())
     (culprit,) = result.culprits
     assert culprit.op == "Softmax"
     assert culprit.module is not None
