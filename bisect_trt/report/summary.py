@@ -244,7 +244,7 @@ def _nodes(result: Result) -> Iterator[Row]:
     culprits = result.culprits
     origins = result.origins or ()
     proof = result.minimality
-    exported = bool(result.fault) and result.fault.whose == "export"
+    exported = result.fault and result.fault.whose == "export"
     if result.command == "layerwise" and origins:
         first = origins[0]
         yield "Nodes", f"First mismatch: {named(first.node)}: {first.comparison.describe()}"
