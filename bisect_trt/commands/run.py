@@ -40,7 +40,6 @@ from bisect_trt.report.text import Json
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.call import Call
 from bisect_trt.session.checks import CheckSettings, make_scale, tolerance_options
-from bisect_trt.session.eager import Eager
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
 from bisect_trt.steps.export import judge_export
@@ -129,13 +128,32 @@ def run(call: Call) -> Result:
                 "does not apply to --metric, which scores all outputs; drop it.",
             )
             return score(session, target, metric, options.timeout)
-        table = Table(session.console, session.result, call[Plots])
-        eager = call.eager
-        result = _compare_target(session, target, tolerance, options, table, eager)
-        wrong = eager is not None and result.status != "found"
-        if eager and wrong and judge_export(session, eager, tolerance) is None:
-            session.console.answer("The export is right, so the target is wrong: `diagnose` it.")
-        return result
+        return _compare(call, session, target, tolerance)
+
+
+def _compare(
+    call: Call, session: Session, target: TargetSettings, tolerance: ToleranceOptions
+) -> Result:
+    """Compare a target with saved runs and a PyTorch module, or with the reference if there are none."""
+    options = call[RunOptions]
+    subject = session.subject
+    runs = [run for path in options.load_outputs for run in load_runs(path)]
+    eager = call.eager
+    if eager is not None:
+        made = [eager.run(sample, subject.network.outputs) for sample in subject.samples]
+        runs.append(SavedRun(eager.title, made))
+    table = Table(session.console, session.result, call[Plots])
+    result = _compare_target(session, target, tolerance, options, table, runs)
+    wrong = result.status != "found"
+    if wrong and not (runs or options.onnx_outputs):
+        check = CheckSettings(target=target, tolerance=tolerance)
+        worst = max(table.comparisons, key=lambda each: each.severity)
+        of_sample = [each for each in table.comparisons if each.sample == worst.sample]
+        if amplified := rounding_alone(subject, check, of_sample):
+            result.amplified = amplified
+    elif wrong and eager and judge_export(session, eager, tolerance) is None:
+        session.console.answer("The export is right, so the target is wrong: `diagnose` it.")
+    return result
 
 
 def score(
@@ -408,18 +426,14 @@ def _compare_target(
     tolerance: ToleranceOptions,
     options: RunOptions,
     table: Table,
-    eager: Eager | None,
+    runs: Sequence[SavedRun],
 ) -> Result:
-    """Compare outputs of a target with a module and saved runs, or with the reference; write the requested files."""
+    """Compare outputs of a target with other runs, or with the reference if there are none; write the requested files."""
     subject, console, models = session.subject, session.console, session.subject.models
     names = choose_outputs(subject.network, options.onnx_outputs, options.onnx_exclude_outputs)
     tolerance.check_names(names)
     if options.save_inputs is not None:
         save_samples(options.save_inputs, subject.samples)
-    runs = [run for path in options.load_outputs for run in load_runs(path)]
-    if eager is not None:
-        made = [eager.run(sample, subject.network.outputs) for sample in subject.samples]
-        runs.append(SavedRun(eager.title, made))
     against = ", ".join(run.name for run in runs) or "the reference"
     console.step(f"{target.describe()} against {against}, {len(names)} output(s)")
     typed = marked(subject, names)
@@ -471,12 +485,6 @@ def _compare_target(
         ]
         table.add(reply.comparisons, pairs, prefix if len(golden) > 1 else "")
     _tell_placement(session, reply.layers)
-    if not (runs or options.onnx_outputs):
-        check = CheckSettings(CheckOptions(), target=target, tolerance=tolerance)
-        worst = max(table.comparisons, key=lambda each: each.severity)
-        of_sample = [each for each in table.comparisons if each.sample == worst.sample]
-        if amplified := rounding_alone(subject, check, of_sample):
-            session.result.amplified = amplified
     if options.save_outputs is not None:
         save_samples(
             options.save_outputs,
