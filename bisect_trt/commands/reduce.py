@@ -25,6 +25,7 @@ from bisect_trt.session.call import Call
 from bisect_trt.session.session import Case, RebuiltPasses, Session, saving_best
 from bisect_trt.steps.dynamic_dims import (
     free_where_needed,
+    free_where_profiled,
     target_of,
 )
 from bisect_trt.steps.minimal_case import (
@@ -120,6 +121,7 @@ def _find_case(session: Session, settings: Reduce, search: Search) -> Case:
     )
     if search.repeat is not None or looks:
         session.probe_original(search)
+        free_where_profiled(session)
     suspects: list[int] = []
     if looks and check.compares:
         console.step("Find the first wrong tensor")

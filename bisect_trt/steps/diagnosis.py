@@ -29,7 +29,12 @@ from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Case, RebuiltPasses, Session, saving_best
 from bisect_trt.steps.arbiter import Arbiter
 from bisect_trt.steps.arbitration import Fault, arbitrate
-from bisect_trt.steps.dynamic_dims import free_where_needed, needed_dimensions, tell_dynamic
+from bisect_trt.steps.dynamic_dims import (
+    free_where_needed,
+    free_where_profiled,
+    needed_dimensions,
+    tell_dynamic,
+)
 from bisect_trt.steps.inside import look_inside
 from bisect_trt.steps.layers import LayerComparison, fill_in, tell
 from bisect_trt.steps.minimal_case import (
@@ -169,6 +174,7 @@ class Diagnosis:
             doubted = self.arbiter.doubted(error)
             raise (self.advised(error) if doubted is error else doubted) from error
         session.console.say(f"  yes: {record.reason}")
+        free_where_profiled(session)
 
     def advised(self, error: DoesNotReproduce) -> DoesNotReproduce:
         """Return the error with what to try next, one a line."""

@@ -70,7 +70,8 @@ def target_of(session: Session) -> TargetSettings | None:
 def free_where_needed(session: Session) -> bool:
     """Probe a failing model with fixed shapes; unless it fails with these too, keep its dimensions free from here on.
 
-    It is asked where no candidate with fixed shapes fails: one that fails is proof enough.
+    It is asked where no candidate with fixed shapes fails: one that fails is proof enough. Before
+    the search it is asked where a profile has ranges, see :func:`free_where_profiled`.
 
     Returns:
         Whether they are kept.
@@ -106,6 +107,18 @@ def free_where_needed(session: Session) -> bool:
     console.say(f"  no, {answer}: candidates keep the free dimensions")
     subject.free(free(subject, symbols, target))
     return True
+
+
+def free_where_profiled(session: Session) -> None:
+    """Ask :func:`free_where_needed` where the target has a profile with ranges.
+
+    The profile keeps the inputs of the model free in each candidate that has them, whatever its
+    shapes, and a candidate without them has fixed shapes. Verdicts of both in one search would blame
+    what reads the inputs.
+    """
+    profile = profile_of(target_of(session))
+    if any(low != high for low, _, high in profile.values()):
+        free_where_needed(session)
 
 
 def free(
