@@ -169,7 +169,7 @@ class Subject:
             raise ModelFileError(f"{settings.path}: {error}") from error
         self.seen: dict[Place, Seen] = {}
         self._about: dict[TargetSettings, Lowering] = {}
-        self.feed(settings)
+        self.feed(self.settings)
 
     def feed(self, settings: ModelSettings) -> None:
         """Make the inputs that settings name; of a loop these are the first step's, and all of them are in ``stream``.
