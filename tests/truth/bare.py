@@ -126,7 +126,8 @@ def compare(question: str, model: str, samples: list[Feed]) -> dict[str, object]
         worst = 0.0
         for feed in samples:
             for expected, result in zip(reference(feed), target(feed), strict=True):
-                worst = max(worst, distance(expected, result, question == "fp16"))
+                half = question == "fp16" or expected.dtype == np.float16
+                worst = max(worst, distance(expected, result, half))
     except Exception as error:  # whatever a runtime raises
         return {"verdict": "refused", "reason": str(error)}
     return {"verdict": "match" if worst <= 1 else "differs", "distance": worst}
