@@ -39,7 +39,10 @@ FLAKY = "the check is flaky: {}; --repeat 20 measures how often it fails, and se
 ORIGINAL_PASSED = "the original failed, and did not when asked again"
 READ_BACK = "the result, read back"
 _ANSWERED_BOTH = "without one of these units the model passed, and failed when asked again"
-_NOT_NEEDED = "without one of these units a model failed"
+_NOT_NEEDED = (
+    "without one of these units a larger model fails: others fail together with the rest of them, or the check is flaky; "
+    "--repeat 20 measures how often it fails"
+)
 _LARGER_PASSED = "a model that holds the answer passed, and failed when asked again"
 _ANSWER_PASSED = "the answer failed, and did not when asked again"
 
@@ -189,7 +192,7 @@ def _ask_rest(
                 doubtful = not _passed_large(part, larger, minimum.units, oracle)
             usable = doubtful and part < larger and not minimum.units <= larger
             if usable and oracle(Units(larger)) is Verdict.FAIL:
-                return _unproven(minimum, _NOT_NEEDED), False
+                return replace(minimum, proven=False, why=_NOT_NEEDED), False
         return replace(minimum, rest_passes=True), False
     # The rest may have a failure of its own, which says nothing of the answer.
     return minimum, verdict is Verdict.FAIL and not (
@@ -260,7 +263,7 @@ def _ask_again(
         if runs_left and not fails:
             fails = oracle(Again(question, runs=runs_left)) is Verdict.FAIL
         if fails and usable and oracle(Again(Units(part), runs=runs)) is not Verdict.FAIL:
-            return _unproven(minimum, _NOT_NEEDED)
+            return replace(minimum, proven=False, why=_NOT_NEEDED)
         if fails:
             smaller = make_minimal(part, about_units(oracle), complete)
             return replace(

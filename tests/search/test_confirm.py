@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import pytest
@@ -170,6 +171,21 @@ def test_a_pass_that_does_not_hold_makes_the_answer_smaller_and_unproven(
         assert minimum.why.startswith(FLAKY.partition("{")[0])
         # A unit that failed alone needs no pass.
         assert minimum.proven
+
+
+def test_two_steady_failures_with_common_units_are_not_said_to_be_flaky() -> None:
+    """The model without a unit of the one fails by the other, which is no chance."""
+    for seed in range(60):
+        draw = random.Random(seed)
+        count = draw.randrange(8, 60)
+        one = frozenset(draw.sample(range(count), draw.randrange(2, 6)))
+        other = one - {min(one)} | {draw.randrange(count)}
+
+        def fails(units: Subset, sets: Sequence[Subset] = (one, other)) -> Verdict:
+            return Verdict.FAIL if any(each <= units for each in sets) else Verdict.PASS
+
+        minimum = search(count, Oracle(fails), None)
+        assert minimum.proven or (minimum.why or "").startswith("without one of these units"), seed
 
 
 @pytest.mark.parametrize("flakiness", [Flakiness(1, 1), Flakiness(1, 1, 0.999)])
