@@ -7,19 +7,20 @@ their values, so this works with every exporter, whatever it renames, fuses or f
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from bisect_trt.onnxlib.nodes import in_module
+from bisect_trt.onnxlib.roundings import lows_of
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.report.parts import Whose
 from bisect_trt.report.text import named
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.eager import Eager
 from bisect_trt.session.session import Session
-from bisect_trt.steps.arbitration import Fault, exact_tolerance
+from bisect_trt.steps.arbitration import Fault
 from bisect_trt.steps.rounding import rounding_alone
 from bisect_trt.steps.second_opinion import Disagreement, Vote, ask_evaluator
 from bisect_trt.targets.settings import reference_settings
@@ -45,14 +46,14 @@ def judge_export(session: Session, eager: Eager, tolerance: ToleranceOptions) ->
     subject = session.subject
     names = subject.network.outputs
     session.console.step(f"Does the exported model compute what {eager.title} computes?")
+    exact = replace(tolerance, precision=Precision.FP32, nonfinite_equal=True)
+    lows = lows_of(subject.network.proto.graph)
     for number, sample in enumerate(subject.samples, 1):
         case = replace(subject.original, sample=number)
         right = eager.run(sample, names)
-        precision = exact_tolerance(tolerance, right).precision
-        exact = replace(tolerance, precision=precision, nonfinite_equal=True)
         wrong = [
             each
-            for each in compare_all(right, subject.values(case, names), exact)
+            for each in compare_all(right, subject.values(case, names), exact, lows=lows)
             if not each.passed
         ]
         if wrong:
@@ -77,7 +78,7 @@ def judge_export(session: Session, eager: Eager, tolerance: ToleranceOptions) ->
         sentence = opinion.sentence
     line = None
     if alone is None:
-        line, where = _locate(session, eager, case, [each.name for each in wrong], precision)
+        line, where = _locate(session, eager, case, [each.name for each in wrong], lows)
         sentence += where
     sentence += f" Sample {number}, '{wrong[0].name}' of {eager.title}: {wrong[0].describe()}."
     fault = Fault(whose, sentence, {"source": line})
@@ -87,7 +88,11 @@ def judge_export(session: Session, eager: Eager, tolerance: ToleranceOptions) ->
 
 
 def _locate(
-    session: Session, eager: Eager, case: Candidate, wrong: Collection[str], precision: Precision
+    session: Session,
+    eager: Eager,
+    case: Candidate,
+    wrong: Collection[str],
+    lows: Mapping[str, Precision],
 ) -> tuple[str | None, str]:
     """Find the first line of the module with values that the exported model lacks, and its first wrong node.
 
@@ -96,7 +101,7 @@ def _locate(
         eager: The module.
         case: The model with the number of a sample.
         wrong: The outputs that differ.
-        precision: The precision of the module.
+        lows: The precisions below fp32 of tensors, by name.
 
     Returns:
         The line, where known, and both in sentences.
@@ -104,7 +109,7 @@ def _locate(
     subject = session.subject
     network = subject.network
     values = subject.values(case, [*network.inputs, *network.computed])
-    operations, makers = eager.trace(subject.samples[case.sample - 1], _finder(values, precision))
+    operations, makers = eager.trace(subject.samples[case.sample - 1], _finder(values, lows))
     bad = {maker for name, maker in zip(network.outputs, makers, strict=True) if name in wrong}
     right = set[str]()
     for index, operation in reversed([*enumerate(operations)]):
@@ -127,12 +132,12 @@ def _locate(
     return first.line, sentence
 
 
-def _finder(tensors: Values, precision: Precision) -> Callable[[Array], frozenset[str]]:
+def _finder(tensors: Values, lows: Mapping[str, Precision]) -> Callable[[Array], frozenset[str]]:
     """Return a function from values to the names of the tensors that have them, in any shape."""
     sizes: dict[int, list[str]] = {}
     for name, value in tensors.items():
         sizes.setdefault(value.size, []).append(name)
-    exact = ToleranceOptions(precision=precision)
+    exact = ToleranceOptions()
 
     def find(value: Array) -> frozenset[str]:
         few = slice(None, None, max(value.size // _PLACES, 1))
@@ -142,10 +147,10 @@ def _finder(tensors: Values, precision: Precision) -> Callable[[Array], frozense
             for name in sizes.get(value.size, ())
             if np.allclose(value.reshape(-1)[few], tensors[name].reshape(-1)[few], 0, limit, True)
         )
-        return frozenset(
-            name
+        seen = (
+            compare_tensor(name, value.reshape(other.shape), other, exact, precision=lows.get(name))
             for name, other in alike
-            if compare_tensor(name, value.reshape(other.shape), other, exact).passed
         )
+        return frozenset(each.name for each in seen if each.passed)
 
     return find
