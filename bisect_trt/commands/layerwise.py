@@ -58,6 +58,10 @@ def run(call: Call) -> Result:
                 f"the target does not run the model with every tensor marked: {layers.refused}. Use `diagnose` or `reduce`, "
                 "which work without marks."
             )
+        if not layers.tensors:
+            raise ModelRefusedError(
+                "no tensor of the model has a value of the reference to compare."
+            )
         if own.isolate:
             layers = _isolated(look, layers)
         passes = original.ending is Ending.PASSED

@@ -71,3 +71,14 @@ def test_types_of_inputs_and_outputs(
     assert "1 of 1 output" in cli("run", *words).ended(0).out
     assert "Every tensor matches" in cli("layerwise", *words).ended(1).out
     cli("diagnose", *words).ended(1)
+
+
+@pytest.mark.parametrize("command", ["run", "layerwise", "diagnose"])
+def test_a_bf16_model_without_a_reference_is_no_match(
+    cli: CommandLine, here: Path, command: str
+) -> None:
+    """ONNX Runtime has no kernels for bf16 on the CPU, and OpenVINO has."""
+    pytest.importorskip("openvino")
+    ends = "(bfloat16[2, 4] x) => (bfloat16[2, 4] y)"
+    model = save_text(here / "m.onnx", ends, "a = Mul(x, x) y = Add(a, x)")
+    cli(command, model, "--openvino").refused("BT2004")
