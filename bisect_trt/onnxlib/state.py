@@ -49,7 +49,7 @@ _TOKENS = re.compile("(?<!position_)ids|token|embeds")
 _POSITION = re.compile("position|offset|cache_pos")
 _MASK = re.compile("mask")
 _LENGTH = re.compile("(total_seq)|seqlens|past_seq")
-_ENCODER = "encoder"
+_ENCODER = re.compile("encoder|src_|memory")
 """In the names of inputs: tokens; what is counted; what an encoder made, which stays."""
 
 
@@ -209,7 +209,7 @@ def join_steps(network: Network, state: State, steps: Sequence[Sample]) -> Sampl
     for info in input_infos(network):
         free = [axis for axis, dim in enumerate(info.shape or ()) if not isinstance(dim, int)]
         values = [] if info.name in state.taken else [step[info.name] for step in steps]
-        if _MASK.search(info.name):
+        if values and _MASK.search(info.name):
             whole[info.name] = values[-1]
         elif not all(np.array_equal(value, values[0]) for value in values):
             if not free:
@@ -229,7 +229,7 @@ def _counted(info: TensorInfo, start: int, end: int) -> Array | None:
     length = last if isinstance(last, int) else end
     lengths = _LENGTH.search(info.name)
     row: Array
-    if info.dtype.kind not in "iub" or _ENCODER in info.name:
+    if info.dtype.kind not in "iub" or _ENCODER.search(info.name):
         return None
     if _MASK.search(info.name):
         if length < end:
@@ -259,7 +259,7 @@ def _cut(sample: Values, stream: Sequence[TensorInfo], past: int) -> list[Arrays
         sizes = sample[info.name].shape if info.name in sample else ()
         for axis, (dim, size) in enumerate(zip(info.shape or (), sizes, strict=False)):
             chunk = dim if isinstance(dim, int) else 1
-            if size > chunk > 0 and _ENCODER not in f"{info.name} {dim}":
+            if size > chunk > 0 and not _ENCODER.search(f"{info.name} {dim}"):
                 cuts[info.name] = axis, chunk
     counts = [sample[name].shape[axis] // chunk for name, (axis, chunk) in cuts.items()]
     steps = [dict(sample) for _ in range(min(counts, default=1))]
@@ -282,5 +282,5 @@ def _drawn(network: Network, stream: Sequence[TensorInfo], data: Data, count: in
             if table is not None:
                 ranges.setdefault(info.name, (0, table.dims[0] - 1))
     samples = make_inputs(drawn, replace(data, iterations=count, val_range=ranges))
-    constant = [info.name for info in drawn if _ENCODER in info.name or not info.shape]
+    constant = [info.name for info in drawn if _ENCODER.search(info.name) or not info.shape]
     return [sample | {name: samples[0][name] for name in constant} for sample in samples]

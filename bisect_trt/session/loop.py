@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, takewhile
+from itertools import chain, groupby, takewhile
 from pathlib import Path
 from statistics import linear_regression
 from typing import Any
@@ -112,7 +112,7 @@ class LoopRun:
         name = "the target" if own_state else "the target, with the state of the reference"
         for steps in self._chunks(self.steps if self.target.target.compiles else _CHUNK, name):
             errors += self._compare(steps, own_state=own_state)
-            if errors[-1][0].reason:
+            if not errors[-1][0].name:  # it did not run
                 break
         return errors
 
@@ -142,7 +142,7 @@ class LoopRun:
             return [[TensorComparison("", passed=False, kind=kind, reason=reply.message)]]
         half = len(steps) // 2  # which step is it?
         errors = self._compare(steps[:half], own_state=own_state)
-        if not errors[-1][0].reason:
+        if errors[-1][0].name:
             errors += self._compare(steps[half:], own_state=own_state)
         return errors
 
@@ -157,11 +157,12 @@ class LoopRun:
             state=self.subject.state.taken,
         )
 
-    def carriers(self, step: int) -> list[str]:
+    def carriers(self, step: int, steps: Errors) -> list[str]:
         """Return the fewest inputs of the target's own state that make a step wrong, the others being the reference's.
 
         Args:
             step: A step that is right with the reference's state and wrong with the target's.
+            steps: The errors of all steps with the target's own state.
         """
         self._compare(range(1, step), own_state=True)
         taken = self.subject.state.taken
@@ -173,8 +174,9 @@ class LoopRun:
             state = right | {names[unit]: own[names[unit]] for unit in units}
             save_npz(mixed.inputs, self.subject.stream[step - 1] | state)
             reply = self.subject.workers.ask(self._request(mixed))
-            fails = isinstance(reply, Failed) or not all(each.passed for each in reply.comparisons)
-            return Verdict.FAIL if fails else Verdict.PASS
+            seen = [] if isinstance(reply, Failed) else list(reply.comparisons)
+            passes = seen and all(each.passed for each in scaled([seen, *steps])[0])
+            return Verdict.PASS if passes else Verdict.FAIL
 
         return [names[unit] for unit in sorted(minimise(range(len(names)), ask).units)]
 
@@ -224,6 +226,7 @@ def judge(
         strict: Whether any error past the tolerance counts; else it has to be as severe as the
             worst one is.
     """
+    own, right, whole = map(scaled, (own, right, whole))
     ways = [_way(errors, taken) for errors in (own, right)]
     least = 1.0 if strict else required_severity(ways[1].worst)
     wrong = [
@@ -250,6 +253,24 @@ def judge(
         right=ways[1],
         whole=_way(whole, taken) if whole else None,
     )
+
+
+def scaled(steps: Errors) -> Errors:
+    """Return comparisons in which an output matches within the widest tolerance that it has in any step.
+
+    An automatic tolerance follows the size of the values, and a score is next to zero in some steps.
+    """
+    widest: dict[str, float] = {}
+    for each in chain(*steps):
+        widest[each.name] = max(widest.get(each.name, 0.0), each.atol or 0.0)
+
+    def matched(each: TensorComparison) -> TensorComparison:
+        ratio = (each.max_abs or 0.0) / (widest[each.name] or math.inf)
+        if each.kind is not ComparisonKind.MISMATCH or not ratio <= 1:
+            return each
+        return structs.replace(each, passed=True, kind=ComparisonKind.MATCH, of_tolerance=ratio)
+
+    return [list(map(matched, seen)) for seen in steps]
 
 
 def _way(steps: Errors, taken: Mapping[str, str]) -> StepsWay:
@@ -298,9 +319,9 @@ def enter_step(
         UnavailableError: The reference does not run a step.
         UsageError: There is no target.
     """
-    if target is None:
+    if target is None or target.build_only:
         raise MissingOptionError(
-            "--steps compares a target with the reference; add one, such as --onnxrt."
+            "--steps compares a target that runs with the reference; add one, such as --onnxrt."
         )
     run = LoopRun(subject, target, tolerance)
     console = subject.console
@@ -308,16 +329,17 @@ def enter_step(
     for name, output in subject.state.taken.items():
         console.say(f"  '{name}' takes '{output}' of the step before")
     run.run_reference()
+    own = run.compare(own_state=True)
     steps = judge(
         subject.state.taken,
-        run.compare(own_state=True),
+        own,
         run.compare(own_state=False),
         run.compare_whole(),
         # What the user gives is meant to the letter.
         strict=bool(tolerance.atol or tolerance.rtol),
     )
     if steps.kind == "drift" and steps.own.first:
-        steps = structs.replace(steps, carriers=tuple(run.carriers(steps.own.first)))
+        steps = structs.replace(steps, carriers=tuple(run.carriers(steps.own.first, own)))
     result.steps = steps
     console.answer(describe_steps(steps))
     console.table(*steps_table(steps), MOST_ROWS)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from building import save_text, text_model
 from conftest import CommandLine
-from support import arrays
+from support import arrays, onnx_tool
 
 import bisect_trt
 from bisect_trt.errors import BisectError
@@ -79,6 +79,45 @@ def test_feedback_that_magnifies_rounding_is_drift(cli: CommandLine, here: Path)
     assert steps["carriers"] == ["h0"]
     assert "Drift: no step of 40 is wrong with the state of the reference" in ran.out
     assert cli(*words, "--steps", "3").ended(1).result["steps"]["kind"] == "none"
+
+
+TABLE = (
+    f"(int64[1] ids, {ONE} h0) => ({ONE} hn)",
+    "e = Gather(table, ids) hn = Add(h0, e)",
+    {"table": np.ones((5, 4), np.float32)},
+)
+SHORTER = """
+for tensor in model.graph.initializer:
+    if tensor.name == "table":
+        tensor.dims[0] = 4
+        tensor.raw_data = tensor.raw_data[:64]
+"""
+
+
+def test_a_step_that_the_target_does_not_run(cli: CommandLine, here: Path) -> None:
+    save_text(here / "m.onnx", *TABLE)
+    np.savez("x.npz", ids=np.array([0, 1, 3, 2, 4, 1, 0]))
+    words = ("diagnose", "m.onnx", "--through", onnx_tool(SHORTER), "--load-inputs", "x.npz")
+    ran = cli(*words, "--steps", "7", "--max-probes", "1", "--json", "r.json").ended(3)
+    steps = ran.result["steps"]
+    assert (steps["kind"], steps["step"], len(steps["own"]["errors"])) == ("step", 5, 5)
+    assert "indices element out of data bounds" in steps["right"]["errors"][4]["reason"]
+
+
+def test_a_step_that_the_reference_does_not_run(cli: CommandLine, here: Path) -> None:
+    save_text(here / "m.onnx", *TABLE)
+    np.savez("x.npz", ids=np.array([0, 1, 9]))
+    ran = cli("diagnose", "m.onnx", *FP16, "--steps", "3", "--load-inputs", "x.npz").ended(4)
+    assert "error[BT2004]: the reference cannot run step 3: " in ran.err
+
+
+def test_a_score_next_to_zero_in_one_step_is_not_wrong(cli: CommandLine, here: Path) -> None:
+    body = "hn = Add(h0, x) y = Sub(hn, near)"
+    save_text(here / "m.onnx", SUMS[0], body, {"near": 1.0003})
+    np.savez("x.npz", x=np.full((12, 4), 0.1, np.float32))
+    words = ("diagnose", "m.onnx", *FP16, "--steps", "12", "--load-inputs", "x.npz")
+    steps = cli(*words, "--json", "r.json").ended(1).result["steps"]
+    assert (steps["kind"], steps["own"]["first"]) == ("none", None)
 
 
 def test_a_state_that_is_wrong_from_the_beginning(cli: CommandLine, here: Path) -> None:
@@ -232,7 +271,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(
 
 def test_a_loop_needs_a_target(here: Path) -> None:
     model = text_model(*SUMS)
-    with pytest.raises(BisectError, match="--steps compares a target"):
+    with pytest.raises(BisectError, match="--steps compares a target that runs"):
         bisect_trt.reduce(model, check=bool, steps=2, output=here / "s.onnx")
 
 

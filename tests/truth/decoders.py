@@ -86,9 +86,10 @@ class Graph:
     def flat(self, value: str, width: int) -> str:
         return self.op("Reshape", value, self.ints(1, -1, width))
 
-    def model(self) -> onnx.ModelProto:
+    def model(self, opset: int = 17) -> onnx.ModelProto:
         graph = helper.make_graph(self.nodes, "g", self.inputs, self.outputs, self.weights)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        imports = [helper.make_opsetid("", opset)]
+        return helper.make_model(graph, opset_imports=imports, ir_version=9 if opset < 23 else 10)
 
 
 def _rotated(graph: Graph, value: str, cos: str, sin: str, size: int) -> str:
@@ -320,12 +321,30 @@ def convolutions(layers: int = 2, heads: int = 4, size: int = 8, seed: int = 0) 
     return graph.model()
 
 
+def reservoir(layers: int = 2, heads: int = 4, size: int = 8, seed: int = 0) -> onnx.ModelProto:
+    """A recurrent network with feedback that magnifies any difference: each step is right, and no two runs stay together."""
+    graph = Graph(seed)
+    width = heads * size
+    x = graph.fed("x", [1, width])
+    for layer in range(layers):
+        graph.scope = f"layers.{layer}/"
+        state = graph.fed(f"state_{layer}", [1, width])
+        mixed = graph.op("MatMul", state, graph.weight(width, width, scale=2.0 / np.sqrt(width)))
+        x = graph.op(
+            "Tanh", graph.op("Add", mixed, graph.op("Mul", x, graph.const(0.1))), name="tanh"
+        )
+        graph.scope = ""
+        graph.returned(f"new_state_{layer}", x, [1, width])
+    return graph.model()
+
+
 FAMILIES: dict[str, Callable[..., onnx.ModelProto]] = {
     "llama": llama,
     "whisper": whisper,
     "mamba": mamba,
     "transducer": transducer,
     "convolutions": convolutions,
+    "reservoir": reservoir,
 }
 SIZES = {"small": (1, 4, 8), "middle": (3, 4, 16), "large": (6, 8, 32)}
 """Layers, heads and the size of a head."""
