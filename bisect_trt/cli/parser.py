@@ -53,6 +53,8 @@ COMMON = frozenset(
 TAUGHT = {
     "precision": ("int8", "data_loader_script", "metric", "max_drop"),
     "releases": ("slower_than", "baseline"),
+    "run": ("reference",),
+    "diagnose": ("steps",),
 }
 """Further ones by command, which README uses."""
 RARE = frozenset(
@@ -244,7 +246,8 @@ def _annotation(
         known |= {
             name: value for name in ("min", "max") if math.isfinite(value := getattr(option, name))
         }
-    known["hidden"] = option.name in RARE or (shared and option.name not in (*COMMON, *taught))
+    rare = option.name in RARE or (shared and option.name not in COMMON)
+    known["hidden"] = rare and option.name not in taught
     known["rich_help_panel"] = title(group) if shared else None
     return Annotated[kind, typer.Option(*option.flags, **known)], default
 
