@@ -194,6 +194,7 @@ class RunGroup(TypedDict, total=False):
     onnx_outputs: str | Sequence[str]
     onnx_exclude_outputs: str | Sequence[str]
     save_onnx: File
+    explain_fusions: bool
     timeout: float
     save_inputs: File
     save_outputs: File

@@ -72,9 +72,10 @@ _SINGLE_OUTPUTS = {
     "onnx_outputs",
     "onnx_exclude_outputs",
     "save_onnx",
+    "explain_fusions",
 }
 """Options about single outputs."""
-_NEED_A_MODEL = {"onnx_exclude_outputs", "save_onnx", "save_inputs", "save_outputs"}
+_NEED_A_MODEL = _SINGLE_OUTPUTS - {"load_outputs", "onnx_outputs"}
 """Options that do not apply to saved outputs."""
 _TYPES = {
     "float32": "fp32",
@@ -119,6 +120,7 @@ def run(call: Call) -> Result:
             for file in sample_files(path, len(session.subject.samples)):
                 if file != path:
                     call.paths.write(file, f"{file.name} of the saved samples")
+        explain_fusions(session, target, options)
         if target.build_only:
             return build(session, target, tolerance, options)
         if metric is not None:
@@ -254,10 +256,40 @@ def build(
         )
         return result.end("not_reproduced", reply.message)
     audit = audit_precision(target, reply.layers)
-    result.layers = list(reply.layers)
+    result.layers = result.layers or list(reply.layers)
     result.precision_audit = audit
     console.answer(f"It builds: {audit.sentence}")
     return result.end()
+
+
+def explain_fusions(session: Session, target: TargetSettings, options: RunOptions) -> None:
+    """Print the layers that the compiler makes of several nodes, in order, if asked for; the result has all layers.
+
+    Args:
+        session: The model and the result.
+        target: The target.
+        options: Whether they are asked for, and the seconds that the build may take.
+
+    Raises:
+        UsageError: The target does not report any.
+        UnavailableError: It does not build the model.
+    """
+    if not options.explain_fusions:
+        return
+    subject = session.subject
+    feed = subject.models.feed("fusions.in", subject.samples[0])
+    model = subject.models.write("fusions", subject.as_in_file(subject.network.proto))
+    made = session.answered(
+        subject.workers.ask(Trace(target, model, feed, "fusions"), options.timeout)
+    )
+    title = target.target.title
+    if not made:
+        raise ConflictError(f"--explain-fusions: {title} does not report its fusions; drop it.")
+    session.result.layers = made["layers"]
+    fused = [layer for layer in made["layers"] if len(layer["nodes"]) > 1]
+    rows = [(str(n), each["kind"], " + ".join(each["nodes"])) for n, each in enumerate(fused, 1)]
+    session.console.answer(f"{title} runs several nodes in one in {len(rows)} layers:")
+    session.console.table(("", "layer", "nodes"), rows, len(rows))
 
 
 def describe_partition(parts: Json) -> str:

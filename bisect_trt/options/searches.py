@@ -475,6 +475,9 @@ class RunOptions:
     save_onnx: Annotated[
         Path | None, option(help="Write the model that the target runs.", writes=True)
     ] = None
+    explain_fusions: Annotated[
+        bool, switch("List the layers that TensorRT's compiler makes of several nodes.")
+    ] = False
     timeout: Annotated[float | None, time_out("the target")] = None
     save_inputs: Annotated[
         Path | None, option(help="Write the inputs: .npz, or Polygraphy's .json.", writes=True)

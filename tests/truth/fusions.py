@@ -171,8 +171,12 @@ def fused(result: Any, place: int = 0) -> list[set[str]]:
     return [{*layer["nodes"]} for layer in layers["failing"]]
 
 
-def within(result: Any, acting: int, fusions: int = 1) -> None:
-    """The questions are as few as promised."""
+Record = Callable[[str, object], None]
+
+
+def within(result: Any, record: Record, acting: int, fusions: int = 1) -> None:
+    """Asserts that the questions are as few as promised."""
+    record("questions", result["probes"]["run"])
     assert result["probes"]["run"] <= 2 * log2(acting) + log2(fusions) + 6, result["probes"]
 
 
@@ -195,6 +199,7 @@ def test_a_fusion_past_a_limit_on_the_size(
     seed: int,
     cli: CommandLine,
     here: Path,
+    record_property: Record,
 ) -> None:
     path = here / "m.onnx"
     write(path, plant, place, seed)
@@ -204,11 +209,13 @@ def test_a_fusion_past_a_limit_on_the_size(
     assert ["peep:fc_h_fusion=off"] in named(result)
     at = named(result).index(["peep:fc_h_fusion=off"])
     assert nodes in fused(result, at)
-    within(result, 4)
+    within(result, record_property, 4)
 
 
 @pytest.mark.parametrize("seed", range(7))
-def test_the_fusion_by_a_counter(seed: int, cli: CommandLine, here: Path) -> None:
+def test_the_fusion_by_a_counter(
+    seed: int, cli: CommandLine, here: Path, record_property: Record
+) -> None:
     """Two neighbours of a chain of 205 nodes must not run in one kernel."""
     path = here / "m.onnx"
     write(path, plain, 100, seed)
@@ -221,11 +228,13 @@ def test_the_fusion_by_a_counter(seed: int, cli: CommandLine, here: Path) -> Non
     assert all(not {*pair} <= {*other["nodes"]} for other in found["layers"]["passing"])
     before = int(found["switches"][0].rpartition("=")[2])
     assert found["layers"]["fusion"] == before + 1
-    within(result, 1, 400)
+    within(result, record_property, 1, 400)
 
 
 @pytest.mark.parametrize(("place", "seed"), [(10, 0), (100, 1), (180, 2)])
-def test_two_passes_together(place: int, seed: int, cli: CommandLine, here: Path) -> None:
+def test_two_passes_together(
+    place: int, seed: int, cli: CommandLine, here: Path, record_property: Record
+) -> None:
     path = here / "m.onnx"
     write(path, attention, place, seed)
     groups = checked(here, "attn/q+attn/k+attn/v", "attn/qk+attn/softmax+attn/pv")
@@ -234,10 +243,13 @@ def test_two_passes_together(place: int, seed: int, cli: CommandLine, here: Path
     at = named(result).index(["copy_ppg=off", "peep:fc_h_fusion=off"])
     assert any({"attn/q", "attn/k", "attn/v"} <= layer for layer in fused(result, at))
     assert any({"attn/qk", "attn/softmax", "attn/pv"} <= layer for layer in fused(result, at))
+    record_property("questions", result["probes"]["run"])
 
 
 @pytest.mark.parametrize(("place", "seed"), [(40, 0), (120, 1)])
-def test_the_fused_attention(place: int, seed: int, cli: CommandLine, here: Path) -> None:
+def test_the_fused_attention(
+    place: int, seed: int, cli: CommandLine, here: Path, record_property: Record
+) -> None:
     path = here / "m.onnx"
     write(path, attention, place, seed)
     words = (*TABLE, "--compiler-switch", "mha_fusion=off")
@@ -245,11 +257,17 @@ def test_the_fused_attention(place: int, seed: int, cli: CommandLine, here: Path
     result = cli("cause", path, *RTX, *words, *check).ended(0).result
     assert sorted(named(result)) == [["copy_ppg=off"], ["mha_fusion=off"]]
     assert any({"attn/qk", "attn/softmax", "attn/pv"} <= layer for layer in fused(result))
+    within(result, record_property, 5)
 
 
 @pytest.mark.parametrize(("place", "seed"), [(50, 0), (160, 1)])
 def test_an_option_without_which_nothing_is_built(
-    place: int, seed: int, cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch
+    place: int,
+    seed: int,
+    cli: CommandLine,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Record,
 ) -> None:
     """The environment disables the generator of kernels, without which there is none for Split."""
     path = here / "m.onnx"
@@ -257,4 +275,5 @@ def test_an_option_without_which_nothing_is_built(
     monkeypatch.setenv("__LUNOWUD", "-kgen=off")
     result = cli("cause", path, *RTX, *TABLE, "--compiler-switch", "kgen=on").ended(0).result
     assert named(result) == [["kgen=on"]]
+    record_property("questions", result["probes"]["run"])
     assert re.search("Myelin|slice|split", str(result), re.IGNORECASE)

@@ -191,3 +191,13 @@ def test_outputs_keep_the_compiler_from_a_fusion(model: Path, cli: CommandLine) 
     assert outputs[0] == "y"
     assert len({"q", "k", "v"} & {*outputs[1:]}) == 2 == len(outputs) - 1
     assert cli("run", "patched.onnx", *RTX, *words[:2]).ended(0)
+
+
+def test_the_fusions_are_listed_in_order(model: Path, cli: CommandLine) -> None:
+    result = cli("run", model, *RTX, "--explain-fusions").ended(0).result
+    [product, rest] = result["layers"]
+    assert product["nodes"] == ["mm_k", "mm_q", "mm_v"]
+    assert rest["nodes"] == ["a", "b", "c", "y"]
+    refused = cli("run", model, "--onnxrt", "--explain-fusions")
+    assert refused.status == 2
+    assert "does not report its fusions" in refused.err
