@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -87,15 +87,17 @@ class Engines:
         self, failing: Subset, passing: Subset, fusion: int | None = None
     ) -> LayersChanged | None:
         """Return the layers that only one of two engines has; ``None`` where one of them is not built."""
-        pair = self.of(failing), self.of(passing)
-        if pair[0] is None or pair[1] is None:
-            return None
         counts = [
             Counter((layer["kind"], tuple(layer["nodes"])) for layer in engine["layers"])
-            for engine in pair
+            for engine in (self.of(failing), self.of(passing))
             if engine is not None
         ]
-        bad, good = (_layers((counts[side] - counts[1 - side]).elements()) for side in range(2))
+        if len(counts) < 2:
+            return None
+        bad, good = (
+            tuple(EngineLayer(*each) for each in sorted((one - other).elements()))
+            for one, other in (counts, reversed(counts))
+        )
         return LayersChanged(fusion, bad, good)
 
     def doubts(self) -> list[str]:
@@ -145,7 +147,3 @@ class Engines:
         return self.panel.entry(
             passing, seen if proven else "unproven", self.changed(failing, passing, fusion)
         )
-
-
-def _layers(layers: Iterable[tuple[str, tuple[str, ...]]]) -> tuple[EngineLayer, ...]:
-    return tuple(EngineLayer(kind, nodes) for kind, nodes in sorted(layers))

@@ -244,7 +244,7 @@ def search_switches(session: Session, engines: Engines, most: int | None = None)
         if found.found or more.found:
             return Alternatives((*found.found, *more.found), found.complete and more.complete)
         inner = engines.acting(singly=most is None)
-        more = find_alternatives(inner, ask) if engines.sized else find(inner, likely=True)
+        more = find_alternatives(inner, ask) if engines.sized else find(inner)
         if more.found:
             return more
         singles = [frozenset({unit}) for unit in wholes if panel.switches[unit].within not in shut]
