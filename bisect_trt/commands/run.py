@@ -287,7 +287,7 @@ def explain_fusions(session: Session, target: TargetSettings, options: RunOption
         raise ConflictError(f"--explain-fusions: {title} does not report its fusions; drop it.")
     session.result.layers = made["layers"]
     fused = [layer for layer in made["layers"] if len(layer["nodes"]) > 1]
-    rows = [(str(n), each["kind"], " + ".join(each["nodes"])) for n, each in enumerate(fused, 1)]
+    rows = [(n, each["kind"], " + ".join(each["nodes"])) for n, each in enumerate(fused, 1)]
     session.console.answer(f"{title} runs several nodes in one in {len(rows)} layers:")
     session.console.table(("", "layer", "nodes"), rows, len(rows))
 

@@ -202,7 +202,7 @@ def compiler_options(config: Any, options: Iterable[str]) -> Iterator[dict[str, 
     """
     words = " ".join(f"-{option}" for option in options)
     ignored = dict[str, str]()
-    given = os.environ.get(VARIABLE)
+    given = os.environ.get(VARIABLE, "")
     if words and hasattr(config, "build_route"):
         config.build_route = words
     # TensorRT-RTX has the attribute, and keeps nothing.
@@ -211,14 +211,11 @@ def compiler_options(config: Any, options: Iterable[str]) -> Iterator[dict[str, 
         return
     # What the compiler ignores it prints to the process's stderr, not to the logger.
     printed = os.fstat(2)
-    os.environ[VARIABLE] = f"{given or ''} {words}".strip()
+    os.environ[VARIABLE] = f"{given} {words}"
     try:
         yield ignored
     finally:
-        if given is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = given
+        os.environ[VARIABLE] = given
         if stat.S_ISREG(printed.st_mode):
             with contextlib.suppress(OSError), pathlib.Path("/proc/self/fd/2").open("rb") as log:
                 log.seek(printed.st_size)
