@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
@@ -289,8 +289,8 @@ class NodeUnits:
     """
 
     main: list[int]
-    inner: dict[int, Node] = field(default_factory=dict)
-    excluded: frozenset[str] = frozenset()
+    inner: dict[int, Node]
+    excluded: frozenset[str]
 
     @property
     def all(self) -> list[int]:
@@ -350,9 +350,9 @@ def lowerable_units(
     named |= inner
     excluded = whole | _matching(named, "--exclude", exclude)
     wanted = _matching(named, "--include", include) if include else named.keys()
-    if include and inner:  # to keep what is wanted leaves the others
+    if include:  # to keep what is wanted leaves the others
         excluded |= lowered_inside(network, excluded | wanted, types, low).keys()
-    left_inside = lowered_inside(network, excluded, types, low) if inner else {}
+    left_inside = lowered_inside(network, excluded, types, low)
     chosen = NodeUnits(
         [
             unit

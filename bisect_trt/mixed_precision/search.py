@@ -290,10 +290,8 @@ class PrecisionSpace(ABC):
 
     def label(self, unit: int) -> str:
         """A unit in messages."""
-        network = self.subject.network
-        if (inner := self.lowering.inner.get(unit)) is not None:
-            return f"{inner.op} '{inner.name}'"
-        return network.describe(network.order[unit])
+        (node,) = self.culprits(frozenset({unit}))
+        return f"{node.op} '{node.name or node.outputs[0]}'"
 
     def notes(self) -> Iterator[str]:
         """Warnings before the search, a sentence each."""

@@ -68,7 +68,7 @@ class Fresh:
         self._count = count
         self._next = 0
         samples = subject.samples
-        if subject.size_ranges:
+        if subject.ranged:
             samples = [*samples, *(subject.in_range(samples[0], share) for share in (0, 1))]
         like = FreshSamples.like(samples, table_sizes(subject.network), subject.settings.data.seed)
         self._like = like if ways is None else replace(like, ways=ways)

@@ -62,14 +62,11 @@ def ranged_shape(value: Any) -> tuple[int | range, ...]:  # noqa: ANN401 - whate
     """``[1,5..9]``: as :func:`shape`, where a dimension may have all sizes of a range."""
     if not isinstance(value, str):
         return shape(value)
-    smallest = shape(_RANGE.sub(r"\1", value))
-    largest = shape(_RANGE.sub(r"\2", value))
-    if any(low > high for low, high in zip(smallest, largest, strict=True)):
+    ends = [shape(_RANGE.sub(end, value)) for end in (r"\1", r"\2")]
+    sizes = [low if low == high else range(low, high + 1) for low, high in zip(*ends, strict=True)]
+    if range(0) in sizes:
         raise ValueError(f"{_SHAPE}; a range such as 5..9 goes up")
-    return tuple(
-        low if low == high else range(low, high + 1)
-        for low, high in zip(smallest, largest, strict=True)
-    )
+    return tuple(sizes)
 
 
 def value_range(value: Any) -> tuple[float, float]:  # noqa: ANN401 - whatever was given

@@ -234,6 +234,7 @@ class Subject:
         self.declared = {name: info.shape for name, info in infos.items() if info.shape is not None}
         samples = None
         free = sizes_at(data.input_shapes, None)
+        self.ranged = free != sizes_at(data.input_shapes, 0)
         given: Mapping[str, Sequence[int | None]] = {}
         loop = self.settings.loop
         if loop.steps is not None:
@@ -269,25 +270,16 @@ class Subject:
             self.network = Network(free_inputs(proto, contradicting))
         if samples is None:
             inputs = resized(input_infos(self.network), sizes.shapes)
-            if self.size_ranges and data.iterations is None:
+            if self.ranged and data.iterations is None:
                 data = replace(data, iterations=2)
             samples = make_inputs(inputs, data, self.settings.most)
-            if self.size_ranges:
+            if self.ranged:
                 samples = [
                     self.in_range(sample, number / max(len(samples) - 1, 1))
                     for number, sample in enumerate(samples)
                 ]
         self._warn_of_names(samples)
         return samples
-
-    @property
-    def size_ranges(self) -> bool:
-        """Whether ``--input-shapes`` has ranges of sizes."""
-        return any(
-            isinstance(dim, range)
-            for shape in self.settings.data.input_shapes.values()
-            for dim in shape
-        )
 
     def in_range(self, sample: Sample, share: float) -> Sample:
         """Return a sample in sizes of the ranges of ``--input-shapes``, its values repeated or cut.
