@@ -64,7 +64,7 @@ from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample, Score,
 OPERATOR = "op:"
 """The prefix of a type of operators among names of tensors, as for ``--keep``."""
 MARK_ALL = "mark all"
-_COMPARED_OUTPUTS = {"load_outputs", "save_outputs"}
+_COMPARED_OUTPUTS = {"load_outputs", "save_outputs", "reference"}
 _SINGLE_OUTPUTS = {
     "load_outputs",
     "save_outputs",
@@ -73,6 +73,7 @@ _SINGLE_OUTPUTS = {
     "onnx_exclude_outputs",
     "save_onnx",
     "explain_fusions",
+    "reference",
 }
 """Options about single outputs."""
 _NEED_A_MODEL = _SINGLE_OUTPUTS - {"load_outputs", "onnx_outputs"}

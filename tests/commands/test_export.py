@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import CommandLine
-from support import rest_slow
+from support import chain, rest_slow
 
 import bisect_trt
 
@@ -178,3 +178,22 @@ def test_a_reference_that_is_no_module(
     ran = cli("run", "model.onnx", "--onnxrt", "--reference", reference)
     assert message in ran.error
     assert ran.code == code
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run net.onnx --onnxrt --metric cosine",
+        "run net.onnx --onnxrt --latency-limit 9",
+        "run net.onnx --trt-rtx --build-only",
+        "run --load-outputs a.npz b.npz",
+    ],
+)
+def test_where_no_module_can_be_compared(cli: CommandLine, here: Path, words: str) -> None:
+    write_net(here / "net.py", "return self.emb(x)")
+    np.savez("a.npz", x=np.ones(1))
+    np.savez("b.npz", x=np.ones(1))
+    chain(here / "net.onnx", 2)
+    ran = cli(*words.split(), "--reference", "net.py")
+    assert ran.code == "BT1003", ran.err
+    assert "--reference" in ran.error
