@@ -60,7 +60,7 @@ test-slow: $(VENV)/.torch  ## Corpora and whole stories: the pages followed, rea
 	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist load --maxschedchunk 1 -q -m 'slow or hypothesis'
 
 truth: $(STAMP)  ## Known bugs of many releases, planted, and trained networks: is every answer exact? Installs the releases; takes many minutes.
-	UV_OFFLINE=0 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/truth/loops.py tests/truth/answers.py tests/truth/elsewhere.py tests/truth/workarounds.py tests/truth/causes.py tests/truth/builds.py tests/truth/fusions.py tests/truth/trained_networks.py
+	UV_OFFLINE=0 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/truth/loops.py tests/truth/answers.py tests/truth/elsewhere.py tests/truth/workarounds.py tests/truth/causes.py tests/truth/builds.py tests/truth/fusions.py tests/truth/trained_networks.py tests/truth/qnn.py
 
 fuzz: $(STAMP)  ## Twenty thousand broken models, values and command lines, and as many changed folders of runs, each of which must end with a sentence; properties on examples that no test had; four hundred flaky searches; fifty kills.
 	BISECT_TRT_FUZZ_RUNS=20000 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q tests/fuzz
