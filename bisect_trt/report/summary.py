@@ -147,12 +147,12 @@ def describe_steps(steps: Steps) -> str:
             "tolerance."
         )
     worst = steps.right.errors[(steps.step or 1) - 1]
-    names = ", ".join(map(repr, steps.tensors[:_NAMED]))
+    names = ", ".join(repr(name) for name in steps.tensors[:_NAMED] if name)
+    what = ": ".join(filter(None, (names, worst.describe())))
     spans = [f"{low}" if low == high else f"{low} to {high}" for low, high in steps.failing]
     return (
-        f"Step {steps.step} of {steps.steps} is the first that is wrong with the state of the reference: "
-        f"{names} {worst.reason or f'{worst.tolerance_ratio:.3g} times the tolerance off'}. "
-        f"Wrong steps: {first_few(spans, _SHOWN)}; {free}."
+        f"Step {steps.step} of {steps.steps} is the first that is wrong with the state of the reference: {what}. Wrong steps: "
+        f"{first_few(spans, _SHOWN)}; {free}."
     )
 
 

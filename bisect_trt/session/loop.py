@@ -338,9 +338,8 @@ def enter_step(
         # What the user gives is meant to the letter.
         strict=bool(tolerance.atol or tolerance.rtol),
     )
-    if steps.kind == "drift" and steps.own.first:
-        steps = structs.replace(steps, carriers=tuple(run.carriers(steps.own.first, own)))
-    result.steps = steps
+    carriers = run.carriers(steps.own.first, own) if not steps.step and steps.own.first else []
+    result.steps = steps = structs.replace(steps, steps=run.steps, carriers=tuple(carriers))
     console.answer(describe_steps(steps))
     console.table(*steps_table(steps), MOST_ROWS)
     if steps.step is None:

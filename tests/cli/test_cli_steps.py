@@ -101,6 +101,7 @@ def test_a_step_that_the_target_does_not_run(cli: CommandLine, here: Path) -> No
     ran = cli(*words, "--steps", "7", "--max-probes", "1", "--json", "r.json").ended(3)
     steps = ran.result["steps"]
     assert (steps["kind"], steps["step"], len(steps["own"]["errors"])) == ("step", 5, 5)
+    assert "Step 5 of 7 is the first" in ran.out
     assert "indices element out of data bounds" in steps["right"]["errors"][4]["reason"]
 
 
