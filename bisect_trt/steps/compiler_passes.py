@@ -54,7 +54,7 @@ class Engines:
             feed = models.feed("trace.in", self.session.subject.values(base, base.inputs))
             settings = self.panel.candidate(units).settings(self.panel.target)
             asked = Trace(settings, models.write("trace", base.proto), feed, "fusions")
-            reply = models.workers.ask(asked)
+            reply = models.workers.ask(asked, self.session.prober.check.timeout)
             self._built[units] = None if isinstance(reply, Failed) or not reply else reply
             self.ignored |= (self._built[units] or {}).get("ignored", {})
         return self._built[units]
@@ -78,7 +78,7 @@ class Engines:
             return False
         if self.sized:
             return bool(engine["size"] < plain["size"])
-        return any(engine[fact] != plain[fact] for fact in ("size", "layers"))
+        return engine != plain
 
     def _ignores(self, unit: int) -> bool:
         return self.panel.switches[unit].name.partition(":")[2] in self.ignored

@@ -7,7 +7,7 @@ pass.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -221,40 +221,44 @@ def search_switches(session: Session, engines: Engines, most: int | None = None)
     Args:
         session: The model's session.
         engines: The switches, and the engines that they make.
-        most: The largest number of questions; ``None`` is returned if they are not enough.
+        most: The largest number of questions about each of these three; ``None`` is returned if they
+            are not enough.
     """
     panel = engines.panel
     weights = {unit: switch.weight for unit, switch in enumerate(panel.switches)}
     passes, options, wholes = map(panel.of, (Tier.PASS, Tier.OPTION, Tier.WHOLE))
+    shut = set[str | None]()
 
-    def story(ask: Ask) -> Alternatives:
-        def find(units: Sequence[int], *, likely: bool = False) -> Alternatives:
-            if session.prober.check.bounds_whole:
-                return _alone(units, ask)
-            return find_alternatives(units, ask, weights=weights, likely=likely)
+    def find(units: Sequence[int], ask: Ask, *, likely: bool = False) -> Alternatives:
+        if session.prober.check.bounds_whole:
+            return _alone(units, ask)
+        return find_alternatives(units, ask, weights=weights, likely=likely)
 
+    def outer(ask: Ask) -> Alternatives:
         gates = [unit for unit in wholes if panel.switches[unit].covers is not None]
-        shut = {
+        shut.update(
             panel.switches[unit].covers for unit in gates if ask(frozenset({unit})) is Verdict.FAIL
-        }
-        found = Alternatives() if shut else find(passes, likely=bool(gates))
-        more = find(options)
+        )
+        found = Alternatives() if shut else find(passes, ask, likely=bool(gates))
+        more = find(options, ask)
         if not (found.found or more.found) and passes and options:
-            more = find([*passes, *options])
-        if found.found or more.found:
-            return Alternatives((*found.found, *more.found), found.complete and more.complete)
-        inner = engines.acting(singly=most is None)
-        more = find_alternatives(inner, ask) if engines.sized else find(inner)
-        if more.found:
-            return more
-        singles = [frozenset({unit}) for unit in wholes if panel.switches[unit].within not in shut]
-        return Alternatives(tuple(units for units in singles if ask(units) is Verdict.PASS))
+            more = find([*passes, *options], ask)
+        return Alternatives((*found.found, *more.found), found.complete and more.complete)
+
+    def inner(ask: Ask) -> Alternatives:
+        units = engines.acting(singly=most is None)
+        return find_alternatives(units, ask) if engines.sized else find(units, ask)
+
+    def whole(ask: Ask) -> Alternatives:
+        return _alone([unit for unit in wholes if panel.switches[unit].within not in shut], ask)
 
     def limited(oracle: Oracle) -> Answers | None:
         heard = Transcript(oracle)
-        try:
-            found = story(Limited(about_units(heard), frozenset(weights), most))
-        except Enough:
+        shut.clear()
+        found = _first_found(
+            (outer, inner, whole), lambda: Limited(about_units(heard), frozenset(weights), most)
+        )
+        if found is None:
             return None
         failing = heard.heard(Verdict.FAIL)
         asked = [units for verdict in Verdict for units in heard.heard(verdict)]
@@ -262,6 +266,22 @@ def search_switches(session: Session, engines: Engines, most: int | None = None)
         return Answers(found, failures, len(frozenset().union(*asked)))
 
     return session.prober.search(limited, panel.candidate)
+
+
+def _first_found(
+    parts: Sequence[Callable[[Ask], Alternatives]], limited: Callable[[], Ask]
+) -> Alternatives | None:
+    """Return the answers of the first part that has any; ``None`` if there are none and a part was ended before."""
+    found: Alternatives | None = Alternatives()
+    for part in parts:
+        try:
+            answers = part(limited())
+        except Enough:
+            found = None
+            continue
+        if answers.found:
+            return answers
+    return found
 
 
 def _alone(units: Sequence[int], ask: Ask) -> Alternatives:

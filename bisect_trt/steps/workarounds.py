@@ -224,10 +224,8 @@ def bar(
     far = [*near, *network.computed] if everywhere else []
     transposes = any(node.op_type == "Transpose" for node in network.nodes)
     kinds: tuple[Barrier, ...] = ("Max", "Einsum") if transposes else ("Max",)
-    runtime = session.prober.check.runtime
-    compiles = runtime is not None and runtime.target.compiles
     where: list[tuple[Barrier, list[str]]] = [*product(kinds, (near, far))]
-    where += (("output", names) for names in [*_fused(session)] or [near] * compiles)
+    where += (("output", names) for names in _fused(session))
     for op, names in where:
         can = [name for name in dict.fromkeys(names) if can_bar(subject.infos.get(name), opset, op)]
         if not can:

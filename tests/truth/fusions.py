@@ -277,6 +277,24 @@ def test_the_fused_attention(
     record_property("questions", result["probes"]["run"])
 
 
+@pytest.mark.parametrize(("place", "seed"), [(70, 0), (140, 1)])
+def test_a_pass_without_which_the_network_is_built(
+    place: int,
+    seed: int,
+    cli: CommandLine,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Record,
+) -> None:
+    """The environment enables another generator of kernels, which ends with a failed check."""
+    path = here / "m.onnx"
+    write(path, attention, place, seed)
+    monkeypatch.setenv("__LUNOWUD", "-kgen:codegen:cuda_tile=3")
+    result = cli("cause", path, *RTX, *TABLE).ended(0).result
+    assert named(result) == [["kgen:codegen:cuda_tile=0"]]
+    within(result, record_property, len(PUBLIC))
+
+
 @pytest.mark.parametrize(("place", "seed"), [(50, 0), (160, 1)])
 def test_an_option_without_which_nothing_is_built(
     place: int,

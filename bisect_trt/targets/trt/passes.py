@@ -37,7 +37,6 @@ PUBLIC: Mapping[str, str] = {
     "kgen:tiling=0": "trtexec 11.1, --helpBuildRoute",
 }
 """Options with a value that is not the default, and where each is documented or used."""
-_MOST_STEPS = 4096
 
 
 def compiler_switches(wanted: Sequence[str], routes: str) -> Iterator[Switch]:
@@ -64,11 +63,11 @@ def compiler_switches(wanted: Sequence[str], routes: str) -> Iterator[Switch]:
 
 
 def _switches(request: str, name: str, values: str, known: Sequence[str]) -> Iterator[Switch]:
-    counts = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", values)
+    counts = re.fullmatch(r"(\d{1,4})\.\.(\d{1,4})", values)
     chosen: Iterable[object] = known if values == "*" else values.split("|")
     if counts:
         low, high = map(int, counts.groups())
-        chosen = range(low, min(high, low + _MOST_STEPS) + 1)
+        chosen = range(low, high + 1)
     elif values == "*" and not known:
         raise UnknownNameError(f"--compiler-switch {request}: its values are not known; give them.")
     for value in chosen:

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
+from support import reproduced
 
 from bisect_trt.report.result import environment
 
@@ -201,3 +202,17 @@ def test_the_fusions_are_listed_in_order(model: Path, cli: CommandLine) -> None:
     refused = cli("run", model, "--onnxrt", "--explain-fusions")
     assert refused.status == 2
     assert "does not report its fusions" in refused.err
+
+
+def test_a_diagnosis_names_the_pass_for_the_tracker(
+    model: Path, cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment enables a generator of kernels that refuses the products."""
+    monkeypatch.setenv("__LUNOWUD", "-kgen:codegen:cuda_tile=3")
+    result = cli("diagnose", model, "-o", "case", *RTX).ended(0).result
+    assert result["cause"] == [["pass:kgen:codegen:cuda_tile=0"]]
+    issue = (here / "case" / "ISSUE.md").read_text()
+    assert "pass:kgen:codegen:cuda_tile=0: the model passes" in issue
+    assert "This is undocumented, and may go with a release." in issue
+    monkeypatch.delenv("__LUNOWUD")
+    assert "REFUSED" in reproduced("case").out
