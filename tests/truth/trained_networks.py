@@ -93,6 +93,10 @@ def test_fp16(here: Path, network: Network, record_property: Record) -> None:
     bare = bare_verdict("fp16", model, files)
     options = ["--onnxrt", "--fp16", "--max-time", "60", "-o", "reproducer", "--load-inputs"]
     answer = ask(record_property, network, "diagnose", model, *options, *files)
+    if answer["status"] == "error" and answer["error"]["code"] == "BT1009":
+        # Refused, because no node can be lowered: all are of other domains.
+        assert all(node.domain for node in onnx.load(model).graph.node)
+        return
     verdict = "match" if answer["status"] == "not_reproduced" else "differs"
     assert_agrees(record_property, verdict, bare, answer)
 
