@@ -286,9 +286,10 @@ class Fix(Watcher):
         """
         task = self.task
         with task.prober.ledger.watched_by(self):
-            nothing = probe_ends(task, nothing_may_pass=nothing_may_pass)
-            if nothing is None and not (task.cheap or task.settings.bits):
-                self._validate_suspects()
+            suspects = self._costly_suspects()
+            nothing = probe_ends(task, suspects, nothing_may_pass=nothing_may_pass)
+            if nothing is None and suspects is not None:
+                self._validate(suspects)
             self.minimum = nothing or self._search_minimal()
         for step in self.minimum.steps:
             task.console.say(f"  {step}")
@@ -300,11 +301,18 @@ class Fix(Watcher):
         self._measure_trade()
         self._try_forms()
 
-    def _validate_suspects(self) -> None:
-        """Write and validate the suspects before the search where a probe takes minutes, if they are enough."""
-        units = frozenset(each.unit for each in self.task.space.suspects)
-        unable = _why_not_judged(self.task) or self._fresh.why_none
-        if unable is None and units and self._passes_on_given(units):
+    def _costly_suspects(self) -> Subset | None:
+        """The suspects, where a probe takes minutes and a set can be validated: they are the first to be."""
+        task = self.task
+        units = frozenset(each.unit for each in task.space.suspects)
+        unable = _why_not_judged(task) or self._fresh.why_none
+        if task.cheap or task.settings.bits or unable is not None:
+            return None
+        return units or None
+
+    def _validate(self, units: Subset) -> None:
+        """Write and validate a set before the search, if it is enough."""
+        if self._passes_on_given(units):
             self._first_round = self._fresh.round(0)
             if self._first_round is not None:
                 self._run_on(units, self._first_round)

@@ -377,8 +377,15 @@ class Task(Session):
         self.result.why = " ".join(filter(None, (self.not_run, self.result.why))) or None
 
 
-def probe_ends(task: Task, *, nothing_may_pass: bool = False) -> Minimum | None:
+def probe_ends(
+    task: Task, suspects: Subset | None = None, *, nothing_may_pass: bool = False
+) -> Minimum | None:
     """Probe all units in high precision, then none; the empty set where that is an answer and passes.
+
+    Args:
+        task: The model and the space of the search.
+        suspects: A set that is probed next: with several workers it is built beside the others.
+        nothing_may_pass: Whether a model that passes with all units lowered is an answer.
 
     Raises:
         DoesNotReproduce: The model fails with all units kept too, or passes with none.
@@ -392,7 +399,11 @@ def probe_ends(task: Task, *, nothing_may_pass: bool = False) -> Minimum | None:
         ask = about_units(oracle)
         if ask(everything) is not Verdict.PASS:
             return everything
-        return None if ask(nothing) is Verdict.FAIL else nothing
+        if ask(nothing) is not Verdict.FAIL:
+            return nothing
+        if suspects is not None:
+            ask(suspects)
+        return None
 
     unexpected = task.prober.search(algorithm, task.lowering.candidate)
     if unexpected is None:
