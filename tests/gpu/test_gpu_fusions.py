@@ -20,6 +20,7 @@ import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 
+from bisect_trt.errors import ValueRefusedError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import save_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
@@ -129,12 +130,15 @@ def write(path: Path, blocks: Sequence[tuple[str, float]]) -> None:
 
 
 def errors(pool: WorkerPool, path: Path, *options: str) -> list[float] | None:
-    """Return the largest error of each of three builds; ``None`` if one of them fails or crashes."""
+    """Return the largest error of each of three builds; ``None`` if one of them fails or crashes, or an option is not known."""
     found = []
     settings = TargetSettings("trt", fp16=True).with_own(compiler_options=options)
     sample = Sample(path.with_suffix(".npz"), path.with_suffix(".golden.npz"))
     for _ in range(_BUILDS):
-        reply = pool.ask(Compare(settings, path, (sample,), ToleranceOptions()), 120)
+        try:
+            reply = pool.ask(Compare(settings, path, (sample,), ToleranceOptions()), 120)
+        except ValueRefusedError:
+            return None
         if isinstance(reply, Failed):
             return None
         worst = max(each.max_abs or 0.0 for each in reply.comparisons)
