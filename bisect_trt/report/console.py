@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, TextIO
 
 from bisect_trt.probe.candidate import Identity
@@ -23,6 +24,7 @@ from bisect_trt.report.result import Result
 from bisect_trt.report.summary import summary_lines
 from bisect_trt.report.text import VERDICT_STYLES, plain, plural, seconds
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.worker.process import Turn, gate
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
@@ -49,6 +51,8 @@ _BAR = 12
 """Columns of the bar of the live line; a terminal of less than five times as many has none."""
 _BEST = {_PIECE: (Verdict.FAIL, "fail"), " nodes in fp32": (Verdict.PASS, "pass")}
 """The verdict that a search looks for, by the end of the titles of its candidates."""
+LONG_S = 5.0
+"""The work of a process is shown once it takes so long."""
 _REFRESHES = 4
 """Updates of the live line per second."""
 
@@ -110,19 +114,21 @@ class ProgressLine:
         if self.stopping:
             return "stopping: the best so far is being saved (Ctrl-C again: at once)"
         elapsed = seconds(time.monotonic() - self._began, whole=True)
-        return plain(f"{elapsed}  {', '.join(filter(None, (self.found(), self.title)))}")
+        return plain(f"{elapsed}  {', '.join(filter(None, (*self.parts(), self.title)))}")
 
-    def found(self) -> str:
-        """Return the number of probes, about how many the search takes and how long, and the best so far."""
-        if not self.probes:
-            return ""
-        count = plural(self.probes, "probe")
-        if self.expected:
+    def parts(self) -> Iterator[str]:
+        """Yield the number of probes, about how many the search takes and how long, the longest work, and the best so far."""
+        if self.expected and self.probes:
             done = self.probes - self.before
+            yield f"{done} of about {plural(self.expected, 'probe')}"
             left = (time.monotonic() - self.since) * (self.expected / max(done, 1) - 1)
-            count = f"{done} of about {plural(self.expected, 'probe')}"
-            count += f", {seconds(left, whole=True)} left" if done else ""
-        return f"{count}, best so far: {self.best}" if self.best else count
+            yield f"{seconds(left, whole=True)} left" if done else ""
+        elif self.probes:
+            yield plural(self.probes, "probe")
+        turn = min([*gate.turns], key=attrgetter("since"), default=Turn())
+        worked = time.monotonic() - turn.since
+        yield f"{turn.work} for {seconds(worked, whole=True)}" if worked >= LONG_S else ""
+        yield f"best so far: {self.best}" if self.best else ""
 
     def show(self) -> None:
         """Show the line until :meth:`hide`."""

@@ -155,7 +155,7 @@ class WorkerPool:
         lost = damaged = 0
         while True:
             allowed = self._until_deadline(allowed, cancel)
-            with gate.turn(cancel, alone=lost > 0 and not away):
+            with gate.turn(cancel, alone=lost > 0 and not away) as turn:
                 worker = self._take(away=away, fresh=fresh or lost + damaged > 0, place=place)
                 used = worker.served > 0
                 if on_place is not None and worker.place is not None:
@@ -164,7 +164,7 @@ class WorkerPool:
                     time.monotonic(), allowed, cancel, self.memory_limit, start=LEAST_SECONDS
                 )
                 try:
-                    reply = worker.ask(order, limits).reply
+                    reply = worker.ask(order, limits, turn).reply
                 except WorkerDied as death:
                     outside = death.outside is not None
                     lost = lost + outside

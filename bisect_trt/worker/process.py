@@ -249,33 +249,49 @@ def kill_group(group: int, number: int = signal.SIGKILL) -> None:
         os.killpg(group, number)
 
 
-class MemoryGate:
-    """Lets a probe begin while there is memory for one more; one at a time always may."""
+class Turn:
+    """A process of a probe: its work at present, and since when (``time.monotonic``)."""
 
     def __init__(self) -> None:
+        self.begin("checking")
+
+    def begin(self, work: str) -> None:
+        """Begin other work, as the events of ``worker/protocol.py`` name it."""
+        self.work = work
+        self.since = time.monotonic()
+
+
+class MemoryGate:
+    """Lets a probe begin while there is memory for one more; one at a time always may.
+
+    Attributes:
+        turns: The processes that run, the earliest first.
+    """
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
         self._condition = threading.Condition()
-        self._running = 0
         self._alone = False
         self._largest = 0
 
     @contextlib.contextmanager
-    def turn(self, cancel: Cancel | None = None, *, alone: bool = False) -> Iterator[None]:
+    def turn(self, cancel: Cancel | None = None, *, alone: bool = False) -> Iterator[Turn]:
         """Wait for room; with ``alone`` while anything else runs.
 
         A cancelled process does not wait.
         """
         with self._condition:
-            while self._running and (alone or self._alone or not self._fits()):
+            while self.turns and (alone or self._alone or not self._fits()):
                 if cancel is not None and cancel.is_set:
                     break
                 self._condition.wait(MEMORY_LOOK_SECONDS)
-            self._running += 1
+            self.turns.append(turn := Turn())
             self._alone = self._alone or alone
         try:
-            yield
+            yield turn
         finally:
             with self._condition:
-                self._running -= 1
+                self.turns.remove(turn)
                 self._alone = self._alone and not alone
                 self._condition.notify_all()
 

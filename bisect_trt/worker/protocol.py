@@ -335,8 +335,10 @@ class Answered:
     memory: Mapping[str, int] = field(default_factory=dict)
 
 
-BEGUN = {"event": "begun"}
+BEGUN = {"event": "starting"}
 """Sent when a worker has read an order; if it ends before, that has nothing to do with the
 model."""
-READY = {"event": "ready"}
+READY = {"event": "building"}
 """Sent when the runtime is loaded: the time until then does not count for the model."""
+LOADED = {"event": "running"}
+"""Sent when the target has built or loaded the model."""

@@ -38,6 +38,7 @@ from bisect_trt.worker.host import held
 from bisect_trt.worker.place import Seen
 from bisect_trt.worker.protocol import (
     BEGUN,
+    LOADED,
     READY,
     About,
     Answered,
@@ -177,10 +178,12 @@ def _grids(
 class Worker:
     """Answers requests; runtimes stay loaded between them."""
 
-    def __init__(self, place: Connection | None = None, ready: Callable[[], object] = bool) -> None:
-        """Targets run in ``place`` if it is given; ``ready`` is called when the runtime of a request is loaded."""
+    def __init__(
+        self, place: Connection | None = None, tell: Callable[[Mapping[str, str]], object] = bool
+    ) -> None:
+        """Targets run in ``place`` if it is given; ``tell`` is called with the events of a request."""
         self._place = place
-        self._ready = ready
+        self._tell = tell
         self._runtimes: dict[TargetSettings, Runtime] = {}
         self._last: tuple[object, RuntimeSession] | None = None
         self._beside: dict[Place | None, Connection | None] = {}
@@ -209,7 +212,7 @@ class Worker:
                 self._last = None  # a place holds one model
             if isinstance(order.request, _RUN):
                 self._runtime(order.request.target)
-                self._ready()
+                self._tell(READY)
             reply = self._methods[type(order.request)](order.request)
         except (BuildError, RunError) as error:
             kind: Literal["build", "run"] = "build" if isinstance(error, BuildError) else "run"
@@ -283,6 +286,7 @@ class Worker:
         for inputs, to in zip(request.inputs, request.to):  # noqa: B905 - there are as many
             feed: Feed = load_npz(inputs) | state_after(request.state, before)
             session = session or self._runtime(request.target).load(request.model, feed)
+            self._tell(LOADED)
             before = to
             if request.append:
                 store = ActivationStore(to)
@@ -297,6 +301,7 @@ class Worker:
 
     def _compare(self, request: Compare) -> Compared:
         session = self._prepare(request)
+        self._tell(LOADED)
         comparisons: list[TensorComparison] = []
         own_state: Feed = {}
         for number, sample in enumerate(() if request.target.build_only else request.samples, 1):
@@ -338,6 +343,7 @@ class Worker:
             return made if after is None else {**made, **run(after, {**sample, **made})}
 
         session = self._runtime(request.target).load(request.model, fed(first))
+        self._tell(LOADED)
         value = data.score(metric, outputs)
         passed = None
         if asked.bound is not None:  # NaN is not on its good side
@@ -357,6 +363,7 @@ class Worker:
         before = self._memory()
         build_s, session = _timed_load(runtime, request.model, feed)
         built = self._memory()
+        self._tell(LOADED)
         if not request.target.build_only:
             run(session, feed)
         ran = self._memory()
@@ -510,7 +517,7 @@ def main(requests: int, replies: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     with contextlib.suppress(Closed):
         place = pickle.loads(receive(requests)[1])
-        worker = Worker(_connect(place), lambda: send(replies, READY))
+        worker = Worker(_connect(place), partial(send, replies))
         try:
             while True:
                 content = receive(requests)[1]

@@ -23,6 +23,7 @@ from bisect_trt.worker.process import (
     Limit,
     ProcessEnd,
     ProcessLimits,
+    Turn,
     gate,
     kill_group,
     module_command,
@@ -108,8 +109,8 @@ class WorkerProcess:
             importlib.import_module("onnxruntime")
         serve.main(requests, replies)
 
-    def ask(self, order: Order, limits: ProcessLimits) -> Answered:
-        """Send a request and wait for the answer.
+    def ask(self, order: Order, limits: ProcessLimits, turn: Turn) -> Answered:
+        """Send a request and wait for the answer; ``turn`` gets what the worker does meanwhile.
 
         Raises:
             WorkerDied: It crashed, passed a limit, was ended by another process or was cancelled.
@@ -125,6 +126,7 @@ class WorkerProcess:
             header, content = self._receive(limits)
             while header:
                 begun = True
+                turn.begin(header["event"])
                 if header == READY:  # a slow start is not the time of the request
                     began = time.monotonic()
                     limits.begun()

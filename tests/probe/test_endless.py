@@ -13,9 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from building import save_text
 from conftest import CommandLine
 from support import SHAPE, endless, marked, wait_for
 
+from bisect_trt.cli.app import perform
+from bisect_trt.cli.parser import parse
+from bisect_trt.report import console
 from bisect_trt.worker import pool
 
 
@@ -60,6 +64,36 @@ def test_no_more_than_was_given_where_the_target_is_endless(cli: CommandLine, he
     )
     assert said is not None, ran.error
     assert 3 <= float(said[1]) < pool.LEAST_SECONDS
+
+
+BUILT_FOR_LONG = (
+    "(float[1500, 1500] x) => (float[1500, 1500] y)",
+    " ".join(
+        ["c0 = ConstantOfShape(shape)"]
+        + [f"c{number} = MatMul(c{number - 1}, c0)" for number in range(1, 100)]
+        + ["y = Add(x, c99)"]
+    ),
+)
+"""ONNX Runtime computes constants when it loads a model."""
+
+
+@pytest.mark.parametrize("work", ["building", "running"])
+def test_progress_says_whether_the_target_builds_or_runs(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], work: str
+) -> None:
+    monkeypatch.setattr(console, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(console, "LONG_S", 0.5)
+    np.savez(here / "y.npz", y=np.zeros(SHAPE, np.float32))
+    if work == "building":
+        save_text(here / "model.onnx", *BUILT_FOR_LONG, {"shape": np.array([1500, 1500])})
+    else:
+        endless(here / "model.onnx")
+    words = "run", "model.onnx", "--onnxrt", "--load-outputs", "y.npz", "--timeout", "1"
+    with pytest.raises(SystemExit) as ending:
+        perform(*parse(words), words)
+    lines = re.findall(r"^\d+ s  (\w+) for \d+ s, ", capfd.readouterr().err, re.MULTILINE)
+    assert ending.value.code == 4
+    assert lines[-1] == work
 
 
 def test_ctrl_c_ends_it_at_once_and_all_that_it_started(here: Path) -> None:
