@@ -311,8 +311,9 @@ class Fix(Watcher):
         return units or None
 
     def _validate(self, units: Subset) -> None:
-        """Write and validate a set before the search, if it is enough."""
-        if self._passes_on_given(units):
+        """Write and validate a set before the search, if it was enough when it was probed."""
+        task = self.task
+        if task.prober.probe(task.lowering.candidate(units)).verdict is Verdict.PASS:
             self._first_round = self._fresh.round(0)
             if self._first_round is not None:
                 self._run_on(units, self._first_round)

@@ -18,7 +18,7 @@ from bisect_trt.errors import (
     UnsuitableModelError,
 )
 from bisect_trt.onnxlib.low_census import count_lowered
-from bisect_trt.onnxlib.low_plan import LOW_TYPES
+from bisect_trt.onnxlib.low_plan import LOW_TYPES, Stays
 from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.options.shared import Places
 from bisect_trt.report.console import Console
@@ -172,7 +172,8 @@ def require_fit(subject: Subject, target: TargetSettings) -> None:
     require_target(subject, target)
     target.target.check_model(target, {node.op_type for node in all_nodes(subject.network.proto)})
     precision = next((name for name in target.low_precisions if name in LOW_TYPES), None)
-    if precision is not None and target.target.writes_casts and subject.about(target) == "cast":
+    by_casts = target.target.writes_casts and not target.target.computes_low(target)
+    if precision is not None and by_casts and subject.about(target) == "cast":
         _say_left(subject, target, precision)
 
 
@@ -188,7 +189,7 @@ def _say_left(subject: Subject, target: TargetSettings, precision: str) -> None:
     left = describe_left(census, precision)
     if census.lowered and left:
         subject.console.warn(f"{left}; {plural(len(census.lowered), 'node')} can")
-    elif left and not target.keep:
+    elif any(why is not Stays.UNTYPED for why, _ in census.left) and not target.keep:
         raise UnsuitableModelError(
             f"--{precision} changes nothing in {subject.settings.path}: {left}; drop the option."
         )
