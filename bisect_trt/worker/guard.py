@@ -25,6 +25,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import IO
@@ -134,20 +135,27 @@ class Guard:
         Raises:
             OSError: It cannot be started.
         """
-        self._tell("start", 0)  # the guard is there before the process is
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            cwd=cwd,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**env, **NO_TELEMETRY},
-            pass_fds=pass_fds,
-            start_new_session=True,
-        )
-        self._tell("started", process.pid)
-        prefer_to_end(process.pid)
-        return process
+
+        def begin() -> subprocess.Popen[bytes]:
+            self._tell("start", 0)  # the guard is there before the process is
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                cwd=cwd,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**env, **NO_TELEMETRY},
+                pass_fds=pass_fds,
+                start_new_session=True,
+            )
+            self._tell("started", process.pid)
+            prefer_to_end(process.pid)
+            return process
+
+        # Ctrl-C interrupts the main thread alone. There it could come between the start and the
+        # message, and the process would outlive the run; leaving the pool waits for both.
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(begin).result()
 
     def fork(self, work: Callable[[], object]) -> Forked:
         """Fork this process, in which no other thread runs; the fork calls a function and ends.

@@ -382,3 +382,30 @@ guard.release(process.pid)
     strict = [sys.executable, "-X", "dev", "-W", "error::ResourceWarning", "-c", code]
     ended = subprocess.run(strict, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+INTERRUPTED_START = """
+import os, signal, subprocess, sys
+from bisect_trt.worker.guard import guard
+
+popen = subprocess.Popen
+
+def interrupted(argv, **options):
+    process = popen(argv, **options)
+    if argv[0] == "sleep":
+        print(process.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGINT)
+    return process
+
+subprocess.Popen = interrupted
+guard.start(["sleep", "300"], dict(os.environ))
+"""
+
+
+def test_ctrl_c_while_a_process_is_started_leaves_nothing_running() -> None:
+    """Between the start and the message to the guard, which would not know of the process."""
+    ran = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_START], capture_output=True, text=True, check=False
+    )
+    assert "KeyboardInterrupt" in ran.stderr
+    assert_gone([int(ran.stdout)])
