@@ -137,8 +137,8 @@ class GroupSpace(PrecisionSpace):
 
     def _entry(self, unit: int) -> Unit:
         group = self.groups[unit]
-        network = self.subject.network
-        operators = self.subject.describe_nodes(group.operators)
+        network = self.subject.network.flat
+        operators = [*map(network.plain, group.operators)]
         first = next(iter(operators), Node(name="", op="", outputs=(group.name,)))
         points = (pair.zero_point for pair in group.pairs)
         nodes = (label(network.nodes[index]) for pair in group.pairs for index in pair.nodes)
@@ -163,7 +163,7 @@ class GroupSpace(PrecisionSpace):
         return [
             node
             for unit in sorted(units)
-            for node in self.subject.describe_nodes(self.groups[unit].operators)
+            for node in map(self.subject.network.flat.plain, self.groups[unit].operators)
         ]
 
     def fill_in(self, result: Result, kept: Subset, minimal: Subset) -> None:
@@ -177,17 +177,18 @@ class GroupSpace(PrecisionSpace):
     def _row(self, unit: int, kept: Subset, minimal: Subset) -> QuantizedGroup:
         """A group of the table."""
         alone = self._alone
+        network = self.subject.network.flat
         entry = self._entry(unit)
         misfits = self.misfits[unit]
         rule, sentence = self._reason(unit)
         return QuantizedGroup(
             id=unit,
             name=self.groups[unit].name,
-            operators=tuple(self.subject.describe_nodes(self.groups[unit].operators)),
+            operators=tuple(map(network.plain, self.groups[unit].operators)),
             nodes=entry.nodes or (),
             scales=entry.scales or (),
             zero_points=entry.zero_points or (),
-            tensors=tuple(each.to_part(self.subject.network) for each in misfits),
+            tensors=tuple(each.to_part(network) for each in misfits),
             kept=unit in kept,
             minimal=unit in minimal,
             suspected=any(each.unit == unit for each in self.suspects),

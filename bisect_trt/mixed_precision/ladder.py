@@ -21,8 +21,8 @@ from bisect_trt.mixed_precision.lowering import make_lowering
 from bisect_trt.mixed_precision.nodes import NodeSpace
 from bisect_trt.mixed_precision.search import Task
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import first_output
-from bisect_trt.onnxlib.qdq import HUB, find_quantized, is_dequantize, is_quantize
+from bisect_trt.onnxlib.nodes import containing, first_output, is_end, is_quantize
+from bisect_trt.onnxlib.qdq import HUB, find_quantized
 from bisect_trt.probe.check import Check
 from bisect_trt.probe.engine_cache import EngineCache
 from bisect_trt.probe.prober import DoesNotReproduce
@@ -77,7 +77,9 @@ def deliver_ladder(fix: Fix) -> Result:
     on_half = {first_output(floats.nodes[index]) for index in low}
 
     def rung(unit: int) -> str | None:
-        outputs = {first_output(network.nodes[index]) for index in space.groups[unit].operators}
+        outputs = {
+            first_output(network.flat.nodes[index]) for index in space.groups[unit].operators
+        }
         high = half if outputs and outputs <= on_half else "fp32"
         return high if unit in groups else space.groups[unit].rung
 
@@ -175,12 +177,13 @@ def quantized_nodes(network: Network) -> dict[int, str]:
     these are computed.
     """
     quantized = find_quantized(network)
-    found: dict[int, str] = dict.fromkeys(quantized.left, "int8")
+    inside = containing(network.proto, is_end)
+    found = {index: "int8" for index, node in enumerate(network.nodes) if inside([node])}
     for group in quantized.groups:
         found |= {index: group.rung for pair in group.pairs for index in pair.nodes}
         if len(group.pairs) > 1 or len(group.operators) <= HUB:
             for operator in group.operators:
-                found |= dict.fromkeys((operator, *_epilogue(network, operator)), group.rung)
+                found |= dict.fromkeys((operator, *_epilogue(network.flat, operator)), group.rung)
     return found
 
 
@@ -216,7 +219,7 @@ def node_rungs(
     nodes = []
     for index in network.order:
         node = network.nodes[index]
-        if network.constant[index] or is_quantize(node) or is_dequantize(node):
+        if network.constant[index] or is_end(node):
             continue
         if any(types.get(name) == TensorProto.FLOAT for name in (*node.input, *node.output)):
             rung = quantized.get(index) or (half if index in low and half is not None else "fp32")

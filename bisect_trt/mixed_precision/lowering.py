@@ -239,7 +239,11 @@ class GroupLowering(Lowering):
 
     def _without(self, network: Network, keep: Subset) -> onnx.ModelProto:
         pairs = [pair for unit in sorted(keep) for pair in self._groups[unit].pairs]
-        return unquantize(network, pairs, self._weights) if pairs else network.proto
+        return (
+            unquantize(network, pairs, self._weights)
+            if pairs
+            else inline_functions(network.proto, ())
+        )
 
 
 def _sorted(proto: onnx.ModelProto, network: Network) -> onnx.ModelProto:

@@ -264,7 +264,7 @@ def _values(
     subject: Subject, plain: Plain, pair: Pair, references: Sequence[Reference]
 ) -> Iterator[Array]:
     """The floats that are quantized, as far as they are known."""
-    network = subject.network
+    network = subject.network.flat
     if pair.kind == "weight" and not pair.quantize:
         for index in pair.dequantize[:1]:
             if plain.taken and network.nodes[index].output[0] in plain.taken:

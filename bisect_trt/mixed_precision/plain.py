@@ -14,8 +14,8 @@ from onnx import TensorProto, numpy_helper
 from bisect_trt.errors import ModelRefusedError, UnsuitableModelError
 from bisect_trt.onnxlib.load import load_all_inside, load_model, read_weight
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import attribute
-from bisect_trt.onnxlib.qdq import Group, Pair, Stored, has_quantized, is_dequantize, unquantize
+from bisect_trt.onnxlib.nodes import attribute, is_dequantize
+from bisect_trt.onnxlib.qdq import Group, Pair, Stored, has_quantized, unquantize
 from bisect_trt.onnxlib.shapes import take_input_shapes
 from bisect_trt.session.subject import Subject
 from bisect_trt.tensors.files import Values
@@ -84,7 +84,7 @@ def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None)
         UsageError: That has other inputs or outputs.
         UnavailableError: It cannot be read, or ONNX Runtime does not dequantize a weight.
     """
-    network = subject.network
+    network = subject.network.flat
     pairs = [pair for group in groups for pair in group.pairs]
     stored = [
         network.nodes[index].output[0]
@@ -115,7 +115,7 @@ def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None)
             merged[name] = numpy_helper.from_array(
                 value.astype(numpy_helper.to_array(weights[name]).dtype), name
             )
-        restored = Network(unquantize(network, pairs, merged))
+        restored = Network(unquantize(subject.network, pairs, merged))
         if _same(subject, source, restored):
             missing = len(stored) - len(found)
             why = (
@@ -125,7 +125,7 @@ def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None)
             )
             return Plain(restored, groups, merged, source, found, why)
     why = f"with the weights of {original} the model computes something else, so they are dequantized: {_PREPROCESSED}"
-    own = Network(unquantize(network, pairs, weights))
+    own = Network(unquantize(subject.network, pairs, weights))
     return (
         Plain(own, groups, weights)
         if source is None
@@ -135,7 +135,7 @@ def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None)
 
 def constant_of(subject: Subject, name: str | None, network: Network | None = None) -> Array | None:
     """The value of a tensor that depends on no input, in the quantized model or another network; ``None`` for another one."""
-    network = network or subject.network
+    network = network or subject.network.flat
     maker = network.producer.get(name or "")
     if name is None or (
         name not in network.initializers and (maker is None or not network.constant[maker])
@@ -163,7 +163,7 @@ def _dequantized(subject: Subject, names: Sequence[str]) -> dict[str, TensorProt
     Raises:
         UnavailableError: It cannot.
     """
-    made = subject.models.constants(subject.network, names) if names else {}
+    made = subject.models.constants(subject.network.flat, names) if names else {}
     if isinstance(made, Failed):
         raise ModelRefusedError(
             f"ONNX Runtime does not dequantize the model's weights: {made.message}."
@@ -287,7 +287,7 @@ def _activations(subject: Subject, pairs: Sequence[Pair]) -> dict[str, Clip]:
     of the type, because the pair cuts off negative values. The tensors' names show which pairs
     these are; else each pair with such a zero point is one.
     """
-    network = subject.network
+    network = subject.network.flat
     found = dict[str, Clip]()
     may = [pair for pair in pairs if pair.kind == "activation" and pair.type_name in _STEPS]
     makers = {pair.tensor: network.producer.get(pair.tensor) for pair in may}

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import onnx.inliner
-from onnx import FunctionProto, ModelProto, NodeProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from bisect_trt.onnxlib.nodes import (
     DEFAULT_DOMAINS,
     addressed,
+    bodies,
     clone,
+    defined_names,
     free_name,
     function_key,
     inner_nodes,
+    is_end,
     keep_only,
+    label,
 )
 
 
@@ -46,6 +50,47 @@ def inline_functions(model: ModelProto, keep: Collection[str]) -> ModelProto:
     if copies:
         keep_only(result.functions, [*model.functions, *copies])  # they may call each other
     return result
+
+
+def opened(model: ModelProto) -> Iterator[tuple[str, NodeProto, GraphProto]]:
+    """Yield the bodies with Q/DQ nodes: the prefix of names of nodes in them, the node around, the body; outer ones first.
+
+    A body that has a tensor's name in common with another graph is left out.
+    """
+    waiting = [("", model.graph)]
+    taken = defined_names(model.graph)
+    for prefix, graph in waiting:
+        for node in graph.node:
+            for body in bodies(node):
+                names = defined_names(body) - {""}
+                if taken.isdisjoint(names) and any(map(is_end, inner_nodes(body.node))):
+                    taken |= names
+                    waiting.append((f"{prefix}{label(node)}/", body))
+                    yield waiting[-1][0], node, body
+
+
+def flattened(model: ModelProto) -> ModelProto:
+    """Return a view of a model that does not run: functions inlined, nodes of bodies with Q/DQ after all nodes of the main graph.
+
+    They are named ``OUTER/INNER``. The inputs and outputs of these bodies are the model's too, and
+    the nodes around read the outputs.
+    """
+    model = inline_functions(model, ())
+    if not any(opened(model)):
+        return model
+    flat = clone(model)
+    inner: list[NodeProto] = []
+    for prefix, outer, body in reversed([*opened(flat)]):
+        outer.input.extend(value.name for value in body.output)
+        nodes = [clone(node) for node in body.node]
+        for node in nodes:
+            node.name = prefix + label(node)
+        inner = nodes + inner
+        for field in ("input", "output", "initializer", "value_info"):
+            getattr(flat.graph, field).extend(getattr(body, field))
+        body.Clear()
+    flat.graph.node.extend(inner)
+    return flat
 
 
 def inlined(model: ModelProto, selected: Collection[tuple[str, str]] | None = None) -> ModelProto:

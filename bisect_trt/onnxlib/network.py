@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import onnx
 
 from bisect_trt.errors import ModelFileError
+from bisect_trt.onnxlib.functions import flattened
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.nodes import (
     Node,
@@ -261,6 +262,12 @@ class Network:
             for name in names:
                 field.add(name=name)
         return gs.import_onnx(model)
+
+    @cached_property
+    def flat(self) -> Network:
+        """The nodes of bodies and functions with Q/DQ too; see :func:`~bisect_trt.onnxlib.functions.flattened`."""
+        model = flattened(self.proto)
+        return self if model is self.proto else Network(model)
 
     @cached_property
     def has_external_data(self) -> bool:

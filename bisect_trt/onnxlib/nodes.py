@@ -26,6 +26,10 @@ DEFAULT_DOMAINS = ("", "ai.onnx")
 """The names of ONNX's own domain."""
 IR_WITHOUT_INITIALIZER_INPUTS = 4
 """Before IR version 4 every initializer has to be listed among the graph's inputs."""
+QUANTIZE = "QuantizeLinear"
+DEQUANTIZE = "DequantizeLinear"
+_DOMAINS = ("", "ai.onnx", "com.microsoft")
+"""ONNX Runtime's domain has the two operators for types that older operator sets lack."""
 _M = TypeVar("_M", bound=Message)
 _HELD = {
     "value_float": onnx.AttributeProto.FLOAT,
@@ -79,6 +83,21 @@ def inner_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
         for node in waiting.pop():
             yield node
             waiting += [iter(body.node) for body in bodies(node)]
+
+
+def is_quantize(node: onnx.NodeProto) -> bool:
+    """Return whether a node is a QuantizeLinear."""
+    return node.op_type == QUANTIZE and node.domain in _DOMAINS
+
+
+def is_dequantize(node: onnx.NodeProto) -> bool:
+    """Return whether a node is a DequantizeLinear."""
+    return node.op_type == DEQUANTIZE and node.domain in _DOMAINS
+
+
+def is_end(node: onnx.NodeProto) -> bool:
+    """Return whether a node quantizes or dequantizes."""
+    return is_quantize(node) or is_dequantize(node)
 
 
 def opset_of(model: onnx.ModelProto) -> int | None:

@@ -6,29 +6,29 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 import onnx
 from onnx import TensorProto, helper
 
 from bisect_trt.onnxlib.cleanup import remove_unread
+from bisect_trt.onnxlib.functions import inline_functions, opened
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import (
     all_nodes,
     attribute,
-    bodies,
     clone,
     containing,
+    is_dequantize,
+    is_end,
+    is_quantize,
     keep_only,
     label,
     last_alias,
     rename_reads,
 )
 
-QUANTIZE = "QuantizeLinear"
-DEQUANTIZE = "DequantizeLinear"
-_DOMAINS = ("", "ai.onnx", "com.microsoft")
-"""ONNX Runtime's domain has the two operators for types that older operator sets lack."""
 MOVES = frozenset(
     {
         "Reshape",
@@ -139,23 +139,9 @@ class Quantized:
     left: Mapping[int, str] = field(default_factory=dict)
 
 
-def is_quantize(node: onnx.NodeProto) -> bool:
-    """Return whether a node is a QuantizeLinear."""
-    return node.op_type == QUANTIZE and node.domain in _DOMAINS
-
-
-def is_dequantize(node: onnx.NodeProto) -> bool:
-    """Return whether a node is a DequantizeLinear."""
-    return node.op_type == DEQUANTIZE and node.domain in _DOMAINS
-
-
-def _is_end(node: onnx.NodeProto) -> bool:
-    return is_quantize(node) or is_dequantize(node)
-
-
 def has_quantized(model: onnx.ModelProto) -> bool:
     """Return whether any node quantizes or dequantizes, also in bodies and functions."""
-    return any(map(_is_end, all_nodes(model)))
+    return any(map(is_end, all_nodes(model)))
 
 
 def _components(items: Sequence[int], links: Iterable[tuple[int, int]]) -> Iterator[list[int]]:
@@ -177,7 +163,7 @@ def _find_pairs(network: Network, unpaired: dict[int, str]) -> list[Pair]:
 
     Other nodes that quantize or dequantize go to ``unpaired``, with the reason.
     """
-    ends = [index for index in network.order if _is_end(network.nodes[index])]
+    ends = [index for index in network.order if is_end(network.nodes[index])]
     problems: dict[int, str | None] = {}
     links: list[tuple[int, int]] = []
     for index in ends:
@@ -281,19 +267,16 @@ HUB = 4
 
 
 def find_quantized(network: Network) -> Quantized:
-    """Return the pairs of a model's main graph, in groups."""
+    """Return the pairs of a model in groups, with the numbers of :attr:`~bisect_trt.onnxlib.network.Network.flat`."""
+    network = network.flat
     unpaired: dict[int, str] = {}
     pairs = _find_pairs(network, unpaired)
-    inside = containing(network.proto, _is_end)
+    inside = containing(network.proto, is_end)
     for index, node in enumerate(network.nodes):
-        if any(inside(body.node) for body in bodies(node)):
+        if not is_end(node) and inside([node]):
             unpaired[index] = (
-                f"{network.describe(index)} has Q/DQ nodes in its body, which is not searched"
-            )
-        elif not _is_end(node) and inside([node]):
-            unpaired[index] = (
-                f"{network.describe(index)} has Q/DQ nodes in its function, which is not searched; inline the functions "
-                "(onnx.inliner.inline_local_functions) and use that model"
+                f"{network.describe(index)} has Q/DQ nodes inside, which are not searched: its function cannot be inlined, or "
+                "two bodies have a tensor of one name"
             )
     return Quantized(tuple(_groups(network, pairs)), unpaired)
 
@@ -350,7 +333,7 @@ def _computing(network: Network, pair: Pair) -> tuple[int, ...]:
         for index in network.consumers.get(waiting.pop(), ()):
             node = network.nodes[index]
             outputs = network.made(index)
-            if _is_end(node):
+            if is_end(node):
                 continue
             again = any(
                 is_quantize(network.nodes[r])
@@ -368,7 +351,7 @@ def _computed_by(network: Network, tensor: str, readers: Mapping[int, Sequence[i
     """Return the nearest node before a tensor that computes with a pair's output."""
     while (maker := network.producer.get(tensor)) is not None and not readers.get(maker):
         node = network.nodes[maker]
-        tensor = "" if _is_end(node) or not node.input else node.input[0]
+        tensor = "" if is_end(node) or not node.input else node.input[0]
     return maker
 
 
@@ -380,13 +363,14 @@ def unquantize(network: Network, pairs: Iterable[Pair], weights: Stored) -> onnx
     """Return the model without some of its pairs and what only they read; other names do not change.
 
     Args:
-        network: The quantized model.
+        network: The quantized model. Its functions are inlined.
         pairs: The pairs to remove.
         weights: Float values of the weights that are stored quantized, by the name of the
             dequantized tensor.
     """
-    model = clone(network.proto)
-    graph = model.graph
+    model = clone(inline_functions(network.proto, ()))
+    network = network.flat
+    graphs = [model.graph, *(body for _, _, body in opened(model))]
     gone: set[int] = set()
     instead: dict[str, str] = {}
     passed: dict[int, Pair] = {}
@@ -397,11 +381,9 @@ def unquantize(network: Network, pairs: Iterable[Pair], weights: Stored) -> onnx
             node = network.nodes[index]
             instead[node.output[0]] = node.input[0]
             retyped.update(_moved_on(network, node.output[0]))
-        for index in pair.dequantize:
+        for index in pair.dequantize if pair.quantize else ():
             node = network.nodes[index]
-            if not pair.quantize:
-                graph.initializer.append(weights[node.output[0]])
-            elif (
+            if (
                 node.output[0] in network.returned
                 or pair.clip is not None
                 or _is_cast(network, pair, node)
@@ -412,16 +394,28 @@ def unquantize(network: Network, pairs: Iterable[Pair], weights: Stored) -> onnx
                 instead[node.output[0]] = node.input[0]
     # Pairs in a row form chains of aliases; readers get the tensor at the start of the chain.
     final = {name: last_alias(instead, name) for name in instead}
-    nodes: list[onnx.NodeProto] = []
-    for index, node in enumerate(network.nodes):
-        if index in passed:
-            source = node.input[0]
-            nodes += _passed_on(network, passed[index], final.get(source, source), node.output[0])
-        elif index not in gone:
-            nodes.append(rename_reads(node, final))
-    keep_only(graph.node, nodes)
     retyped.update(network.nodes[index].output[0] for index in gone.difference(passed))
-    keep_only(graph.value_info, [value for value in graph.value_info if value.name not in retyped])
+    start = len(network.nodes)
+    # The innermost first: a renamed node is a copy, with its bodies as they are then.
+    for graph in reversed(graphs):
+        start -= len(graph.node)
+        numbered = [*enumerate(graph.node, start)]
+        graph.initializer.extend(
+            weights[node.output[0]]
+            for index, node in numbered
+            if index in gone and node.output[0] in weights
+        )
+        kept = (
+            _passed_on(network, passed[index], last_alias(instead, node.input[0]), node.output[0])
+            if index in passed
+            else [rename_reads(node, final)]
+            for index, node in numbered
+            if index in passed or index not in gone
+        )
+        keep_only(graph.node, chain.from_iterable(kept))
+        keep_only(
+            graph.value_info, [value for value in graph.value_info if value.name not in retyped]
+        )
     remove_unread(model)
     return model
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.qdq import is_dequantize
+from bisect_trt.onnxlib.nodes import is_dequantize
 from bisect_trt.search.oracle import Subset
 from bisect_trt.tensors.info import TensorInfo
 

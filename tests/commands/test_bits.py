@@ -20,6 +20,7 @@ from support import model_of, rest_slow
 import bisect_trt
 from benchmarks.bits import Float, bert, quantize, resnet, spoil
 from bisect_trt.errors import UsageError
+from bisect_trt.onnxlib.nodes import all_nodes
 
 pytestmark = [
     # The quantizer of ONNX Runtime 1.18 asks onnx 1.16 for a table that is going.
@@ -258,21 +259,15 @@ INTEGER = text_model(
 )
 LOOKED_UP = text_model(ENDS, f"ids = Cast <to = 7> (x) p = Gather(w, ids) {BACK}", SCALE)
 JOINED = text_model(ENDS, f"q = QuantizeLinear(x, s, z) p = Concat <axis = 0> (q, w) {BACK}", SCALE)
-INSIDE = text_model(
-    ENDS,
-    "d = Relu(x) y = If (c) <then_branch = b () => (float[m, n] di) "
-    "{ qi = QuantizeLinear(d, s, z) di = DequantizeLinear(qi, s, z) }, "
-    "else_branch = o () => (float[m, n] t) { t = Tanh(d) }>",
-    {**SCALE, "c": np.asarray(True)},
-)
+FUNCTION = '<domain: "own", opset_import: ["" : {opset}, "own" : 1]>'
 CALLING = text_model(
     ENDS,
     "y = own.f1(x)",
-    functions=f'<domain: "own", opset_import: ["" : 13, "own" : 1]> f0 (x) => (y) {{ {CONSTANTS} {PAIR} y = Tanh(d) }} '
-    '<domain: "own", opset_import: ["" : 13, "own" : 1]> f1 (x) => (y) { y = own.f0(x) }',
+    functions=f"{FUNCTION.format(opset=12)} f0 (x) => (y) {{ {CONSTANTS} {PAIR} y = Tanh(d) }} "
+    f"{FUNCTION.format(opset=12)} f1 (x) => (y) {{ y = own.f0(x) }}",
 )
-"""Stored quantized values that are looked up by an input, or go on with others; Q/DQ in a branch,
-and in a function."""
+"""Stored quantized values that are looked up by an input, or go on with others; Q/DQ in a function of
+operators that the model's own operator set defines differently."""
 
 
 @pytest.mark.parametrize(
@@ -290,11 +285,10 @@ and in a function."""
         ),
         (JOINED, {"low": "int8"}, "Concat 'p' moves it from a quantized weight"),
         (LOOKED_UP, {"low": "int8"}, "Gather 'p' moves it from a quantized weight"),
-        (INSIDE, {"low": "int8"}, "If 'y' has Q/DQ nodes in its body"),
         (
             CALLING,
             {"low": "int8"},
-            "f1 'y' has Q/DQ nodes in its function, which is not searched; inline the functions",
+            "f0 'y' has Q/DQ nodes inside, which are not searched: its function cannot be inlined",
         ),
         (PASSES, {"low": "fp8"}, "has nothing quantized for --fp8, but int8; give --int8."),
         (
@@ -321,6 +315,75 @@ def test_what_cannot_be_searched(
     with pytest.raises(UsageError) as raised:
         searched_in(tmp_path, **options)
     assert message in str(raised.value)
+
+
+def layer(number: int, name: str, to: str) -> str:
+    """A product whose input and weight are quantized."""
+    return (
+        f"q{number} = QuantizeLinear({name}, s{number}, z) d{number} = DequantizeLinear(q{number}, s{number}, z) "
+        f"v{number} = DequantizeLinear(w{number}, s, z) {to} = MatMul(d{number}, v{number})"
+    )
+
+
+BODY = f"{layer(1, 'h', 'm1')} t1 = Tanh(m1) {layer(2, 't1', 'm2')} t2 = Tanh(m2) {layer(3, 't2', 'm3')}"
+LOOP = "n = Constant <value = int64 {2}> () on = Constant <value = bool {1}> () y = Loop (n, on, x) <body = b "
+STEP = "(int64 i, bool go, float[2, 8] h) => (bool went, float[2, 8] r) { went = Identity(go)"
+CALL = "f(x, w1, w2, w3, s, s1, s2, s3, z)"
+HOLDERS = {
+    "If": "h = Relu(x) zero = Constant <value = float {0}> () sum = ReduceSum <keepdims = 0> (h) c = Less(zero, sum) "
+    f"y = If (c) <then_branch = b () => (float[2, 8] m3) {{ {BODY} }}, "
+    f"else_branch = o () => (float[2, 8] m4) {{ {layer(4, 'h', 'm4')} }}>",
+    "same names": "h = Relu(x) on = Constant <value = bool {1}> () "
+    f"y = If (on) <then_branch = b () => (float[2, 8] m3) {{ {BODY} }}, "
+    f"else_branch = o () => (float[2, 8] m3) {{ {BODY} }}>",
+    "nested": f"{LOOP} {STEP} r = If (go) <then_branch = t () => (float[2, 8] m3) {{ {BODY} }}, "
+    "else_branch = e () => (float[2, 8] same) { same = Identity(h) }> }>",
+    "function": f"y = own.{CALL}",
+}
+NAMES = {
+    "If": "y/m2",
+    "same names": "y/m2",
+    "nested": "y/r/m2",
+    "function": "m2__1",
+}
+
+
+FITTING = {
+    **SCALE,
+    **{f"w{number}": (100 * np.eye(8)).astype(np.int8) for number in range(1, 5)},
+    **dict.fromkeys(("s", "s1", "s2", "s3", "s4"), np.float32(0.01)),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_groups_in_bodies_and_functions(tmp_path: Path, holder: str) -> None:
+    """The group is named by the nodes around; the written model keeps the others, and computes as with a scale that fits."""
+    functions = f"{FUNCTION.format(opset=13)} {CALL.replace('x', 'h')} => (m3) {{ {BODY} }}"
+    functions = functions if holder == "function" else ""
+    paths = [tmp_path / name for name in ("fits.onnx", "model.onnx", "mixed.onnx")]
+    for path, scale in zip(paths, (0.01, 0.6), strict=False):
+        model = text_model(ENDS, HOLDERS[holder], {**FITTING, "s2": scale}, functions=functions)
+        onnx.save(model, path)
+    rng = np.random.default_rng(3)
+    samples = [{"x": rng.uniform(-1, 1, (2, 8)).astype(np.float32)} for _ in range(3)]
+    result = searched_in(tmp_path, inputs=samples)
+    (kept,) = result.keep_fp32
+    assert kept.scales == ("s2", "s")
+    assert kept.name == NAMES[holder]
+    assert result.minimality == "1-minimal"
+    nodes = all_nodes(onnx.load(paths[2]))
+    left = sum(node.op_type == "QuantizeLinear" for node in nodes)
+    assert left == {"If": 3, "same names": 5}.get(holder, 2)
+    fits, spoiled, mixed = (ort_run(path, samples[0])["y"] for path in paths)
+    assert np.abs(mixed - fits).max() < 0.05 < np.abs(spoiled - fits).max()
+
+
+def test_a_ladder_with_groups_in_a_body(tmp_path: Path) -> None:
+    model = text_model(ENDS, HOLDERS["If"], {**FITTING, "s2": 0.6})
+    onnx.save(model, tmp_path / "model.onnx")
+    result = searched_in(tmp_path, low=None, ladder="int8,fp16,fp32")
+    assert result.ladder is not None
+    assert {node.name: node.rung for node in result.ladder.nodes}["y"] == "int8"
 
 
 def test_an_output_named_after_what_dequantizes_it(tmp_path: Path) -> None:
