@@ -27,10 +27,16 @@ it is made once."""
 NOT_RUN = {
     r"make \w+": "it installs what these tests run in, or runs these tests",
     r"\. \S+/activate": "the tests run in such an environment already",
-    r"pip install": "it changes that environment",
-    r"bisect-trt releases|.* --releases|.*--on env=": "it installs releases from an index",
+    r"pip install|python3 -m venv": "it changes that environment",
+    r"bisect-trt releases|.* --releases|.*--on \"?env=": "it installs releases from an index",
+    r".*--slower-than\b|.* --latency\b": "its answer depends on the machine",
     r".*\btrtexec\b": "it needs TensorRT and a GPU",
-    r".*--trt\b": "it needs TensorRT and a GPU",
+    r".*--trt\b": "it needs TensorRT and a GPU, or TensorRT-RTX",
+    r".*\bmagika/|.* fixed\.onnx .*--ep qnn\b": "it needs the model of another package",
+    r"bisect-trt (cause|workaround) model\.onnx --onnxrt": "it needs a wrong release of ONNX Runtime",
+    r".* --through 'onnxsim ": "it needs another package, onnxsim",
+    r".* sh on_board\.sh\b": "it needs a Jetson",
+    r".* \./serve_and_compare\.sh\b": "it needs an application",
 }
 """Commands by what they begin with, and why they are not run."""
 
@@ -212,6 +218,8 @@ def matches(shown: list[str], printed: str) -> bool:
         if line != "^C"
     )
     return (
-        re.fullmatch(pattern, masked(printed if printed.endswith("\n") else printed + "\n"))
+        re.fullmatch(
+            pattern, masked(printed if printed.endswith("\n") or not printed else printed + "\n")
+        )
         is not None
     )

@@ -62,6 +62,20 @@ def commands() -> Iterator[tuple[str, str]]:
         )
 
 
+def test_every_command_stands_in_a_block_that_is_followed() -> None:
+    others = [
+        f"{page.name}: {line}"
+        for page in PAGES
+        if page.name != "reference.md"  # it is generated, and has the usage of each command
+        and not page.parent.name.startswith("custom_")  # tests/examples installs these
+        for fence in read_fences(page)
+        if not fence.info or fence.info[0] not in SHELLS
+        for line in fence.lines
+        if re.match(r"(\$ |bisect-trt )", line)
+    ]
+    assert others == []
+
+
 def test_every_reason_not_to_run_a_command_is_needed() -> None:
     known = [text for _, text in commands()]
     assert [reason for reason in NOT_RUN if not any(re.match(reason, text) for text in known)] == []
@@ -69,7 +83,7 @@ def test_every_reason_not_to_run_a_command_is_needed() -> None:
 
 def read_values(text: str) -> dict[str, Any]:
     """What the command line's own parser makes of a command; it ends with status 2 if it does not take it."""
-    return parse(shlex.split(text)[1:])[1]
+    return parse(shlex.split(text, comments=True)[1:])[1]
 
 
 def test_the_command_line_takes_every_command_of_ours(
