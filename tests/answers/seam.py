@@ -59,7 +59,7 @@ class InProcessWorker:
         self._counter = counter
         self._worker: Any = None
 
-    def ask(self, order: Any, limits: Any) -> Any:  # noqa: ARG002 - as a worker process has it
+    def ask(self, order: Any, limits: Any, turn: Any) -> Any:  # noqa: ARG002 - as a worker process has it
         """Answer; a fault that ends the process is told as the end of one."""
         request = order.request
         # Parallel probes take turns: what is random is drawn in the order of the questions.
