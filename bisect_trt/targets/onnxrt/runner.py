@@ -475,7 +475,11 @@ def _register(requested: str) -> str:
         module = importlib.import_module(package)
         name = module.get_ep_name()
         library = module.get_library_path()
-    if not library or not hasattr(onnxruntime, "register_execution_provider_library"):
+    if library and not hasattr(onnxruntime, "register_execution_provider_library"):
+        raise RuntimeMissingError(
+            f"ONNX Runtime {onnxruntime.__version__} cannot load the execution provider {name}: it is too old; upgrade it."
+        )
+    if not library:
         available = [*map(short_name, onnxruntime.get_available_providers()), *provider_packages()]
         raise RuntimeMissingError(
             f"ONNX Runtime has no execution provider '{name}' here; it has: {', '.join(sorted(available))}."

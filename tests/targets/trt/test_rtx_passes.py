@@ -138,7 +138,8 @@ def test_where_nothing_is_found_it_says_why(
         ("run --compiler-option kgen:fusion_fuel=abc", "must only contain digits"),
         ("run --compiler-option no_such=off", 'unknown option "-no_such"'),
         ("run --compiler-option kgen:dump_source=on", "neither writes, connects"),
-        ("run --builder-set build_route=-copy_ppg=off", "build_route: the runtime keeps"),
+        # An old release has no such attribute, a newer one drops the value.
+        ("run --builder-set build_route=-copy_ppg=off", "--builder-set build_route: the "),
         ("cause --compiler-switch no_such*=off", "no known option fits"),
         ("cause --compiler-switch no_such=*", "its values are not known"),
         ("cause --compiler-switch exit=1", "neither writes, connects"),
