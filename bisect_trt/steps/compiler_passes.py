@@ -6,18 +6,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bisect_trt.probe.candidate import Probe
 from bisect_trt.report.parts import EngineLayer, LayersChanged, Switches
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.ordered import Edge, find_edges
 from bisect_trt.session.session import Session
+from bisect_trt.steps.panel import Panel
 from bisect_trt.targets.settings import Tier
 from bisect_trt.worker.protocol import Failed, Trace
-
-if TYPE_CHECKING:
-    from bisect_trt.steps.switches import Panel
 
 _MOST_BUILT = 32
 """The largest number of switches that are built one by one to see which act."""

@@ -7,9 +7,8 @@ pass.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
@@ -17,7 +16,7 @@ from bisect_trt.errors import BisectError, ConflictError, UnsuitableModelError, 
 from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import reconfirm
-from bisect_trt.report.parts import CauseDetail, LayersChanged, SetElsewhere, Switches
+from bisect_trt.report.parts import CauseDetail, Switches
 from bisect_trt.report.summary import doubted_case, said_of_compiler, tried_of
 from bisect_trt.search.keep import Alternatives, find_alternatives
 from bisect_trt.search.oracle import (
@@ -25,7 +24,6 @@ from bisect_trt.search.oracle import (
     Enough,
     Limited,
     Oracle,
-    Subset,
     Transcript,
     Verdict,
     about_units,
@@ -34,90 +32,14 @@ from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Session
 from bisect_trt.steps.compiler_passes import Engines
 from bisect_trt.steps.minimal_case import named_nodes
-from bisect_trt.targets.settings import Looked, Switch, TargetSettings, Tier
+from bisect_trt.steps.panel import Panel
+from bisect_trt.targets.settings import Looked, TargetSettings, Tier
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import About, Failed, Trace
 
 _MOST_COSTLY = 8
 """The largest number of builds in a diagnosis."""
-_FEW_NAMES = 2
-
-
-@dataclass(frozen=True)
-class Panel:
-    """The switches of a target for one model, which fails on it; the units of a search are their indices."""
-
-    switches: Sequence[Switch]
-    base: Candidate
-    target: TargetSettings
-    trace: Mapping[str, Any] = field(default_factory=dict)
-    place_words: Sequence[str] = ()
-
-    def of(self, tier: Tier) -> list[int]:
-        """Return the units of a tier."""
-        return [unit for unit, switch in enumerate(self.switches) if switch.tier is tier]
-
-    def names(self, units: Iterable[int]) -> list[str]:
-        """Return the names of some units."""
-        return [self.switches[unit].name for unit in sorted(units)]
-
-    def said(self, units: Iterable[int]) -> str:
-        """Return the changes of some units: ``it disabled``, ``them disabled, set to 0``."""
-        ways = dict.fromkeys(self.switches[unit].said for unit in sorted(units))
-        return f"{'it' if len(set(units)) == 1 else 'them'} {', '.join(ways)}"
-
-    def turned(self, units: Subset) -> TargetSettings:
-        """Return the target with some switches changed."""
-        settings = self.target
-        for unit in sorted(units):
-            settings = self.switches[unit].turn(settings)
-        return settings
-
-    def candidate(self, units: Subset) -> Candidate:
-        """Return the model on the target with some switches changed."""
-        settings = self.turned(units)
-        names = self.names(units)
-        some = (
-            f"{len(names)} of {len(self.switches)} switches"
-            if len(names) > _FEW_NAMES
-            else " and ".join(names)
-        )
-        held = self.base.held and (settings.fp16 or settings.bf16)
-        keep = self.base.keep if held or not self.base.held else None
-        title = f"{self.base.title}, with {some} changed" if names else self.base.title
-        return replace(self.base, title=title, target=settings, held=held, keep=keep)
-
-    def entry(
-        self,
-        units: Subset,
-        seen: str,
-        layers: LayersChanged | None = None,
-        *,
-        whole: bool = True,
-        case: bool | None = None,
-    ) -> Switches:
-        """Return some switches as an answer.
-
-        Args:
-            units: The switches.
-            seen: How often it passed with them and failed without, in words.
-            layers: The layers that they change.
-            whole: Whether the whole model passes.
-            case: Whether the minimal case passes; ``None`` if it was not probed.
-        """
-        settings = self.turned(units)
-        elsewhere = settings.target.elsewhere(settings, self.trace)
-        return Switches(
-            switches=tuple(self.names(units)),
-            turned=self.said(units),
-            whole=whole,
-            case=case,
-            seen=seen,
-            options=(*settings.flags(), *self.place_words),
-            layers=layers,
-            elsewhere=elsewhere and SetElsewhere(*elsewhere),
-        )
 
 
 def switchable(check: CheckSettings) -> CheckSettings:
