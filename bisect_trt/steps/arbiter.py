@@ -18,7 +18,8 @@ from bisect_trt.session.session import Session
 from bisect_trt.steps.arbitration import Fault, arbitrate, exact_tolerance
 from bisect_trt.steps.release_boundary import Newest, ask_newest
 from bisect_trt.steps.second_opinion import Disagreement, Vote, ask_evaluator, right_here
-from bisect_trt.targets.settings import reference_settings
+from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.tensors.tolerance import ToleranceOptions
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,31 @@ class Arbiter:
         if comparison is None:
             return None
         target = case.target or comparison.runtime
-        fault = arbitrate(self.session, target, comparison.tolerances, case)
+        fault = self.arbitrate(target, case)
         if not fault.is_seen and self.session.probing is None:
             return None
         self.session.result.fault = fault.to_part()
         self.session.console.answer(fault.sentence)
         self.upgrade(case, fault)
         return fault
+
+    def arbitrate(self, target: TargetSettings, case: Candidate) -> Fault:
+        """Decide which side of a failing case is wrong; a newer reference decides where the evaluator has no vote.
+
+        If a newer reference computes what another runtime does, the older one is wrong. If it
+        agrees with the older, that shows nothing: both may have the bug.
+        """
+        fault = arbitrate(self.session, target, self.check.tolerance, case)
+        comparison = self.comparison
+        one_runtime = target.target is reference_settings().target
+        if comparison is None or one_runtime or not fault.right or fault.whose != "unknown":
+            return fault
+        newest = self._newest_reference(case, fault, comparison.tolerances)
+        if newest is None or newest.outcome is None or newest.outcome.ending is not Ending.PASSED:
+            return fault
+        release = f"{newest.package} {newest.release}"
+        sentence = f"The reference is off: {release}, a newer release of it, computes the values of the target."
+        return replace(fault, whose="reference", sentence=sentence)
 
     def upgrade(self, case: Candidate, fault: Fault) -> Since | None:
         """Return the verdict of a newer release on a failing case: of the target, or of the reference if that is to blame."""
@@ -75,13 +94,8 @@ class Arbiter:
             if since is None and all(place.local for place in self.session.subject.workers.places):
                 since = self._upgrade(self._newest(comparison, case))
         elif fault.right:
-            exact = comparison.under(
-                target=reference_settings(),
-                tolerance=exact_tolerance(comparison.tolerances, fault.right),
-            )
-            since = self._upgrade(
-                self._newest(exact, replace(case, target=None, values=fault.right))
-            )
+            exact = exact_tolerance(comparison.tolerances, fault.right)
+            since = self._upgrade(self._newest_reference(case, fault, exact))
         self._show(since)
         return since
 
@@ -129,6 +143,15 @@ class Arbiter:
 
     def _newest(self, comparison: Comparing, case: Candidate) -> Newest | None:
         return ask_newest(self.session, comparison, case) if self.installs else None
+
+    def _newest_reference(
+        self, case: Candidate, fault: Fault, tolerance: ToleranceOptions
+    ) -> Newest | None:
+        """Compare the newest release of the reference with the outputs that it should have."""
+        comparison = self.comparison
+        assert comparison is not None, "only a comparison has a reference"
+        check = comparison.under(target=reference_settings(), tolerance=tolerance)
+        return self._newest(check, replace(case, target=None, values=fault.right))
 
     def _upgrade(self, newest: Newest | None) -> Since | None:
         return None if newest is None else newest.since

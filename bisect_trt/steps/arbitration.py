@@ -70,7 +70,8 @@ class Fault:
         figures: The same as numbers: the largest absolute error of each side, and what the rule
             compared.
         is_seen: Whether the target differs when the case is run once more.
-        right: The inputs, and the evaluator's outputs, where the reference is to blame.
+        right: The inputs, and the outputs that the reference lacks: the evaluator's where the
+            reference is to blame, the target's where the evaluator has no vote.
     """
 
     whose: Whose
@@ -378,7 +379,10 @@ class Opinions:
         if isinstance(self.right, str) or self.own is None or self.own.passed:
             if self.rounded and isinstance(self.rounded, str):
                 return self._unknown(self.rounded)
-            return self._unknown(self._no_arbiter()) if self.own is None else None
+            if self.own is not None:
+                return None
+            claimed = {**self.inputs, **self._made}
+            return replace(self._unknown(self._no_arbiter()), right=claimed)
         beside = self._error(self.right, self._made)
         off = f"compared with {self.arbiter}, {self.target_name} is off by {beside}, and {self.reference_name} by {self.own}"
         figures = {"target_error": beside.largest}

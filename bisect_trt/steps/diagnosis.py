@@ -28,7 +28,7 @@ from bisect_trt.session.call import Call
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Case, RebuiltPasses, Session, saving_best
 from bisect_trt.steps.arbiter import Arbiter
-from bisect_trt.steps.arbitration import Fault, arbitrate
+from bisect_trt.steps.arbitration import Fault
 from bisect_trt.steps.dynamic_dims import (
     free_where_needed,
     free_where_profiled,
@@ -273,11 +273,11 @@ class Diagnosis:
             small = shrink(session, whole)
         target = small.target or self.check.target
         assert target is not None
-        fault = arbitrate(session, target, self.check.tolerance, small)
+        fault = self.arbiter.arbitrate(target, small)
         if (
             fault.whose in ("tie", "rounding") and small is not whole
         ):  # a smaller case may show less than was reported
-            reported = arbitrate(session, whole.target or target, self.check.tolerance, whole)
+            reported = self.arbiter.arbitrate(whole.target or target, whole)
             if reported.whose != fault.whose:
                 session.console.say(
                     "  the smaller tensors do not show the same, so they stay as they are"

@@ -16,7 +16,7 @@ import onnx
 import pytest
 from building import save_text
 from conftest import CommandLine
-from support import arrays, bisect_trt, chain, rest_slow
+from support import arrays, bisect_trt, chain, onnx_tool, rest_slow
 from wheels import Index
 
 import bisect_trt as api
@@ -476,6 +476,36 @@ def test_the_upgrade_is_named_where_the_reference_is_to_blame(
     if command == "diagnose":
         issue = Path("out/NOTES.md").read_text()
         assert "Fix: upgrade to onnxruntime 99.1 or later." in issue.partition("\n")[0]
+
+
+ONE_MORE = """
+node = model.graph.node[-1]
+if node.op_type == "LRN":
+    node.output[0] = "before"
+    model.graph.initializer.add(name="one", data_type=1, float_data=[1])
+    model.graph.node.add(op_type="Add", input=["before", "one"], output=["y"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("newest", "whose"), rest_slow([("F", "reference"), ("P", "unknown")], now=1)
+)
+def test_a_newer_reference_decides_where_the_evaluator_has_no_vote(
+    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch, newest: str, whose: str
+) -> None:
+    """A newer reference that computes what another runtime does is right; one that does not shows nothing."""
+    releases(here, newest, major=99).tell(monkeypatch)
+    tensor = "float[1, 3, 2, 2]"
+    path = save_text("m.onnx", f"({tensor} x) => ({tensor} y)", "y = LRN<size = 3>(x)")
+    words = ["--through", onnx_tool(ONE_MORE), "-o", "out", "--json", "r.json"]
+    ran = cli("diagnose", path, *words).ended(0)
+    assert ran.result["fault"]["whose"] == whose
+    upgrade = "upgrade to onnxruntime 99.0 or later" if newest == "F" else None
+    assert ran.result.get("upgrade") == upgrade
+    notes = here / "out" / "NOTES.md"
+    assert notes.exists() is (whose == "reference")
+    if notes.exists():
+        assert notes.read_text().startswith("> **Not a bug report.** The reference is off")
 
 
 @pytest.mark.slow
