@@ -182,9 +182,7 @@ def _sections(result: Result) -> Iterator[tuple[str, str, Markup]]:
         macro("answer", result, title, [row for row in summary(result) if row[1] != title]),
     )
     if graph := report.graph:
-        section = macro(
-            "graph_section", graph.nodes, graph.tensors, GraphTensor(), file="graph.html"
-        )
+        section = macro("graph_section", graph, GraphTensor(), file="graph.html")
         yield "graph", "Nodes", section
     yield from _curves(result, report)
     if result.latency and result.latency.rows:
@@ -221,7 +219,10 @@ def render(result: Result) -> str:
         foot = f"Made by bisect-trt{' on ' + created.replace('T', ' ') if created else ''} from result.json."
         links = [(f"#{anchor}", name) for anchor, name, _ in sections]
         main = Markup("").join(section for _, _, section in sections)
-        code = template("report.js")
+        files = ["report.js"]
+        if result.report and result.report.graph:
+            files.insert(0, "vendor/dagre.min.js")
+        code = "\n".join(map(template, files))
         digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
         policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
         page = environment().get_template("page.html")

@@ -746,11 +746,32 @@ class GraphNode(_Part, frozen=True):
     written: str | None
 
 
+class DrawnNode(_Part, frozen=True):
+    """A node of the picture, with the tensors that it reads, without weights, and makes."""
+
+    name: str
+    op: str
+    answer: bool
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
 class Graph(_Part, frozen=True):
-    """The nodes of the answer, the most important first, and their tensors by name."""
+    """The nodes of the answer, the most important first, and their tensors by name.
+
+    Attributes:
+        nodes: The nodes of the answer.
+        tensors: What these nodes and their neighbours read and make, by name.
+        region: The nodes of the answer and their neighbours, in topological order.
+        continued: Tensors of the region that other nodes read, or that the model returns.
+        total: Nodes of the model that depend on an input.
+    """
 
     nodes: tuple[GraphNode, ...]
     tensors: dict[str, GraphTensor]
+    region: tuple[DrawnNode, ...] = ()
+    continued: tuple[str, ...] = ()
+    total: int = 0
 
 
 class CurvePoint(_Part, frozen=True):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from msgspec import convert
 from msgspec.structs import asdict, replace
 
 from bisect_trt.errors import BisectError
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import Node
 from bisect_trt.probe.ledger import Record
 from bisect_trt.report.charts import error_curve, short_number
@@ -23,6 +25,7 @@ from bisect_trt.report.console import Console
 from bisect_trt.report.parts import (
     CommandLine,
     Comparison,
+    DrawnNode,
     ErrorText,
     Graph,
     GraphNode,
@@ -47,6 +50,9 @@ _REASON_LENGTH = 400
 _PRINTED_LENGTH = 200
 MOST_NODES = 40
 """Nodes in the report."""
+_STEPS_DRAWN = 2
+_MOST_DRAWN = 60
+"""Neighbours of the answer in the picture: steps each way, and nodes in all."""
 _MOST_ELEMENTS = 1 << 23
 """Elements of tensors that are read for their ranges: a few hundredths of a second."""
 _SHOWN_INPUTS = 64
@@ -226,8 +232,41 @@ def graph_of(subject: Subject, result: Result) -> Graph:
             reference=ranges.get(name),
         )
 
-    tensors = {name: tensor(name) for name in names}
-    return Graph(nodes=tuple(map(describe, shown)), tensors=tensors)
+    drawn = _neighbourhood(network, shown)
+    region = tuple(
+        DrawnNode(
+            name=network.nodes[node].name,
+            op=network.nodes[node].op_type,
+            answer=node in shown,
+            inputs=tuple(name for name in network.reads[node] if source(name) != "weight"),
+            outputs=network.made(node),
+        )
+        for node in sorted(drawn, key=network.rank.__getitem__)
+    )
+    edges = dict.fromkeys(name for node in region for name in (*node.inputs, *node.outputs))
+    return Graph(
+        nodes=tuple(map(describe, shown)),
+        tensors={name: tensor(name) for name in names | edges},
+        region=region,
+        continued=tuple(
+            name
+            for name in edges
+            if name in network.returned or not drawn.issuperset(network.consumers.get(name, ()))
+        ),
+        total=network.constant.count(False),
+    )
+
+
+def _neighbourhood(network: Network, nodes: Sequence[int]) -> set[int]:
+    """Return nodes and their neighbours in at most two steps each way, the nearest first, as far as a picture has room."""
+    reached = dict.fromkeys(nodes)
+    for _ in range(_STEPS_DRAWN):
+        for node in list(reached):
+            readers = (network.consumers.get(name, ()) for name in network.made(node))
+            for neighbour in (*network.parents(node), *chain.from_iterable(readers)):
+                if not network.constant[neighbour] and len(reached) < _MOST_DRAWN:
+                    reached.setdefault(neighbour)
+    return set(reached)
 
 
 def _ranges(subject: Subject, names: Iterable[str]) -> dict[str, ValueRange]:

@@ -94,7 +94,10 @@ def files() -> Iterator[Path]:
     """Yield the package's modules, and the pages."""
     yield from sorted((ROOT / "bisect_trt").rglob("*.py"))
     yield from sorted(
-        each for kind in ("html", "md", "js") for each in (ROOT / "bisect_trt").rglob(f"*.{kind}")
+        each
+        for kind in ("html", "md", "js")
+        for each in (ROOT / "bisect_trt").rglob(f"*.{kind}")
+        if each.parent.name != "vendor"  # a library of others
     )
     for pattern in (
         "*.md",

@@ -175,6 +175,51 @@ def test_the_node_at_fault_tells_of_itself(browser: Browser, layers: Path) -> No
         assert words in told
 
 
+OVERLAPS = """
+(() => {
+  const boxes = [...document.querySelectorAll("#region rect")].map((e) => e.getBBox());
+  return boxes.filter((a, i) => boxes.slice(i + 1).some((b) =>
+    a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height && b.y < a.y + a.height)).length;
+})()
+"""
+"""How many nodes of the picture lie over another one."""
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_graph_around_the_answer(browser: Browser, tmp_path: Path, width: int) -> None:
+    branching(tmp_path / "model.onnx", 100)
+    bisect_trt("layerwise", "model.onnx", *TARGET, "--report", "report.html", cwd=tmp_path).ended(0)
+    browser.open(tmp_path / "report.html", width=width)
+    assert browser.problems == []
+    assert fits(browser)
+
+    def texts(selector: str) -> list[str]:
+        script = "[...document.querySelectorAll('#region %s')].map(e => e.textContent)"
+        return [str(text) for text in browser.evaluate(script % selector)]
+
+    # Of 102 nodes: big, the sum and its branches before it, the product and the next branches.
+    assert texts(".node.answer title") == ["big"]
+    branches = [f"/block.{block}/branch.{branch}/Mul" for block in (10, 11) for branch in range(4)]
+    assert sorted(texts(".node title")) == sorted(["big", "small", "/block.10/Sum", *branches])
+    assert "102 nodes" in texts("figcaption")[0]
+    # The product of an infinite value is wrong too.
+    assert {"big_out", "small_out"} <= set(texts(".wrong title"))
+    assert "/block.10/Sum_output_0" in texts(".match title")
+    assert browser.evaluate(OVERLAPS) == 0
+    size = browser.evaluate(
+        "getComputedStyle(document.querySelector('#region .edge text')).fontSize"
+    )
+    assert float(size.removesuffix("px")) >= 11
+    # The answer is in view, in the right half where there is one.
+    visible = browser.evaluate(
+        "(() => { const a = document.querySelector('#region .answer').getBoundingClientRect(),"
+        " b = document.querySelector('#region .scroll').getBoundingClientRect();"
+        " return [a.left >= b.left && a.right <= b.right && a.top >= b.top && a.bottom <= b.bottom, b.left]; })()"
+    )
+    assert visible[0]
+    assert (visible[1] > width / 2) == (width > 1000)
+
+
 def test_the_curve_by_mouse_and_keyboard(browser: Browser, layers: Path) -> None:
     browser.open(layers)
     x, y = browser.centre("#plot")

@@ -30,6 +30,63 @@ if (points.length) {
   });
 }
 
+/* The graph around the answer, laid out by dagre. */
+const drawGraph = (data, box) => {
+  const space = "http://www.w3.org/2000/svg", pen = document.createElement("canvas").getContext("2d");
+  const shape = (name, attributes, parent, text = "") => {
+    const element = document.createElementNS(space, name);
+    Object.entries(attributes).forEach(([key, value]) => element.setAttribute(key, value));
+    element.textContent = text;
+    parent.append(element);
+    return element;
+  };
+  const short = (text, most) => (text.length <= most ? text : `${text.slice(0, most / 2 - 1)}…${text.slice(1 - most / 2)}`);
+  pen.font = "12px sans-serif";
+  const width = (...lines) => Math.max(...lines.map((line) => pen.measureText(line).width)) * 1.12 + 20;
+  const graph = new dagre.graphlib.Graph({ multigraph: true }).setGraph({ rankdir: "TB", nodesep: 16, ranksep: 26, marginx: 8, marginy: 8 });
+  const makers = new Map(), dot = { width: 10, height: 10 };
+  data.nodes.forEach((node, index) => {
+    const label = short(node.name, 30);
+    graph.setNode(`${index}`, { ...node, label, width: width(node.op, label), height: 40 });
+    node.outputs.forEach((tensor) => makers.set(tensor, `${index}`));
+  });
+  const link = (from, to, tensor) => {
+    const { kind, error, passed } = data.tensors[tensor], lines = [short(kind, 40), ...(error ? [`error ${error}`] : [])];
+    graph.setEdge(from, to, { lines, tensor, passed, width: width(...lines), height: 14 * lines.length, labelpos: "c" }, tensor);
+  };
+  data.nodes.forEach((node, index) => node.inputs.forEach((tensor) => {
+    const from = makers.get(tensor) ?? `before ${tensor}`;
+    if (!makers.has(tensor)) graph.setNode(from, { ...dot });
+    link(from, `${index}`, tensor);
+  }));
+  data.continued.filter((tensor) => makers.has(tensor)).forEach((tensor) => {
+    graph.setNode(`after ${tensor}`, { ...dot });
+    link(makers.get(tensor), `after ${tensor}`, tensor);
+  });
+  dagre.layout(graph);
+  const size = graph.graph();
+  const svg = shape("svg", { width: size.width, height: size.height, viewBox: `0 0 ${size.width} ${size.height}`, role: "img", "aria-label": `Graph of ${data.nodes.length} nodes` }, box);
+  graph.edges().forEach((id) => {
+    const edge = graph.edge(id), style = edge.passed === null ? "" : edge.passed ? "match" : "wrong";
+    const group = shape("g", { class: `edge ${style}` }, svg);
+    shape("title", {}, group, edge.tensor);
+    shape("path", { d: `M${edge.points.map(({ x, y }) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L")}` }, group);
+    edge.lines.forEach((line, place) => shape("text", { x: edge.x, y: edge.y + 11 - 7 * edge.lines.length + 14 * place }, group, line));
+  });
+  graph.nodes().forEach((id) => {
+    const node = graph.node(id);
+    if (!node.op) { shape("circle", { class: "rest-of-model", cx: node.x, cy: node.y, r: 4 }, svg); return; }
+    const group = shape("g", { class: node.answer ? "node answer" : "node" }, svg);
+    shape("title", {}, group, node.name);
+    shape("rect", { x: node.x - node.width / 2, y: node.y - 20, width: node.width, height: 40, rx: 6 }, group);
+    shape("text", { x: node.x, y: node.y - 3, class: "op" }, group, node.op);
+    shape("text", { x: node.x, y: node.y + 12 }, group, node.label);
+  });
+  const first = graph.node(`${Math.max(data.nodes.findIndex((node) => node.answer), 0)}`);
+  box.scrollTo(first.x - box.clientWidth / 2, first.y - box.clientHeight / 2);
+};
+if (find("#region-data")) drawGraph(JSON.parse(find("#region-data").textContent), find("#region .scroll"));
+
 /* On a narrow screen each cell names its column. */
 all(".scroll table:not(#probes)").forEach((table) => {
   const heads = all("thead th", table).map((head) => head.textContent);
