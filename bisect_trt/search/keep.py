@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, combinations, islice
+from itertools import accumulate, chain, combinations, islice
 
 from bisect_trt.search.density import HOT, Density, cold
 from bisect_trt.search.groups import Kept
@@ -246,7 +246,7 @@ def shortest_prefix(ordered: Sequence[int], enough: Callable[[Sequence[int]], bo
 MOST_ALTERNATIVES = 8
 _MOST_SINGLES = 16
 """Number of units that are asked about alone after their set broke in another way, which gives no
-information."""
+information, and of such sets that are halved."""
 
 
 @dataclass(frozen=True)
@@ -350,24 +350,33 @@ class _Known:
     def _single(self, pool: Subset) -> Subset | None:
         """Return the unit that passes alone; each question covers half of the probability.
 
-        ``None`` if it is not found.
+        Half of a group that breaks in another way may hold it too, so it is halved before the rest
+        is asked about. ``None`` if it is not found.
         """
-        candidates = self._likeliest_first(pool.difference(*self._failed()))
-        while len(candidates) > 1:
-            half = 0
-            weight = 0.0
-            total = sum(self.weights[unit] for unit in candidates)
-            while half < len(candidates) - 1 and (
-                not half or weight + self.weights[candidates[half]] <= total / 2
-            ):
-                weight += self.weights[candidates[half]]
-                half += 1
-            candidates = (
-                candidates[:half]
-                if self.passes(frozenset(candidates[:half]))
-                else candidates[half:]
-            )
-        return frozenset(candidates) if candidates and self.passes(frozenset(candidates)) else None
+        groups = [self._likeliest_first(pool.difference(*self._failed()))]
+        broken = 0
+        while groups:
+            group = groups.pop()
+            first = self._likeliest_half(group)
+            verdict = self.verdict(frozenset(first))
+            if verdict is Verdict.PASS:
+                if len(first) == 1:
+                    return frozenset(first)
+                groups = [first]
+                continue
+            if rest := group[len(first) :]:
+                groups.append(rest)
+            if verdict is Verdict.UNRESOLVED and len(first) > 1 and broken < _MOST_SINGLES:
+                broken += 1
+                groups.append(first)
+        return None
+
+    def _likeliest_half(self, group: list[int]) -> list[int]:
+        """The first units of a group with half of its probability; at least one, and not all of several."""
+        weights = [self.weights[unit] for unit in group]
+        reached = accumulate(weights)
+        fits = sum(1 for each in reached if each <= sum(weights) / 2)
+        return group[: max(min(fits, len(group) - 1), 1)]
 
     def _alone(self, pool: Subset) -> Subset | None:
         """The likeliest that passes alone, each asked about."""

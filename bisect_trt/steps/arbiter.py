@@ -80,7 +80,9 @@ class Arbiter:
         if newest is None or newest.outcome is None or newest.outcome.ending is not Ending.PASSED:
             return fault
         release = f"{newest.package} {newest.release}"
-        sentence = f"The reference is off: {release}, a newer one, computes the values of the target."
+        sentence = (
+            f"The reference is off: {release}, a newer one, computes the values of the target."
+        )
         return replace(fault, whose="reference", sentence=sentence)
 
     def upgrade(self, case: Candidate, fault: Fault) -> Since | None:

@@ -70,3 +70,20 @@ def test_the_list_ends_at_the_limit_and_says_so() -> None:
 def test_a_set_that_breaks_in_another_way_hides_no_single_one() -> None:
     ask = Asked(frozenset({3}), breaks=frozenset({0}))
     assert find_alternatives(range(8), ask).found == (frozenset({3}),)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_single_one_in_a_half_that_breaks_is_found_by_halving(seed: int) -> None:
+    """Two switches that work only together break each half that has one of them, the one that passes among it."""
+    rng = random.Random(seed)
+    one, other, passing = rng.sample(range(64), 3)
+
+    class Paired(Asked):
+        def __call__(self, units: Subset) -> Verdict:
+            verdict = super().__call__(units)
+            return Verdict.UNRESOLVED if (one in units) is not (other in units) else verdict
+
+    ask = Paired(frozenset({passing}))
+    result = find_alternatives(range(64), ask, likely=False)
+    assert result.found == (frozenset({passing}),)
+    assert len(ask.questions) <= 40  # 15 on average
