@@ -34,10 +34,11 @@ from bisect_trt.targets.base import Script
 from bisect_trt.targets.messages import names_of
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
-from bisect_trt.tensors.files import Values, replacing, save_npz
+from bisect_trt.tensors.files import Values, replacing, save_npz, save_samples
 
 MODEL = "model.onnx"
 INPUTS = "inputs.npz"
+TOOL_INPUTS = "inputs.json"
 GOLDEN = "golden.npz"
 README = "README.md"
 ISSUE = "ISSUE.md"
@@ -213,6 +214,19 @@ class Reproducer:
         }
         return self.target.target.script(self.target, hints)
 
+    @property
+    def tool_commands(self) -> list[str]:
+        """The commands of the runtime's own tools that run the model."""
+        tolerances = [(entry.atol or 0.0, entry.rtol or 0.0) for entry in self.comparisons]
+        absolute, relative = zip(*tolerances or [(0.0, 0.0)], strict=True)
+        return self.target.target.tool_commands(
+            self.target,
+            self.target_model,
+            TOOL_INPUTS,
+            (min(absolute), min(relative)),
+            self.lowered,
+        )
+
     def source(self) -> str:
         """Return ``reproduce.py``."""
         names = {*names_of(self.model.graph), *names_of((self.ran or self.model).graph)} - {""}
@@ -261,6 +275,9 @@ class Reproducer:
                 onnx.save(self.ran, str(folder / self.target_model))
                 files.insert(1, self.target_model)
             save_npz(folder / INPUTS, self.inputs)
+            if self.tool_commands:
+                save_samples(folder / TOOL_INPUTS, [self.inputs])
+                files.append(TOOL_INPUTS)
             save_npz(folder / GOLDEN, self.golden)
             (folder / SCRIPT).write_text(self.source(), encoding="utf-8")
         self.write_texts(folder)

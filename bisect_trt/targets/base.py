@@ -306,6 +306,25 @@ class Target(ABC):
         """
         return None
 
+    def tool_commands(
+        self,
+        settings: TargetSettings,
+        model: str,
+        inputs: str,
+        tolerance: tuple[float, float],
+        lowered: bool,
+    ) -> list[str]:
+        """Return the commands of the runtime's own tools that run a model with these settings, for bug reports.
+
+        Args:
+            settings: The settings of the target.
+            model: The ONNX file.
+            inputs: A ``.json`` file with the inputs.
+            tolerance: Largest error that matches, absolute and relative.
+            lowered: Whether the low precision is written into the model as Casts.
+        """
+        return []
+
     def loading(self, settings: TargetSettings, engine: Path) -> TargetSettings:
         """Run a prebuilt engine instead of the model."""
         return settings.with_own(load_engine=str(engine.absolute()))

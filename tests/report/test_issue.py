@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
 import sys
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -118,6 +121,37 @@ def test_the_version_of_a_tool_is_named_if_its_package_is_installed(
     assert target.target.versions(target) == expected
     page = replace(issue(target), places=[]).render(ISSUE)
     assert (f"| pytest | {metadata.version('pytest')} |" in page) is (package is not None)
+
+
+def test_the_lines_of_the_runtimes_own_tools_are_what_these_read(tmp_path: Path) -> None:
+    own = replace(
+        TRT,
+        min_shapes=(("a:b", (1, 3)),),
+        max_shapes=(("a:b", (4, 3)),),
+        strongly_typed=True,
+        tactic_sources=("cublas",),
+    )
+    target = TargetSettings("trt", fp16=True, own=own)
+    trtexec, line = issue(target).tool_commands
+    for word in ("--fp16", "--maxShapes='a:b':4x3", "--memPoolSize=workspace:1024", "--noTF32"):
+        assert word in " ".join(shlex.split(trtexec))
+    found = replace(issue(target), inputs={"a:b": np.ones((2, 3), np.float32)})
+    assert tmp_path / "inputs.json" in found.write(tmp_path)
+    page = (tmp_path / ISSUE).read_text()
+    assert trtexec in page
+    assert line in page
+    # Polygraphy itself reads the line, and writes the script that it would run.
+    polygraphy = Path(sys.executable).with_name("polygraphy")
+    words = [str(polygraphy), *shlex.split(line)[1:], "--gen-script", "run.py"]
+    subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
+    script = (tmp_path / "run.py").read_text()
+    for word in ("fp16=True", "min=[1, 3], opt=[4, 3], max=[4, 3]", "1073741824", "p.so", "0.001"):
+        assert word in script
+    assert "fp16" not in " ".join(issue(target, lowered=True).tool_commands).replace(
+        "model_fp16", ""
+    )
+    assert issue(TargetSettings("onnxrt", fp16=True)).tool_commands == []
+    assert issue(TargetSettings("trt-rtx", fp16=True)).tool_commands == []
 
 
 @pytest.mark.parametrize("runtime", ["trt", "onnxrt", "openvino"])

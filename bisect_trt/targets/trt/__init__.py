@@ -152,6 +152,29 @@ class TensorRtTarget(Target):
         name = "IBuilderConfig.build_route" if public else COMPILER_VARIABLE
         return (name, words, public) if options else None
 
+    def tool_commands(
+        self,
+        settings: TargetSettings,
+        model: str,
+        inputs: str,
+        tolerance: tuple[float, float],
+        lowered: bool,
+    ) -> list[str]:
+        """Return lines for trtexec and Polygraphy.
+
+        Args:
+            settings: The settings of the target.
+            model: The ONNX file.
+            inputs: A ``.json`` file with the inputs.
+            tolerance: Largest error that matches, absolute and relative.
+            lowered: Whether the low precision is written into the model as Casts.
+        """
+        from bisect_trt.targets.trt.equivalents import tool_commands  # noqa: PLC0415 - as above
+
+        if self.name != TensorRtTarget.name:  # TensorRT-RTX has no such tools
+            return []
+        return tool_commands(settings, model, inputs, tolerance, lowered)
+
     def loading(self, settings: TargetSettings, engine: Path) -> TargetSettings:
         """Run a prebuilt engine; except for plugins, the other settings are about building."""
         options = self.own(
