@@ -14,6 +14,7 @@ from bisect_trt.errors import (
 from bisect_trt.onnxlib.cleanup import (
     sort_nodes,
 )
+from bisect_trt.onnxlib.ends import narrow_ends
 from bisect_trt.onnxlib.load import load_model
 from bisect_trt.onnxlib.low_census import count_lowered
 from bisect_trt.onnxlib.low_plan import LOW_TYPES
@@ -41,7 +42,12 @@ def run(call: Call) -> Result:
     call.may_write(own.output, overwrite=own.overwrite)
     if own.calibration_cache is not None and not target.int8:
         raise MissingOptionError("--calibration-cache holds the ranges for INT8; add --int8.")
-    if own.output.suffix in _ONNX_SUFFIXES:
+    to_onnx = own.output.suffix in _ONNX_SUFFIXES
+    if own.io_fp16 and not (to_onnx and target.fp16):
+        raise MissingOptionError(
+            "--io-fp16 is for an ONNX model in fp16; add --fp16 and -o NAME.onnx."
+        )
+    if to_onnx:
         return _convert_to_onnx(call, own, target)
     runtime = (target if target.named() else target.but(trt=True)).required()
     if not runtime.target.engines:
@@ -100,6 +106,8 @@ def _convert_to_onnx(call: Call, own: Convert, target: Target) -> Result:
             f"{own.model} cannot be converted to {precision}: {why}. Nothing was written."
         )
     lowered = lower_fp16(model, target.keep_fp32, low=LOW_TYPES[precision], weights=source.weights)
+    if own.io_fp16:
+        lowered = narrow_ends(lowered)
     save_model(lowered, source.weights, own.output, beside=True)
     before = sum(1 for _ in all_nodes(model))
     nodes = list(all_nodes(lowered))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from bisect_trt.options.reading import shape
 from bisect_trt.options.shared import Model, Overwrite, RunFolder, time_out, to_file
-from bisect_trt.options.spec import argument, option
+from bisect_trt.options.spec import argument, option, switch
 
 
 class Show(str, Enum):
@@ -88,6 +88,9 @@ class Convert:
             writes=True,
         ),
     ] = None
+    io_fp16: Annotated[
+        bool, switch("The inputs and outputs of an ONNX model become fp16 too; needs --fp16.")
+    ] = False
     timeout: Annotated[float | None, time_out("the build", "2 hours")] = None
     overwrite: Overwrite = False
 

@@ -72,6 +72,17 @@ def test_convert_writes_what_is_inside(cli: CommandLine, here: Path, kind: str) 
     assert onnx.TensorProto.FLOAT16 in weights.values()
     cli("run", "half.onnx", "--onnxrt", "--load-inputs", "x.npz", "--save-outputs", "o.npz")
     assert arrays("o.npz")["y"].shape == (2, 3)
+    # With narrow inputs and outputs it is the same model, and is fed and compared as one.
+    model_path = written(kind, here)
+    cli("convert", model_path, "--fp16", "--io-fp16", "-o", "narrow.onnx").ended(0)
+    narrow = onnx.load("narrow.onnx").graph
+    types = {value.type.tensor_type.elem_type for value in (*narrow.input, *narrow.output)}
+    assert onnx.TensorProto.FLOAT not in types
+    np.savez("h.npz", x=arrays("x.npz")["x"].astype(np.float16))
+    cli("run", "narrow.onnx", "--onnxrt", "--load-inputs", "h.npz", "--save-outputs", "n.npz")
+    assert arrays("n.npz")["y"].dtype == np.float16
+    for words in (("-o", "a.engine", "--fp16"), ("-o", "a.onnx", "--bf16")):
+        cli("convert", model_path, *words, "--io-fp16").refused("BT1004", "--io-fp16")
 
 
 @pytest.mark.parametrize(

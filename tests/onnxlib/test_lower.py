@@ -37,6 +37,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from support import examples
 
 from benchmarks.cases import light_model
+from bisect_trt.onnxlib.ends import narrow_ends
 from bisect_trt.onnxlib.lower import low_tensor, lower_fp16
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output
@@ -275,6 +276,29 @@ def test_round_trips_are_what_real_fp16_nodes_compute(
             np.testing.assert_allclose(
                 values[name], expected[name], rtol=4 * HALF_EPSILON, atol=4 * HALF_EPSILON * scale
             )
+
+
+@settings(deadline=None, max_examples=examples(40))
+@given(source=random_models(), seed=st.integers(0, 99), data=st.data())
+def test_narrow_ends_change_no_value_but_by_their_own_rounding(
+    source: ModelProto, seed: int, data: st.DataObject
+) -> None:
+    names = computed(source)
+    kept = data.draw(st.sets(st.sampled_from(names), max_size=len(names)))
+    lowered = lower_fp16(source, kept)
+    narrowed = narrow_ends(lowered)
+    onnx.checker.check_model(narrowed, full_check=True)
+    ends = [*narrowed.graph.input, *narrowed.graph.output]
+    assert {value.type.tensor_type.elem_type for value in ends} == {FLOAT16}
+    halves = {name: value.astype(np.float16) for name, value in feeds_for(seed).items()}
+    expected = ort_run(
+        lowered, {name: value.astype(np.float32) for name, value in halves.items()}, LEVELS[0]
+    )
+    seen = ort_run(narrowed, halves, LEVELS[0])
+    for name, value in expected.items():
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(seen[name], value.astype(np.float16))
+    assert ops(narrowed)["Cast"] <= ops(lowered)["Cast"] + len(ends)
 
 
 @settings(deadline=None, max_examples=examples(40))

@@ -1,0 +1,63 @@
+"""Inputs and outputs of a lowered model in the low precision too."""
+
+from __future__ import annotations
+
+from onnx import ModelProto, TensorProto, helper
+
+from bisect_trt.onnxlib.cleanup import remove_unread
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import (
+    attribute,
+    clone,
+    free_name,
+    keep_only,
+    mentioned_names,
+    rename_reads,
+)
+
+
+def narrow_ends(model: ModelProto, low: int = TensorProto.FLOAT16) -> ModelProto:
+    """Return a lowered model with its fp32 inputs and outputs in the low precision too.
+
+    Args:
+        model: The lowered model; nodes in topological order.
+        low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
+    """
+    types = Network(model).element_types
+    narrowed = clone(model)
+    graph = narrowed.graph
+    stored = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in stored]
+    ends = [
+        value
+        for value in (*inputs, *graph.output)
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT
+    ]
+    used = mentioned_names(graph)
+    wide: dict[str, str] = {}
+    for value in ends:
+        value.type.tensor_type.elem_type = low
+        wide.setdefault(value.name, free_name(f"{value.name}_fp32", used))
+        used.add(wide[value.name])
+    fed = [value.name for value in inputs if value.name in wide]
+    nodes = [helper.make_node("Cast", [name], [wide[name]], to=TensorProto.FLOAT) for name in fed]
+    for node in graph.node:
+        nodes.append(rename_reads(node, wide))
+        nodes[-1].output[:] = [wide.get(name, name) for name in node.output]
+    nodes += [
+        helper.make_node("Cast", [wide[name]], [name], to=low) for name in wide if name not in fed
+    ]
+    # A Cast to fp32 and back changes no value.
+    widened = {
+        node.output[0]: node.input[0]
+        for node in nodes
+        if node.op_type == "Cast" and attribute(node, "to") == TensorProto.FLOAT
+    }
+    for node in nodes:
+        if node.op_type == "Cast" and attribute(node, "to") == low:
+            source = widened.get(node.input[0], "")
+            if source in fed or types.get(source) == low:
+                node.CopyFrom(helper.make_node("Identity", [source], node.output))
+    keep_only(graph.node, nodes)
+    remove_unread(narrowed)
+    return narrowed
