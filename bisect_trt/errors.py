@@ -185,7 +185,7 @@ class SameFileError(UsageError):
     """A file that is written is read too, or written in another role.
 
     Attributes:
-        of_result: Whether it is a file for the result (``--json``, ``--report``, ``--junit``),
+        of_result: Whether it is a file for the result (``--json``, ``--report``, ``--junit``, ``--model-explorer``),
             which must not be written then.
     """
 

@@ -27,7 +27,7 @@ from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import STDOUT, Params
 from bisect_trt.report.console import Console
-from bisect_trt.report.result import Result, write_junit
+from bisect_trt.report.result import Result, write_junit, write_node_data
 from bisect_trt.session.call import Call
 from bisect_trt.session.ending import attempt, keeps_earlier, system_errors
 from bisect_trt.session.paths import Paths
@@ -91,7 +91,7 @@ def _answer(
         sys.stdout = sys.stderr  # the JSON alone goes to standard output
     console = Console(general.verbosity, live=True)
     result = Result(name)
-    for path in (general.json, general.report, general.junit):
+    for path in (general.json, general.report, general.junit, general.model_explorer):
         if path is not None and path != STDOUT:
             check_output(path, overwrite=True)
     paths = Paths.of(groups, values)
@@ -190,8 +190,10 @@ def _leave(
             return None
         if general.json is not None and general.json != STDOUT:
             result.write(general.json, content)
-        if general.junit is not None:
-            write_junit(result, general.junit)
+        writers = ((general.junit, write_junit), (general.model_explorer, write_node_data))
+        for path, write in writers:
+            if path is not None:
+                write(result, path)
     except BisectError as error:
         call.console.error(str(error), error.code)
         return error.status

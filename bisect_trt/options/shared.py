@@ -68,6 +68,10 @@ class General:
         Path | None,
         option(help="Write the result as JUnit XML too, a test case for each output.", writes=True),
     ] = None
+    model_explorer: Annotated[
+        Path | None,
+        option(help="Write errors and nodes of the answer for Model Explorer.", writes=True),
+    ] = None
     verbose: Annotated[
         int, option("-v", "--verbose", count=True, help="Print more; -vv also prints tracebacks.")
     ] = 0

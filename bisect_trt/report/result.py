@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -423,3 +424,44 @@ def write_junit(result: Result, path: Path) -> None:
             ET.SubElement(case, verdict, {"message": clean(message)}).text = clean(message)
     with replacing(path) as file:
         file.write(ET.tostring(suites, encoding="utf-8", xml_declaration=True) + b"\n")
+
+
+_LARGEST_ERROR = 1e9
+"""In place of infinite errors, which JSON has no numbers for."""
+_RIGHT = "#b7e1cd"
+_WRONG = "#f4b6b0"
+
+
+def write_node_data(result: Result, path: Path) -> None:
+    """Write the result as node data of Model Explorer (github.com/google-ai-edge/model-explorer), by the names of nodes.
+
+    The data are the errors of the compared tensors, in tolerances, or else what the answer says of
+    its nodes.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    from bisect_trt.onnxlib.load import load_model  # noqa: PLC0415 - as above
+
+    names: dict[str, str] = {}
+    with contextlib.suppress(BisectError):  # the model may be what is wrong
+        nodes = load_model(Path(result.model.path or ""), structure=True).graph.node
+        names = {output: node.name for node in nodes for output in node.output}
+    errors: dict[str, float] = {}
+    for each in result.tensors or result.comparisons or ():
+        # min() returns its first argument where the other one is NaN.
+        ratio = min(_LARGEST_ERROR, each.tolerance_ratio)
+        name = names.get(each.name) or each.name
+        errors[name] = max(ratio, errors.get(name, 0.0))
+    words = (("fp32", result.keep_fp32 or ()), ("answer", result.culprits))
+    marks = {
+        node.name: {"value": word, "bgColor": _WRONG} for word, nodes in words for node in nodes
+    }
+    thresholds = [{"value": 1, "bgColor": _RIGHT}, {"value": _LARGEST_ERROR, "bgColor": _WRONG}]
+    data = {
+        "name": "error, in tolerances" if errors else "bisect-trt",
+        "results": {name: {"value": error} for name, error in errors.items()} or marks,
+        "thresholds": thresholds if errors else [],
+    }
+    with replacing(path) as file:
+        file.write(json.dumps(data, indent=2).encode())

@@ -35,7 +35,7 @@ _IN_FOLDERS = (
     RESULT_FILE,
 )
 """Files that commands read in a folder that they are given: of a reproducer, or of a run."""
-_OF_RESULT = {"--json", "--report", "--junit"}
+_OF_RESULT = {"--json", "--report", "--junit", "--model-explorer"}
 _BY_CHECK = {"candidate", "artifacts"}
 """Options that name files which a check command reads or writes too, so that its words may have the
 same names."""

@@ -161,6 +161,29 @@ def test_each_output_of_a_comparison_is_a_case(cli: CommandLine, here: Path) -> 
     assert (suite.attrib["tests"], suite.attrib["failures"]) == (str(len(passed)), str(wrong))
 
 
+def test_model_explorer_shows_errors_or_the_answer(cli: CommandLine, here: Path) -> None:
+    overflowing(here / "model.onnx")
+    options = ("--model-explorer", "explorer.json", "--json", "result.json")
+    cli("layerwise", "model.onnx", *TARGET, *options).ended(0)
+    data = read_json(here / "explorer.json")
+    # As its GraphNodeData: results by node, and colours up to each threshold.
+    assert set(data) == {"name", "results", "thresholds"}
+    nodes = {
+        output: node.name for node in onnx.load("model.onnx").graph.node for output in node.output
+    }
+    tensors = read_json(here / "result.json")["tensors"]
+    passed = {nodes[each["name"]]: each["passed"] for each in tensors}
+    assert {name: each["value"] <= 1 for name, each in data["results"].items()} == passed
+    assert [each["value"] for each in data["thresholds"]] == [1, 1e9]
+    check = script(here / "check.sh", f"if {has(node_tag(3))}; then exit 1; fi")
+    chain(here / "chain.onnx")
+    cli("reduce", "chain.onnx", "-o", "o.onnx", *options, "--check", check, "{model}").ended(0)
+    marks = read_json(here / "explorer.json")["results"]
+    (culprit,) = read_json(here / "result.json")["culprits"]
+    assert {name: each["value"] for name, each in marks.items()} == {culprit["name"]: "answer"}
+    cli("run", "model.onnx", *TARGET, "--model-explorer", "model.onnx").ended(2)
+
+
 def test_a_run_without_an_answer_is_an_error(cli: CommandLine, here: Path) -> None:
     assert cli("run", "missing.onnx", "--onnxrt", "--junit", "junit.xml").status == 4
     suite = ET.parse(here / "junit.xml").getroot()[0]
