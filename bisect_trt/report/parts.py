@@ -204,7 +204,19 @@ class SetElsewhere(_Part, frozen=True):
 
 
 class Switches(_Part, frozen=True):
-    """Switches of the target that together are enough for the model to pass."""
+    """Switches of the target that together are enough for the model to pass.
+
+    Attributes:
+        switches: Their names.
+        turned: The change, in words.
+        whole: Whether the whole model passes.
+        case: Whether the minimal case passes; ``None`` if it was not probed.
+        seen: How often it passed with them and failed without, in words.
+        options: The options that set the target so.
+        layers: The layers of the engine that they change.
+        elsewhere: How the same is set without bisect-trt.
+        larger: The folder of a larger case that passes with them, where the minimal case does not.
+    """
 
     switches: tuple[str, ...]
     turned: str
@@ -214,6 +226,7 @@ class Switches(_Part, frozen=True):
     options: tuple[str, ...]
     layers: LayersChanged | None = None
     elsewhere: SetElsewhere | None = None
+    larger: str | None = None
 
 
 class CauseDetail(_Part, frozen=True):

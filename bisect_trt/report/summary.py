@@ -349,7 +349,8 @@ def doubted_case(entry: Switches) -> str:
     """Return why the minimal case may not show what fails in the whole model; empty if both pass with the same switches."""
     if not entry.whole or entry.case is not False:
         return ""
-    return "The minimal case still fails with it, so that it shows the same mechanism is unproven."
+    doubt = "The minimal case still fails with it, so that it shows the same mechanism is unproven."
+    return doubt if entry.larger is None else f"{doubt} The larger case in {entry.larger} passes."
 
 
 def tried_of(detail: CauseDetail) -> str:

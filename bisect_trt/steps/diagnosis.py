@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,9 @@ from bisect_trt.steps.workarounds import (
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.place import rerun_command
+
+MECHANISM = "same-mechanism"
+"""The folder in the reproducer's for a larger case."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,9 @@ class Diagnosis:
             failing = answer.candidate if answer.fault.right else answer.whole
             since = arbiter.upgrade(failing, answer.fault)
             if answer.fault.is_bug:
-                cause = name_cause(session, self.check, answer.whole)
+                cause = name_cause(
+                    session, self.check, answer.whole, partial(self.keep_larger, answer)
+                )
             look_for_others(session, case, self.deliver_another if self.own.find_all else None)
             if answer.fault.is_fixable:
                 find_fix(session, self.check, self.search, answer.whole, self.output)
@@ -314,6 +320,18 @@ class Diagnosis:
         inside = look_inside(session, answer.whole)
         left.finish(session, inside=inside)
         return structs.replace(failure, inside=tuple(inside), fault=answer.fault.to_part())
+
+    def keep_larger(self, answer: JudgedCase, case: Case) -> str:
+        """Write a larger case that shows the mechanism of the whole model beside the minimal case; returns its folder."""
+        session = self.session
+        folder = self.output / MECHANISM
+        whole = session.settle(case)
+        larger = replace(answer, case=case, whole=whole, candidate=whole)
+        report = session.result.reported()
+        proof = report.proof
+        leave_reproducer(session, self.check, larger, folder, self.own).finish(session)
+        report.proof = proof
+        return str(folder)
 
     def _tell(
         self,

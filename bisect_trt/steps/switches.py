@@ -29,8 +29,9 @@ from bisect_trt.search.oracle import (
     about_units,
 )
 from bisect_trt.session.checks import CheckSettings
-from bisect_trt.session.session import Session
+from bisect_trt.session.session import Case, Session
 from bisect_trt.steps.compiler_passes import Engines
+from bisect_trt.steps.mechanism import larger_case
 from bisect_trt.steps.minimal_case import named_nodes
 from bisect_trt.steps.panel import Panel
 from bisect_trt.targets.settings import Looked, TargetSettings, Tier
@@ -218,6 +219,7 @@ def explain(
     check: CheckSettings,
     case: Candidate | None = None,
     wanted: tuple[str, ...] = (),
+    keep: Callable[[Case], str] | None = None,
 ) -> list[str]:
     """Find the fewest switches that fix the whole model, put them into the result and print them.
 
@@ -227,6 +229,7 @@ def explain(
         case: A minimal case, which is searched first, because it is quicker. If no answer fixes the
             whole model, that is searched too, unless each probe is a build.
         wanted: The switches of the compiler that the user asks for; no others are searched then.
+        keep: Writes a larger case, if the minimal one shows another mechanism; returns its folder.
 
     Returns:
         Each answer in a sentence, with the options that set the target so; or why there is none.
@@ -272,9 +275,34 @@ def explain(
         if passing:
             break
     assert result.cause_detail, "the original is searched, or the case"
+    if keep is not None and case is not None:
+        result.cause_detail = _with_larger(session, whole_panel, result.cause_detail, case, keep)
     whole = [entry for entry in result.cause_detail.alternatives if entry.whole]
     result.cause = [entry.switches for entry in whole or result.cause_detail.alternatives]
     return _print(session, result.cause_detail)
+
+
+def _with_larger(
+    session: Session,
+    whole: Panel,
+    detail: CauseDetail,
+    case: Candidate,
+    keep: Callable[[Case], str],
+) -> CauseDetail:
+    """Return the answers, the first with the folder of a larger case that it fixes, where no answer fixes the minimal case."""
+    fixing = [entry for entry in detail.alternatives if entry.whole]
+    if not fixing or any(entry.case is not False for entry in fixing):
+        return detail
+    session.console.step("Search a larger case that shows the mechanism of the whole model")
+    units = frozenset(
+        unit for unit, switch in enumerate(whole.switches) if switch.name in fixing[0].switches
+    )
+    larger = larger_case(session, whole, units, case.units)
+    if larger is None:
+        return detail
+    entry = structs.replace(fixing[0], larger=keep(larger))
+    others = (each for each in detail.alternatives if each is not fixing[0])
+    return structs.replace(detail, alternatives=(entry, *others))
 
 
 def _fixing_only_whole(
@@ -385,11 +413,16 @@ def _print(session: Session, detail: CauseDetail) -> list[str]:
     return answers
 
 
-def name_cause(session: Session, check: CheckSettings, case: Candidate | None = None) -> list[str]:
+def name_cause(
+    session: Session,
+    check: CheckSettings,
+    case: Candidate | None = None,
+    keep: Callable[[Case], str] | None = None,
+) -> list[str]:
     """Search the cause as a step of a diagnosis, first for the minimal case; an error is printed and does not end it."""
     session.console.step("Search the cause in the target")
     try:
-        return explain(session, check, case)
+        return explain(session, check, case, keep=keep)
     except BudgetSpent as error:
         session.console.say(f"  {error} To continue: {session.command('cause', check)}")
     except BisectError as error:

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from building import evaluate, text_model
 from conftest import CommandLine
-from support import compared, node_names, overflowing, rest_slow, save, script
+from support import compared, node_names, overflowing, reproduced, rest_slow, save, script
 from truth.busy import busy
 from truth.networks import generated
 from truth.patterns import PLANTED, Pattern, Sketch
@@ -161,6 +161,40 @@ def test_a_case_that_other_switches_fix_than_the_whole_model_is_doubted(
     doubted = "The minimal case still fails with it"
     assert (doubted in " ".join(ran.out.split())) is not same
     assert (doubted in Path("out/ISSUE.md").read_text()) is not same
+
+
+LONG = f"{MASKED.replace('y = Add', 'v = Add')} a = Tanh(v) b = Tanh(a) e = Tanh(b) f = Tanh(e) y = Tanh(f)"
+"""Nodes follow here that no larger case needs."""
+
+
+def test_a_larger_case_is_kept_where_the_minimal_one_shows_another_mechanism(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search is led to the Gelu, which is multiplied by zero; the removed Q/DQ pair is what the model fails by."""
+    weights = {"two": np.float32(2), "zero": np.float32(0), "scale": np.float32(0.1)}
+    model = text_model(
+        "(float[4, 8] x) => (float[4, 8] y)", LONG, weights | {"zp": np.int8(0)}, opset=17
+    )
+    model.opset_import.add(domain="com.microsoft", version=1)
+    onnx.save(model, "model.onnx")
+
+    def astray(session: Session, *_: object) -> Case:
+        network = session.subject.network
+        return Case(Minimum(frozenset({network.rank[network.producer["g"]]}), proven=True))
+
+    monkeypatch.setattr(diagnosis, "extract_suspect", astray)
+    options = ["session.enable_quant_qdq_cleanup:1", "optimization.enable_gelu_approximation:1"]
+    limits = ["--atol", "1e-4", "--rtol", "1e-4", "-o", "out", "--json", "r.json"]
+    ran = cli("diagnose", "model.onnx", "--onnxrt", "--session-option", *options, *limits)
+    first = ran.result["cause_detail"]["alternatives"][0]
+    assert (first["whole"], first["case"]) == (True, False)
+    larger = Path(first["larger"])
+    assert f"The larger case in {larger} passes." in " ".join(ran.out.split())
+    names = {*node_names(larger / "model.onnx")}
+    assert {"g", "q", "d"} <= names < {*node_names(Path("model.onnx"))}
+    reproduced(larger)
+    words = ["--load-inputs", str(larger / "inputs.npz"), *limits[:4]]
+    assert cli("run", larger / "model.onnx", *first["options"], *words).status == 0
 
 
 def test_a_target_without_switches_is_said_to_have_none(
