@@ -27,6 +27,7 @@ BENCHMARKS = {
     "graphs": "benchmarks.large:figures",
     "weights": "benchmarks.large:weights",
     "zoo": "benchmarks.zoo:figures",
+    "networks": "benchmarks.networks:figures",
     "latency": "benchmarks.latency:figures",
     "gpu": "benchmarks.tensorrt:figures",
 }

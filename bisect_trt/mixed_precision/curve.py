@@ -39,7 +39,7 @@ _MOST_FAILING = 24
 _LOOKED_AT = 8
 """The number of failing samples of a round that later sets run on, and of those that nodes are
 ordered by."""
-_MARGIN = 0.6
+_MARGIN = 0.8
 """The share of the tolerance that failing samples may use afterwards, so that samples like them
 hold too."""
 _SMALLER = 0.8
@@ -219,6 +219,7 @@ class Fix(Watcher):
         self.atol: dict[str, float] = {}
         self._fresh = Fresh.of(task)
         self._start: Subset = frozenset()  # part of each set that is recommended
+        self._unfit = set[Subset]()  # sets that fail on the given samples
         self._first_round: Round | None = None
         self._failing = Round()
         self._worst = list[Sample]()
@@ -409,26 +410,41 @@ class Fix(Watcher):
         cured = None
         if self._is_large(minimal) and not task.settings.bits:
             cured = self._run_on(task.space.losing, samples)
+        point = self._run_on(self._start, samples)
+        if point is not None and not (cured is not None and cured.cures):
+            self._grow(point)
+        self._keep_best()
+
+    def _grow(self, point: Point) -> None:
+        """Grow a set until it holds on a round of fresh samples, or the probes for that are spent.
+
+        What loses values alone on the failing samples is kept first, by one probe.
+        """
+        task = self.task
         asked = len(task.prober.ledger.records)
         left = max(asked, _LEAST_PROBES if task.cheap else _LEAST_COSTLY_PROBES)
-        units = self._start
-        point = self._run_on(self._start, samples)
         for number in range(1, _ROUNDS):
-            if point is None or point.holds or left <= 0 or (cured is not None and cured.cures):
-                break
-            asked = len(task.prober.ledger.records)
-            most = max(left // 4, min(left, _ROUND_PROBES))
+            if left <= 0 or (point.holds and point.units not in self._unfit):
+                return
             order = task.space.order(self._worst)
-            grown = grow_and_shrink(self._start, units, order, self._clears, most=most)
-            left -= len(task.prober.ledger.records) - asked
+            grown = point.units | task.space.certain
+            if grown == point.units:
+                asked = len(task.prober.ledger.records)
+                most = max(left // 4, min(left, _ROUND_PROBES))
+                enough = grow_and_shrink(self._start, grown, order, self._clears, most=most)
+                left -= len(task.prober.ledger.records) - asked
+                if enough is None or not self._passes_on_given(enough):  # more units did harm
+                    return
+                grown = enough
+            elif self._passes_on_given(grown):
+                self._start = grown
+            else:  # it may cure the model nevertheless
+                self._unfit.add(grown)
             samples = self._fresh.round(number)
-            if (
-                grown is None or samples is None or not self._passes_on_given(grown)
-            ):  # more units did harm
-                break
-            units = grown
-            point = self._run_on(grown, samples)
-        self._keep_best()
+            after = None if samples is None else self._run_on(grown, samples)
+            if after is None:
+                return
+            point = after
 
     def _measure_trade(self) -> None:
         """Measure the tolerances with which a set that fails by rounding passes, on the given samples too."""
@@ -462,7 +478,11 @@ class Fix(Watcher):
     def _keep_best(self) -> None:
         """Write the best set so far that holds the start: the smallest that holds, else the one that fails least."""
         best = min(
-            (point for point in self.curve if self._start <= point.units),
+            (
+                point
+                for point in self.curve
+                if self._start <= point.units and point.units not in self._unfit
+            ),
             key=Point.rank,
             default=None,
         )

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 import onnx
@@ -63,20 +62,23 @@ class NodeSpace(PrecisionSpace):
     def __init__(self, subject: Subject, lowering: Lowering, settings: PrecisionSettings) -> None:
         """Look at the reference run; errors in fp16 and bf16 do not show which nodes INT8 breaks."""
         super().__init__(subject, lowering, ())
-        self._sensitivity: Sensitivity | None = None
-        self._errors = list[Errors]()
+        self._precision = settings.precision
+        self._meters = list[Sensitivity]()
+        self._errors = list[list[Errors]]()
         self._measured = 0
-        self._settings = settings
         if settings.calibrated or subject.models.build_only:
             return
-        self._sensitivity = self._measure(settings.tolerance or ToleranceOptions())
-        self._errors = self._sensitivity.errors(subject.samples[:_MOST_GIVEN])
-        self.suspects = self._suspects(self._errors)
+        tolerance = settings.tolerance or ToleranceOptions()
+        tolerances = [tolerance, ToleranceOptions()]
+        self._meters = [
+            self._meter(each) for each in tolerances[: 1 + bool(tolerance.atol or tolerance.rtol)]
+        ]
+        self._errors = [[] for _ in self._meters]
+        self._learn(subject.samples[:_MOST_GIVEN])
 
-    def _measure(self, tolerance: ToleranceOptions) -> Sensitivity:
+    def _meter(self, tolerance: ToleranceOptions) -> Sensitivity:
         """Return a meter of errors of nodes in units of a tolerance."""
         subject = self.subject
-        low = self._settings.precision
         outputs = subject.reference.select(subject.network.outputs).items()
         finite = {
             name: each
@@ -84,45 +86,53 @@ class NodeSpace(PrecisionSpace):
             if each.dtype == np.float32 and np.isfinite(each).all()
         }
         nodes = [subject.network.order[unit] for unit in self.lowering.main]
-        allowed = replace(tolerance, precision=Precision(low)).resolve(finite)
-        return Sensitivity(subject, nodes, low, allowed)
+        allowed = replace(tolerance, precision=Precision(self._precision)).resolve(finite)
+        return Sensitivity(subject, nodes, self._precision, allowed)
 
-    def _suspects(self, errors: Sequence[Errors]) -> list[Suspect]:
-        alone = np.max(errors, axis=0) if errors else None
-        return suspect(self.subject, self.lowering.main, self._settings.precision, alone)
+    def _learn(self, samples: Sequence[Sample]) -> None:
+        """Measure nodes on more samples, and find the suspects of all samples anew."""
+        for place, meter in enumerate(self._meters):
+            self._errors[place] += meter.errors(samples)
+        self.suspects, *by_automatic = (
+            suspect(
+                self.subject,
+                self.lowering.main,
+                self._precision,
+                np.max(errors, axis=0) if errors else None,
+            )
+            for errors in self._errors
+        )
+        self.losing = _certain(by_automatic[0] if by_automatic else self.suspects)
 
     @property
     def certain(self) -> Subset:
         """The nodes that break the outputs alone, or would if they read twice as large values."""
-        return frozenset(each.unit for each in self.suspects if each.score >= INSIDE)
-
-    @cached_property
-    def losing(self) -> Subset:
-        """The certain ones, by the automatic tolerance."""
-        tolerance = self._settings.tolerance
-        if self._sensitivity is None or tolerance is None or not (tolerance.atol or tolerance.rtol):
-            return self.certain
-        errors = self._measure(ToleranceOptions()).errors(self.subject.samples[:_MOST_GIVEN])
-        return frozenset(each.unit for each in self._suspects(errors) if each.score >= INSIDE)
+        return _certain(self.suspects)
 
     def order(self, failing: Sequence[Sample]) -> list[int]:
         """The nodes that use most of the tolerance on these samples first, then suspects, then the others from the input on.
 
-        A node that breaks the tolerance alone counts as one. Errors of roundings add up as
-        independent ones, so squares are added.
+        A node that breaks the tolerance alone counts as one, and is certain from here on. Errors of
+        roundings add up as independent ones, so squares are added.
         """
+        more = failing[self._measured : _MOST_MEASURED]
+        self._measured = len(failing)
+        if more and self._meters:
+            self._learn(more)
         units = self.lowering.units
         used = {each.unit: each.score for each in self.suspects}
-        if self._errors and self._sensitivity is not None:
-            self._errors += self._sensitivity.errors(failing[self._measured : _MOST_MEASURED])
-            self._measured = len(failing)
-            shares = np.square(np.minimum(self._errors, 1.0)).sum(axis=0)
+        if any(self._errors):
+            shares = np.square(np.minimum(self._errors[0], 1.0)).sum(axis=0)
             used = dict(zip(self.lowering.main, shares.tolist(), strict=True))
         return sorted(units, key=lambda unit: (-used.get(unit, 0.0), unit))
 
     def describe(self, units: Subset) -> list[Unit]:
         """Names, operators and outputs of the nodes."""
         return [Unit(**structs.asdict(node)) for node in self.culprits(units)]
+
+
+def _certain(suspects: Sequence[Suspect]) -> Subset:
+    return frozenset(each.unit for each in suspects if each.score >= INSIDE)
 
 
 def make_nodes(subject: Subject, settings: PrecisionSettings) -> NodeSpace:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -256,8 +257,11 @@ class PrecisionSpace(ABC):
         cause: The suspected reason of the failure.
         allowed: The share of fresh samples that may fail, none of them severely.
         ways: How fresh samples are drawn; ``None`` for all ways of ``FreshSamples``.
+        losing: The units that lose values alone by the automatic tolerance: by overflow, underflow
+            or lost digits.
     """
 
+    losing: Subset = frozenset()
     noun = "node"
     high = "fp32"
     state = "lowered"
@@ -275,11 +279,6 @@ class PrecisionSpace(ABC):
         """The units that are kept in any case, because other samples will need them."""
         return frozenset()
 
-    @cached_property
-    def losing(self) -> Subset:
-        """The units that lose values alone, whatever the tolerance: by overflow, underflow or lost digits."""
-        return self.certain
-
     @abstractmethod
     def order(self, failing: Sequence[Sample]) -> list[int]:
         """All units, with those first that most probably have to be kept for these samples to pass."""
@@ -292,6 +291,16 @@ class PrecisionSpace(ABC):
         """A unit in messages."""
         (node,) = self.culprits(frozenset({unit}))
         return f"{node.op} '{node.name or node.outputs[0]}'"
+
+    def modules(self, units: Sequence[int]) -> set[Subset]:
+        """Return the sets of these units by module: of each block, of each norm in it, and so on."""
+        found = defaultdict[str, set[int]](set)
+        for unit in units:
+            for node in self.culprits(frozenset({unit})):
+                path = node.module.path if node.module else node.name.replace("/", ".")
+                for scope in accumulate(path.split("."), "{}.{}".format):
+                    found[scope].add(unit)
+        return set(map(frozenset, found.values()))
 
     def notes(self) -> Iterator[str]:
         """Warnings before the search, a sentence each."""
@@ -427,10 +436,11 @@ def search_keep(task: Task, most: int | None) -> Minimum:
         BudgetSpent: No more probes may be made.
     """
     suspects = [each.unit for each in task.space.suspects]
+    groups = [] if task.cheap else task.space.modules(suspects)
 
     def algorithm(oracle: Oracle) -> Minimum:
         ask = about_units(oracle)
-        minimum = find_keep(task.lowering.units, ask, suspects=suspects, most=most)
+        minimum = find_keep(task.lowering.units, ask, suspects=suspects, groups=groups, most=most)
         return (
             confirm_enough(minimum, oracle, task.prober.flakiness)
             if task.prober.measured

@@ -14,7 +14,7 @@ them. Switches of a runtime mostly act alone, so a single one is looked for firs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, combinations, islice
@@ -42,6 +42,7 @@ def find_keep(
     ask: Ask,
     *,
     suspects: Sequence[int] = (),
+    groups: Collection[Subset] = (),
     most: int | None = None,
 ) -> Minimum:
     """A 1-minimal set of units that, kept in fp32, is enough for the check to pass.
@@ -56,19 +57,23 @@ def find_keep(
         ask: The oracle: ``PASS`` where these units in fp32, all others lowered, are enough. No set
             is asked about twice.
         suspects: Units to try first, most suspicious first. They may be wrong, and may be all.
+        groups: Suspects that are lowered together, the largest group first, before any are lowered
+            one by one: a search that is ended early has left out most by then.
         most: How many questions may be asked, if that is limited; the answer is then the best so
             far, unproven.
     """
     limited = Limited(ask, frozenset(units), most)
     try:
-        return _find(units, limited, suspects)
+        return _find(units, limited, suspects, groups)
     except Enough:
         return Minimum(
             limited.best, proven=False, why=f"the search was ended after {most} questions"
         )
 
 
-def _find(units: Sequence[int], ask: Ask, suspects: Sequence[int]) -> Minimum:
+def _find(
+    units: Sequence[int], ask: Ask, suspects: Sequence[int], groups: Collection[Subset]
+) -> Minimum:
     state = Kept(units, ask)
     ranking = [unit for unit in dict.fromkeys(suspects) if unit in state.units]
     prime_suspects = (
@@ -93,6 +98,9 @@ def _find(units: Sequence[int], ask: Ask, suspects: Sequence[int]) -> Minimum:
             f"the {len(prime_suspects)} most suspicious of {len(units)} units in fp32: {answer}"
         )
     if enough:
+        for group in sorted(groups, key=len, reverse=True):
+            if 1 < len(group & state.units) < len(state.units):
+                state.leave_out(group & state.units)
         # Strong suspects are not met as others are: most groups would have to be kept, and the
         # questions be wasted.
         state.lower(inside, Density(HOT, neighbours=False), dirty=True)

@@ -207,6 +207,35 @@ def test_the_safe_set_holds_on_fresh_samples(cli: CommandLine, given_sample: lis
     assert (refused.status, f"{small}" in refused.err) == (2, True)
 
 
+def test_what_overflows_on_fresh_samples_is_kept_by_one_probe_a_round(
+    cli: CommandLine, here: Path
+) -> None:
+    """Five branches beside the first overflow on samples with large rows or channels only, each on others."""
+    rng = np.random.default_rng(3)
+    weights: dict[str, Any] = {"one": 1.0}
+    body = "t0 = Identity (x) "
+    for at, gain in enumerate([400.0, *[30.0] * 5]):
+        weights[f"w{at}"] = gain * rng.standard_normal((WIDTH, WIDTH)) / WIDTH**0.5
+        body += (
+            f"wide{at} = MatMul (x, w{at}) square{at} = Mul (wide{at}, wide{at}) "
+            f"mean{at} = ReduceMean <axes = [-1]> (square{at}) more{at} = Add (mean{at}, one) "
+            f"root{at} = Sqrt (more{at}) unit{at} = Div (wide{at}, root{at}) t{at + 1} = Add (t{at}, unit{at}) "
+        )
+    shape = f"float[1, 4, {WIDTH}]"
+    save_text(here / "model.onnx", f"({shape} x) => ({shape} y)", f"{body} y = Neg (t6)", weights)
+    sample = np.random.default_rng(2).standard_normal((1, 4, WIDTH)).astype(np.float32)
+    np.savez("inputs.npz", x=sample)
+    ran = cli(*SAFE, "--load-inputs", "inputs.npz", "--workers", "1").ended(0)
+    result = ran.result
+    first, *_, last = result["curve"]
+    assert last["nodes"] >= first["nodes"] + 4
+    assert last["holds"]
+    assert {node["op"] for node in result["keep_fp32"]} <= {"Mul", "ReduceMean", "Add", "Sqrt"}
+    # Two for each round (the given samples, fresh ones), and one for the samples that failed.
+    rounds = len(result["curve"])
+    assert result["probes"]["run"] - result["probes_minimal"] <= 4 * rounds
+
+
 def test_rounding_past_the_tolerance_is_told_from_overflow(cli: CommandLine, here: Path) -> None:
     """The set that cures the overflow is written, with the tolerance that the file was seen to pass with."""
     blocks(here / "model.onnx", [400.0, *[2.0] * 4])

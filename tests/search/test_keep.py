@@ -42,11 +42,12 @@ def needs(culprits: Sequence[int] | Subset) -> Predicate:
 
 @st.composite
 def hints(draw: st.DrawFn, count: int) -> dict[str, Any]:
-    """Suspects, right or wrong, few or all, some of them no units."""
+    """Suspects, right or wrong, few or all, some of them no units; and groups of any units."""
     return {
+        "groups": draw(st.lists(st.frozensets(st.integers(0, count + 3), max_size=9), max_size=4)),
         "suspects": draw(
             st.lists(st.integers(0, count + 3), max_size=draw(st.sampled_from([0, 5, count])))
-        )
+        ),
     }
 
 
@@ -112,3 +113,18 @@ def test_right_suspects_are_a_passing_set_at_once_and_cost_little_more_than_thei
     assert minimum.units == oracle.passed[0] == oracle.asked[0] == frozenset(culprits)
     assert len(oracle.asked) <= 1 + 26 + 2
     assert minimum.steps[0] == "the 26 most suspicious of 850 units in fp32: enough"
+
+
+def test_groups_of_suspects_are_left_out_before_single_ones() -> None:
+    """26 suspects in 13 norms, of which one is needed: it is told after a question for each norm."""
+    norms = [frozenset({30 * norm, 30 * norm + 1}) for norm in range(13)]
+    suspects = sorted(frozenset().union(*norms))
+    oracle = Oracle(850, needs(norms[4]))
+    minimum = find_keep(range(850), oracle, suspects=suspects, groups=norms)
+    assert minimum.units == norms[4]
+    assert oracle.passed[-1] == norms[4]
+    assert len(oracle.asked) <= 1 + 13 + 2
+    assert all(
+        len(before - after) != 1
+        for before, after in zip(oracle.passed, oracle.passed[1:], strict=False)
+    )
