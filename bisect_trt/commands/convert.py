@@ -57,17 +57,13 @@ def run(call: Call) -> Result:
     opened = call.open()
     with opened.examined(own.timeout, runtime, require=require_target) as session:
         subject = session.subject
-        asked = runtime
+        title = runtime.describe()
         if runtime.int8 and not has_quantized(subject.network.proto):
-            samples = [
-                subject.models.feed(f"inputs-{n}", sample)
-                for n, sample in enumerate(subject.samples, 1)
-            ]
-            runtime = runtime.target.calibrating(runtime, samples, own.calibration_cache)
+            runtime = runtime.target.calibrating(runtime, subject.feeds(), own.calibration_cache)
         model = subject.network.proto
         sample = subject.samples[0]
         failed = subject.models.build("convert", model, sample, own.output, runtime, own.timeout)
-        session.answered(failed, asked.describe())
+        session.answered(failed, title)
         call.paths.record(opened.workspace.folder, own.output, own.output)  # a worker wrote it
         call.console.answer(
             f"{own.output}: the engine of {own.model}, {own.output.stat().st_size} bytes."

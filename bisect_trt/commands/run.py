@@ -59,7 +59,7 @@ from bisect_trt.tensors.files import (
 )
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.tolerance import ToleranceOptions
-from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample, Score, Trace
+from bisect_trt.worker.protocol import Compare, Failed, Sample, Score, Trace
 
 OPERATOR = "op:"
 """The prefix of a type of operators among names of tensors, as for ``--keep``."""
@@ -180,7 +180,7 @@ def score(
     change = "" if math.isnan(lost) else f" ({lost:+.4g}{scale.metric.unit} against the reference)"
     equal = measured.value == scale.reference
     console.answer(f"{scale.describe(measured)}{' (equal to the reference)' if equal else change}")
-    result.metric = MetricValues(**vars(scale.score(measured)))
+    result.metric = MetricValues(**structs.asdict(scale.score(measured)))
     result.comparisons = []
     return result.end("not_reproduced" if result.metric.passed is False else "found")
 
@@ -235,10 +235,7 @@ def build(
     )
     console.step(f"{target.describe()}: parse and build")
     # One engine for all samples: where dimensions are free, its profile covers the shapes of each.
-    feeds = [
-        subject.models.feed(f"inputs-{number}", sample)
-        for number, sample in enumerate(subject.samples, 1)
-    ]
+    feeds = subject.feeds()
     samples = tuple(Sample(feed, feed) for feed in feeds)
     names = choose_outputs(subject.network, options.onnx_outputs, options.onnx_exclude_outputs)
     model = subject.models.write("built", subject.as_in_file(marked(subject, names)))
@@ -471,9 +468,7 @@ def _compare_target(
     console.step(f"{target.describe()} against {against}, {len(names)} output(s)")
     typed = marked(subject, names)
     model = models.write("compared", subject.as_in_file(typed))
-    inputs = [
-        models.feed(f"inputs-{number}", sample) for number, sample in enumerate(subject.samples, 1)
-    ]
+    inputs = subject.feeds()
     outputs = tuple(
         subject.workspace.scratch(f"outputs-{number}.npz") for number in range(1, len(inputs) + 1)
     )
@@ -481,32 +476,26 @@ def _compare_target(
         (f"{run.name}: ", _golden(session, run, place, names)) for place, run in enumerate(runs)
     ]
     if not runs:
-        golden.append(
-            ("", [subject.workspace.scratch(f"golden-{place}.npz") for place in range(len(inputs))])
-        )
         expected = models.write("expected", typed)
-        for fed, file in zip(inputs, golden[0][1], strict=True):
+        files = [subject.workspace.scratch(f"golden-{place}.npz") for place in range(len(inputs))]
+        for fed, file in zip(inputs, files, strict=True):
             session.answered(models.collect(expected, fed, file), "the reference")
+        golden = [("", files)]
     _save_lowered(session, model, target, options.save_onnx)
 
-    def compare(model: Path, golden: Sequence[Path]) -> Compared | Failed:
-        samples = tuple(map(Sample, inputs, golden))
-        compared = tuple(names)
+    for prefix, files in golden:
         request = Compare(
             target,
             model,
-            samples,
+            tuple(map(Sample, inputs, files)),
             tolerance,
-            compared,
+            tuple(names),
             every=True,
             details=True,
             layers=not target.target.compiles,  # an engine has no placement to tell
             save_outputs=outputs,
         )
-        return subject.workers.ask(request, options.timeout)
-
-    for prefix, files in golden:
-        reply = session.answered(compare(model, files))
+        reply = session.answered(subject.workers.ask(request, options.timeout))
         for name in (skipped := [name for name in names if name in reply.skipped]):
             console.warn(f"'{name}' is not compared: {reply.skipped[name]}")
         if skipped and not reply.comparisons:
@@ -517,7 +506,9 @@ def _compare_target(
             (NpzFile(a), NpzFile(b)) for a, b in zip(outputs, files, strict=True) if a.exists()
         ]
         table.add(reply.comparisons, pairs, prefix if len(golden) > 1 else "")
-    _tell_placement(session, reply.layers)
+    if placed := [dict(each) for each in reply.layers if "provider" in each]:
+        session.result.layers = placed
+        console.answer(describe_placement(placed))
     if options.save_outputs is not None:
         save_samples(
             options.save_outputs,
@@ -525,13 +516,6 @@ def _compare_target(
             target.describe(),
         )
     return table.conclude()
-
-
-def _tell_placement(session: Session, layers: Sequence[Json]) -> None:
-    """Print which providers run the nodes, where the runtime reports it."""
-    if placed := [dict(each) for each in layers if "provider" in each]:
-        session.result.layers = placed
-        session.console.answer(describe_placement(placed))
 
 
 def describe_placement(layers: Sequence[Json]) -> str:

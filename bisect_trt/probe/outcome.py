@@ -46,8 +46,7 @@ class Layer(msgspec.Struct):
     formats: list[str] | None = None
 
 
-@dataclass(frozen=True)
-class MetricScore:
+class MetricScore(msgspec.Struct, frozen=True):
     """The score of a candidate by a metric.
 
     Attributes:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from typing_extensions import dataclass_transform
 
 from bisect_trt.errors import ExitStatus, exit_status
 from bisect_trt.onnxlib.nodes import Node
@@ -56,6 +57,7 @@ from bisect_trt.report.text import SCHEMA, Entry, Json, plural
 from bisect_trt.tensors.comparison import to_plain
 
 
+@dataclass_transform(frozen_default=True)
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The fields that every answer has.
 
@@ -126,7 +128,7 @@ def _picture(path: Path) -> str:
     return f'<img src="data:image/{kind};base64,{data}" alt="{html.escape(path.stem)}">'
 
 
-class _Mixed(Answer, frozen=True, kw_only=True):
+class _Mixed(Answer, kw_only=True):
     keep_fp32: tuple[Unit, ...] = ()
     minimal: tuple[Unit, ...] = ()
     minimal_proven: bool | None = None
@@ -148,13 +150,13 @@ class _Mixed(Answer, frozen=True, kw_only=True):
     ladder: Ladder | None = None
 
 
-class _Judged(Answer, frozen=True, kw_only=True):
+class _Judged(Answer, kw_only=True):
     fault: WrongSide | None = None
     upgrade: str | None = None
     reference_doubt: str | None = None
 
 
-class ReduceAnswer(_Judged, frozen=True, kw_only=True):
+class ReduceAnswer(_Judged, kw_only=True):
     """The answer of ``reduce``."""
 
     failures: tuple[Failure, ...] = ()
@@ -164,7 +166,7 @@ class ReduceAnswer(_Judged, frozen=True, kw_only=True):
     inside: tuple[Inside, ...] = ()
 
 
-class DiagnoseAnswer(_Mixed, frozen=True, kw_only=True):
+class DiagnoseAnswer(_Mixed, kw_only=True):
     """The answer of ``diagnose``."""
 
     fault: WrongSide | None = None
@@ -194,11 +196,11 @@ class DiagnoseAnswer(_Mixed, frozen=True, kw_only=True):
     reasons: dict[str, str] = {}
 
 
-class WorkaroundAnswer(DiagnoseAnswer, frozen=True, kw_only=True):
+class WorkaroundAnswer(DiagnoseAnswer, kw_only=True):
     """The answer of ``workaround``, like ``diagnose`` without a reproducer."""
 
 
-class LayerwiseAnswer(_Judged, frozen=True, kw_only=True):
+class LayerwiseAnswer(_Judged, kw_only=True):
     """The answer of ``layerwise``."""
 
     first_mismatch: Origin | None = None
@@ -212,7 +214,7 @@ class LayerwiseAnswer(_Judged, frozen=True, kw_only=True):
     latency: Latency | None = None
 
 
-class CompareAnswer(_Judged, frozen=True, kw_only=True):
+class CompareAnswer(_Judged, kw_only=True):
     """The answer of ``run``."""
 
     comparisons: tuple[Comparison, ...] = ()
@@ -223,14 +225,14 @@ class CompareAnswer(_Judged, frozen=True, kw_only=True):
     amplified: Amplified | None = None
 
 
-class CauseAnswer(_Judged, frozen=True, kw_only=True):
+class CauseAnswer(_Judged, kw_only=True):
     """The answer of ``cause``."""
 
     cause: tuple[tuple[str, ...], ...] = ()
     cause_detail: CauseDetail | None = None
 
 
-class ReleasesAnswer(Answer, frozen=True, kw_only=True):
+class ReleasesAnswer(Answer, kw_only=True):
     """The answer of ``releases``."""
 
     package: str | None = None
@@ -242,7 +244,7 @@ class ReleasesAnswer(Answer, frozen=True, kw_only=True):
     reference_doubt: str | None = None
 
 
-class RepeatAnswer(Answer, frozen=True, kw_only=True):
+class RepeatAnswer(Answer, kw_only=True):
     """The answer of ``repeat``."""
 
     runs: int | None = None
@@ -262,39 +264,39 @@ class RepeatAnswer(Answer, frozen=True, kw_only=True):
     note: str | None = None
 
 
-class SweepAnswer(Answer, frozen=True, kw_only=True):
+class SweepAnswer(Answer, kw_only=True):
     """The answer of ``sweep``."""
 
     sweep: SweptSizes | None = None
 
 
-class SamplesAnswer(Answer, frozen=True, kw_only=True):
+class SamplesAnswer(Answer, kw_only=True):
     """The answer of ``samples``."""
 
     samples: SamplesVerdict | None = None
 
 
-class PrecisionAnswer(_Mixed, frozen=True, kw_only=True):
+class PrecisionAnswer(_Mixed, kw_only=True):
     """The answer of ``precision``."""
 
     reference: str | None = None
     error_all_quantized: float | None = None
 
 
-class SanitizeAnswer(Answer, frozen=True, kw_only=True):
+class SanitizeAnswer(Answer, kw_only=True):
     """The answer of ``sanitize``."""
 
     changes: dict[str, Any] = {}
 
 
-class InspectAnswer(Answer, frozen=True, kw_only=True):
+class InspectAnswer(Answer, kw_only=True):
     """The answer of ``inspect``."""
 
     data: Any = None
     engine: Any = None
 
 
-class DiffAnswer(Answer, frozen=True, kw_only=True):
+class DiffAnswer(Answer, kw_only=True):
     """The answer of ``diff``."""
 
     runs: int | None = None
@@ -304,7 +306,7 @@ class DiffAnswer(Answer, frozen=True, kw_only=True):
     builds: tuple[BuildVerdict, ...] = ()
 
 
-class DoctorAnswer(Answer, frozen=True, kw_only=True):
+class DoctorAnswer(Answer, kw_only=True):
     """The answer of ``doctor``."""
 
     environment: dict[str, str] = {}

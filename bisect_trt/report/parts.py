@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+from typing_extensions import dataclass_transform
 
 from bisect_trt.onnxlib.nodes import Module, Node
 from bisect_trt.probe.ledger import Record
+from bisect_trt.probe.outcome import MetricScore
 from bisect_trt.tensors.comparison import TensorComparison, ValueRange
 
 Status = Literal["found", "not_reproduced", "inconclusive", "interrupted", "error"]
@@ -21,11 +23,12 @@ Whose = Literal[
 Kind = Literal["step", "start", "drift", "none"]
 
 
-class _Part(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A part of an answer."""
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A part of an answer; the classes below it are frozen as it is."""
 
 
-class Model(_Part, frozen=True):
+class Model(Part):
     """The model under test; empty where it could not be read."""
 
     path: str | None = None
@@ -43,7 +46,7 @@ class Model(_Part, frozen=True):
     layers: Any = None
 
 
-class ErrorInfo(_Part, frozen=True):
+class ErrorInfo(Part):
     """The error that ended a command."""
 
     code: str
@@ -51,7 +54,7 @@ class ErrorInfo(_Part, frozen=True):
     remedy: str
 
 
-class WrongSide(msgspec.Struct, frozen=True, omit_defaults=True):
+class WrongSide(Part):
     """The side that is wrong.
 
     Attributes:
@@ -87,7 +90,7 @@ class WrongSide(msgspec.Struct, frozen=True, omit_defaults=True):
     source: str | None = None
 
 
-class Inside(_Part, frozen=True):
+class Inside(Part):
     """A body of an If, Loop, Scan or function, and the nodes in it that fail; iterations count from 1."""
 
     name: str
@@ -99,7 +102,7 @@ class Inside(_Part, frozen=True):
     why: str | None
 
 
-class Failure(_Part, frozen=True):
+class Failure(Part):
     """One failure among several."""
 
     culprits: tuple[Node, ...]
@@ -148,7 +151,7 @@ class Comparison(TensorComparison, frozen=True, kw_only=True):
         return cls(**fields, required_atol=seen.max_abs, op=op, module=place, own=own)
 
 
-class Origin(_Part, frozen=True):
+class Origin(Part):
     """A node that has matching inputs and a wrong output."""
 
     tensor: str
@@ -158,14 +161,14 @@ class Origin(_Part, frozen=True):
     comparison: Comparison
 
 
-class OwnOutputs(_Part, frozen=True):
+class OwnOutputs(Part):
     """The verdict on the model's own outputs, without marks."""
 
     match: bool
     reason: str
 
 
-class Amplified(_Part, frozen=True):
+class Amplified(Part):
     """The operator that amplifies rounding until the model fails."""
 
     output: str
@@ -176,14 +179,14 @@ class Amplified(_Part, frozen=True):
     sentence: str
 
 
-class EngineLayer(_Part, frozen=True):
+class EngineLayer(Part):
     """A layer that a compiler made of some nodes."""
 
     kind: str
     nodes: tuple[str, ...]
 
 
-class LayersChanged(_Part, frozen=True):
+class LayersChanged(Part):
     """The layers that only the failing engine has, and those that only the passing one has.
 
     Attributes:
@@ -195,7 +198,7 @@ class LayersChanged(_Part, frozen=True):
     passing: tuple[EngineLayer, ...]
 
 
-class SetElsewhere(_Part, frozen=True):
+class SetElsewhere(Part):
     """A setting as it is set without bisect-trt: its name in the runtime or the environment, and its value."""
 
     name: str
@@ -203,7 +206,7 @@ class SetElsewhere(_Part, frozen=True):
     documented: bool
 
 
-class Switches(_Part, frozen=True):
+class Switches(Part):
     """Switches of the target that together are enough for the model to pass.
 
     Attributes:
@@ -229,7 +232,7 @@ class Switches(_Part, frozen=True):
     larger: str | None = None
 
 
-class CauseDetail(_Part, frozen=True):
+class CauseDetail(Part):
     """The search of the cause among the switches of the target."""
 
     target: str
@@ -286,14 +289,14 @@ class Unit(Node, frozen=True, kw_only=True):
     bad_scales: tuple[str, ...] | None = None
 
 
-class ScaleProblem(_Part, frozen=True):
+class ScaleProblem(Part):
     """A problem of a scale: the rule that finds it, and the figures in a sentence."""
 
     rule: str
     sentence: str
 
 
-class QuantizedTensor(_Part, frozen=True):
+class QuantizedTensor(Part):
     """A Q/DQ pair, with the scale that would fit the values that were seen."""
 
     tensor: str
@@ -314,7 +317,7 @@ class QuantizedTensor(_Part, frozen=True):
     problems: tuple[ScaleProblem, ...]
 
 
-class QuantizedGroup(_Part, frozen=True):
+class QuantizedGroup(Part):
     """A Q/DQ group, and its cost alone."""
 
     id: int
@@ -341,7 +344,7 @@ class RungNode(Node, frozen=True, kw_only=True):
     rung: str
 
 
-class Ladder(_Part, frozen=True):
+class Ladder(Part):
     """The precisions of a ladder, and the nodes on each."""
 
     rungs: tuple[str, ...]
@@ -350,7 +353,7 @@ class Ladder(_Part, frozen=True):
     why: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class Validation(_Part, frozen=True):
+class Validation(Part):
     """A set of kept units on fresh samples.
 
     Attributes:
@@ -388,7 +391,7 @@ class Validation(_Part, frozen=True):
     argmax: dict[str, float] = {}
 
 
-class TradeOff(_Part, frozen=True):
+class TradeOff(Part):
     """A set that fails the tolerance by rounding alone, and the set that meets it.
 
     Attributes:
@@ -408,7 +411,7 @@ class TradeOff(_Part, frozen=True):
     useful: bool
 
 
-class Use(_Part, frozen=True):
+class Use(Part):
     """A file or a command by which an answer is used, and whether it passed."""
 
     what: str
@@ -417,7 +420,7 @@ class Use(_Part, frozen=True):
     reason: str
 
 
-class FailureRate(_Part, frozen=True):
+class FailureRate(Part):
     """The measured failure rate of the original model."""
 
     runs: int
@@ -429,31 +432,23 @@ class FailureRate(_Part, frozen=True):
     reached: float | None = None
 
 
-class ProbeScore(_Part, frozen=True):
+class ProbeScore(Part):
     """The score of a probe."""
 
     probe: int
     candidate: float
 
 
-class MetricValues(_Part, frozen=True):
+class MetricValues(MetricScore, frozen=True, omit_defaults=True):
     """The metric that decides, on the reference and on the candidate."""
 
-    name: str
-    reference: float
-    candidate: float
-    bound: float | None
-    lower_is_better: bool
-    passed: bool | None
-    samples: int
-    of: int
     original: float | None = None
     fixed: float | None = None
     sampling_error: float | None = None
     probes: tuple[ProbeScore, ...] = ()
 
 
-class InputAxis(_Part, frozen=True):
+class InputAxis(Part):
     """An axis of an input, and its size in the minimal case."""
 
     name: str
@@ -461,21 +456,21 @@ class InputAxis(_Part, frozen=True):
     size: int | None = None
 
 
-class FreeDimension(_Part, frozen=True):
+class FreeDimension(Part):
     """A dimension that must stay free."""
 
     name: str
     inputs: tuple[InputAxis, ...]
 
 
-class DynamicShapes(_Part, frozen=True):
+class DynamicShapes(Part):
     """Whether the failure needs free dimensions, and which."""
 
     needed: bool
     dimensions: tuple[FreeDimension, ...]
 
 
-class WorstSamples(_Part, frozen=True):
+class WorstSamples(Part):
     """The samples that were diagnosed, of those that fail."""
 
     of: int
@@ -483,7 +478,7 @@ class WorstSamples(_Part, frozen=True):
     stay: tuple[int, ...]
 
 
-class BuildVerdict(_Part, frozen=True):
+class BuildVerdict(Part):
     """A build or run, and its verdict."""
 
     verdict: str
@@ -496,7 +491,7 @@ class BuildVerdict(_Part, frozen=True):
     files: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
-class ChoiceMade(_Part, frozen=True):
+class ChoiceMade(Part):
     """A choice of a build for a layer."""
 
     layer: str
@@ -505,7 +500,7 @@ class ChoiceMade(_Part, frozen=True):
     value: str
 
 
-class ChoiceCount(ChoiceMade, frozen=True, kw_only=True):
+class ChoiceCount(ChoiceMade, kw_only=True):
     """A choice, and the numbers of good and bad builds with it."""
 
     good: int
@@ -513,7 +508,7 @@ class ChoiceCount(ChoiceMade, frozen=True, kw_only=True):
     proven: bool
 
 
-class BuildReason(_Part, frozen=True):
+class BuildReason(Part):
     """Choices that together make builds bad."""
 
     choices: tuple[ChoiceMade, ...]
@@ -521,7 +516,7 @@ class BuildReason(_Part, frozen=True):
     why: str | None
 
 
-class Avoided(_Part, frozen=True):
+class Avoided(Part):
     """The options that forbid the choices of bad builds, and builds with them."""
 
     options: tuple[str, ...]
@@ -529,7 +524,7 @@ class Avoided(_Part, frozen=True):
     bad: int
 
 
-class SizesSpan(_Part, frozen=True):
+class SizesSpan(Part):
     """Sizes next to each other with one verdict."""
 
     first: int = msgspec.field(name="from")
@@ -538,7 +533,7 @@ class SizesSpan(_Part, frozen=True):
     tried: tuple[int, ...]
 
 
-class SweptDimension(_Part, frozen=True):
+class SweptDimension(Part):
     """The verdicts along a dimension, at sizes of the others."""
 
     name: str
@@ -550,7 +545,7 @@ class SweptDimension(_Part, frozen=True):
     intervals: tuple[SizesSpan, ...]
 
 
-class SizesVerdict(_Part, frozen=True):
+class SizesVerdict(Part):
     """The verdict at some sizes."""
 
     sizes: dict[str, int]
@@ -560,7 +555,7 @@ class SizesVerdict(_Part, frozen=True):
     signature: str | None
 
 
-class SweptSizes(_Part, frozen=True):
+class SweptSizes(Part):
     """The sizes at which the model fails."""
 
     dimensions: tuple[SweptDimension, ...]
@@ -574,7 +569,7 @@ class SweptSizes(_Part, frozen=True):
     command: str | None = None
 
 
-class SampleVerdict(_Part, frozen=True):
+class SampleVerdict(Part):
     """The verdict on a sample."""
 
     sample: int
@@ -584,7 +579,7 @@ class SampleVerdict(_Part, frozen=True):
     shapes: dict[str, tuple[int, ...]]
 
 
-class InputElement(_Part, frozen=True):
+class InputElement(Part):
     """An element of an input."""
 
     input: str
@@ -592,7 +587,7 @@ class InputElement(_Part, frozen=True):
     value: Any
 
 
-class MinimalInput(_Part, frozen=True):
+class MinimalInput(Part):
     """The smallest input that fails."""
 
     file: str
@@ -608,7 +603,7 @@ class MinimalInput(_Part, frozen=True):
     questions: int
 
 
-class SamplesVerdict(_Part, frozen=True):
+class SamplesVerdict(Part):
     """The samples that fail, pass, or have no verdict, by number."""
 
     total: int
@@ -619,7 +614,7 @@ class SamplesVerdict(_Part, frozen=True):
     minimal_input: MinimalInput | None = None
 
 
-class StepsWay(_Part, frozen=True):
+class StepsWay(Part):
     """The errors of the steps in one way to run them.
 
     Attributes:
@@ -636,7 +631,7 @@ class StepsWay(_Part, frozen=True):
     errors: tuple[Comparison, ...]
 
 
-class Steps(_Part, frozen=True):
+class Steps(Part):
     """The steps of a model with a state.
 
     Attributes:
@@ -678,7 +673,7 @@ class Steps(_Part, frozen=True):
         return {name: way for name, way in named.items() if way is not None}
 
 
-class LatencyRow(_Part, frozen=True):
+class LatencyRow(Part):
     """Nodes that are one layer on either side, and their time."""
 
     nodes: tuple[Node, ...]
@@ -688,7 +683,7 @@ class LatencyRow(_Part, frozen=True):
     baseline_layers: tuple[str, ...]
 
 
-class Latency(_Part, frozen=True):
+class Latency(Part):
     """The time of each layer beside a baseline's."""
 
     ms: float
@@ -697,7 +692,7 @@ class Latency(_Part, frozen=True):
     rows: tuple[LatencyRow, ...]
 
 
-class PrecisionAudit(_Part, frozen=True):
+class PrecisionAudit(Part):
     """The precisions that were requested, and the layers in each."""
 
     asked: tuple[str, ...]
@@ -721,14 +716,14 @@ class Story(msgspec.Struct):
     answers: list[str]
 
 
-class Proof(_Part, frozen=True):
+class Proof(Part):
     """The command that shows the failure, and the reason if it was not seen to do so."""
 
     command: str
     why: str | None
 
 
-class ErrorText(_Part, frozen=True):
+class ErrorText(Part):
     """The error of a tensor, in words and in tolerances."""
 
     passed: bool
@@ -736,7 +731,7 @@ class ErrorText(_Part, frozen=True):
     text: str
 
 
-class GraphTensor(_Part, frozen=True):
+class GraphTensor(Part):
     """A tensor beside a node of the answer."""
 
     dtype: str | None = None
@@ -747,7 +742,7 @@ class GraphTensor(_Part, frozen=True):
     reference: ValueRange | None = None
 
 
-class GraphNode(_Part, frozen=True):
+class GraphNode(Part):
     """A node of the answer."""
 
     name: str
@@ -759,7 +754,7 @@ class GraphNode(_Part, frozen=True):
     written: str | None
 
 
-class DrawnNode(_Part, frozen=True):
+class DrawnNode(Part):
     """A node of the picture, with the tensors that it reads, without weights, and makes."""
 
     name: str
@@ -769,7 +764,7 @@ class DrawnNode(_Part, frozen=True):
     outputs: tuple[str, ...]
 
 
-class Graph(_Part, frozen=True):
+class Graph(Part):
     """The nodes of the answer, the most important first, and their tensors by name.
 
     Attributes:
@@ -787,7 +782,7 @@ class Graph(_Part, frozen=True):
     total: int = 0
 
 
-class CurvePoint(_Part, frozen=True):
+class CurvePoint(Part):
     """The largest error of a tensor.
 
     Attributes:
@@ -807,7 +802,7 @@ class CurvePoint(_Part, frozen=True):
     error: float | None
 
 
-class Curve(_Part, frozen=True):
+class Curve(Part):
     """The error along the network, some of ``total`` tensors."""
 
     points: tuple[CurvePoint, ...]
@@ -821,7 +816,7 @@ class ProbeLine(Record, frozen=True, kw_only=True, tag=False):
     step: str
 
 
-class CommandLine(_Part, frozen=True):
+class CommandLine(Part):
     """A command to run next, which may resume the run."""
 
     what: str

@@ -8,7 +8,6 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import onnx
@@ -20,10 +19,6 @@ from bisect_trt.report.console import Console
 from bisect_trt.tensors.comparison import strict_json
 from bisect_trt.tensors.files import read_inside, replacing, sha256_of
 from bisect_trt.version import __version__
-
-if TYPE_CHECKING:
-    pass
-
 
 RUN_FILE = "run.json"
 """The binding, in a run's folder."""
@@ -58,12 +53,9 @@ class Binding(msgspec.Struct, frozen=True):
     ) -> Binding:
         """Return the binding to a command line, a model with its weights, and other files that exist."""
         digests = {str(path): sha256_of(path) for path in (model, *files) if path.is_file()}
-        return cls(
-            tuple(argv),
-            str(Path.cwd()),
-            {**digests, **_weights(model, weights or model.parent)},
-            python,
-        )
+        for path in filter(Path.is_file, weight_files(model, weights)):  # too large to hash
+            digests[str(path)] = f"{path.stat().st_size} bytes, {path.stat().st_mtime_ns}"
+        return cls(tuple(argv), str(Path.cwd()), digests, python)
 
     def write(self, folder: Path) -> None:
         """Write the binding into a run's folder.
@@ -133,14 +125,13 @@ def bind_function(function: Callable[..., object]) -> dict[str, str]:
     return {"the check": f"{code.__module__}.{code.__qualname__} {digest}"}
 
 
-def _weights(model: Path, folder: Path) -> dict[str, str]:
-    """Return size and modification time of a model's files of weights, which may be too large to hash."""
+def weight_files(model: Path, folder: Path | None) -> list[Path]:
+    """Return the files of a model's weights, by default beside it; none if it is no model."""
     try:
         locations = external_files(onnx.load(str(model), load_external_data=False))
     except Exception:  # the error is reported when the model is read
-        return {}
-    paths = [path for location in locations if (path := folder / location).is_file()]
-    return {str(path): f"{path.stat().st_size} bytes, {path.stat().st_mtime_ns}" for path in paths}
+        return []
+    return [(folder or model.parent) / location for location in locations]
 
 
 def newest_run(file: str = RUN_FILE) -> Path:

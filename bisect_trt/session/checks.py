@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Protocol
 
 import onnx
 
@@ -37,6 +36,7 @@ from bisect_trt.probe.user_checks import CommandCheck, FunctionCheck, PromptChec
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH, CandidateFiles
 from bisect_trt.report.console import Console, is_interactive
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.session.oracle import Oracle
 from bisect_trt.session.places import require_fit, require_reference
 from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import TargetSettings
@@ -60,13 +60,6 @@ _CHUNK = 64
 _FEW = 30
 
 
-class CheckFactory(Protocol):
-    """Makes a check from its settings, as an oracle of another package does."""
-
-    def check(self, settings: CheckSettings, workers: WorkerPool) -> Check:
-        """Return the check that decides whether a candidate fails."""
-
-
 @dataclass(frozen=True)
 class CheckSettings:
     """The settings of a check, which decides whether a candidate fails.
@@ -88,7 +81,7 @@ class CheckSettings:
     metric: MetricOptions | None = None
     limits: Limits | None = None
     function: Callable[..., object] | None = None
-    oracle: CheckFactory | None = None
+    oracle: Oracle | None = None
     by_layer: bool = False
     timed: bool = False
 

@@ -10,15 +10,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import onnx
-
 from bisect_trt.errors import BisectError, SameFileError
-from bisect_trt.onnxlib.load import external_files
 from bisect_trt.onnxlib.save import check_output, data_file
 from bisect_trt.options.spec import STDOUT, Option, entries
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH
 from bisect_trt.report.result import RESULT_FILE
+from bisect_trt.session.binding import weight_files
 from bisect_trt.tensors.files import observed_writes, read_inside, sha256_of
 
 OUTPUTS_FILE = "outputs.jsonl"
@@ -80,10 +78,7 @@ class Paths:
         ]
         for path, role, written in _roles(named, values, inputs):
             try:
-                if written:
-                    paths.write(path, role)
-                else:
-                    paths.read(path, role)
+                (paths.write if written else paths.read)(path, role)
             except SameFileError as error:
                 paths._clashes.append(error)
         return paths
@@ -262,13 +257,12 @@ def _roles(
     if isinstance(inputs, str | os.PathLike):
         yield Path(inputs), "the file of the inputs", False
     if any(os.path.isfile(path) for _, path in writes):  # noqa: PTH113 - else no weights can be lost, and no model is read
-        for model in (
-            path for entry, path in reads if entry.positional or entry.metavar == "MODEL"
-        ):
-            yield from (
-                (file, "a file of the weights", False)
-                for file in _weights(model, values.get("external_data_dir"))
-            )
+        folder = values.get("external_data_dir")
+        home = Path(folder) if isinstance(folder, str | os.PathLike) else None
+        for entry, model in reads:
+            if entry.positional or entry.metavar == "MODEL":
+                for file in weight_files(model, home):
+                    yield file, "a file of the weights", False
 
 
 def check_files(words: Sequence[str]) -> list[Path]:
@@ -278,13 +272,3 @@ def check_files(words: Sequence[str]) -> list[Path]:
     except BisectError:
         return []
     return [Path(word) for word in argv if os.path.isfile(word)]  # noqa: PTH113 - Path.is_file raises for a name that is too long
-
-
-def _weights(model: Path, folder: object) -> list[Path]:
-    """Return the files of a model's weights; none if it is no model."""
-    try:
-        locations = external_files(onnx.load(str(model), load_external_data=False))
-    except Exception:  # the error is reported when the model is read
-        return []
-    home = Path(folder) if isinstance(folder, str | os.PathLike) else model.parent
-    return [home / location for location in locations]

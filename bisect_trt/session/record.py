@@ -10,7 +10,6 @@ from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
 
 import onnx
 from msgspec import convert
@@ -39,10 +38,6 @@ from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import ValueRange
 from bisect_trt.tensors.info import tensor_stats
-
-if TYPE_CHECKING:
-    pass
-
 
 MOST_PROBES = 2000
 """Probes in the report; of a longer search the first and the last."""
@@ -220,17 +215,15 @@ def graph_of(subject: Subject, result: Result) -> Graph:
         )
 
     def tensor(name: str) -> GraphTensor:
-        info = infos.get(name)
-        shape = None if info is None else info.shape
-        comparison = comparisons.get(name)
-        return GraphTensor(
-            dtype=None if info is None else info.dtype.name,
-            shape=None if shape is None else tuple("?" if dim is None else dim for dim in shape),
-            error=None if comparison is None else _error(comparison),
-            own=_error(comparison.own) if comparison is not None and comparison.own else None,
-            target=None if comparison is None else comparison.target_range,
-            reference=ranges.get(name),
-        )
+        part = GraphTensor(reference=ranges.get(name))
+        if info := infos.get(name):
+            shape = info.shape and tuple("?" if dim is None else dim for dim in info.shape)
+            part = replace(part, dtype=info.dtype.name, shape=shape)
+        if comparison := comparisons.get(name):
+            own = _error(comparison.own) if comparison.own else None
+            target = comparison.target_range
+            part = replace(part, error=_error(comparison), own=own, target=target)
+        return part
 
     drawn = _neighbourhood(network, shown)
     region = tuple(

@@ -374,7 +374,7 @@ class Session:
             if (seen := self.outcome(record).metric) is not None
         )
         self.result.metric = MetricValues(
-            **vars(outcome.metric),
+            **structs.asdict(outcome.metric),
             original=None if original is None else original.candidate,
             probes=tuple(scores),
         )
@@ -390,7 +390,7 @@ class Session:
             (each.metric for each in outcomes if each is not None and each.metric is not None), None
         )
         if found is not None and not self.result.metric:
-            self.result.metric = MetricValues(**vars(found))
+            self.result.metric = MetricValues(**structs.asdict(found))
 
     def until_done(self, story: Callable[[], Done]) -> Done:
         """Return the result of a function; run it again if the user takes an answer back.

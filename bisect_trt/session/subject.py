@@ -482,18 +482,19 @@ class Subject:
         """The command that lowers the IR version, a sentence after a space; empty if the file has the lowest one."""
         if self.ir_version is None:
             return ""
-        path = self.settings.path
-        command = shlex.join(["bisect-trt", "sanitize", str(path), "-o", f"{path.stem}-ir.onnx"])
-        return f" `{command}` writes it with IR version {self.ir_version['written']}."
+        return f"{self._sanitizing('ir')} writes it with IR version {self.ir_version['written']}."
 
     @property
     def renaming(self) -> str:
         """The command that renames nodes with the same name, a sentence after a space; empty if names are unique."""
         if not share_names(self.network.proto):
             return ""
+        return f"{self._sanitizing('named')} gives each node a unique name."
+
+    def _sanitizing(self, suffix: str) -> str:
         path = self.settings.path
-        command = shlex.join(["bisect-trt", "sanitize", str(path), "-o", f"{path.stem}-named.onnx"])
-        return f" `{command}` gives each node a unique name."
+        output = f"{path.stem}-{suffix}.onnx"
+        return f" `{shlex.join(['bisect-trt', 'sanitize', str(path), '-o', output])}`"
 
     @property
     def fixed(self) -> Candidate:
@@ -537,6 +538,13 @@ class Subject:
         if candidate.values is not None:
             return {name: candidate.values[name] for name in names if name in candidate.values}
         return [self.reference, *self.reference.more][candidate.sample - 1].select(names)
+
+    def feeds(self) -> list[Path]:
+        """Write the values of each sample for workers; return the files."""
+        return [
+            self.models.feed(f"inputs-{number}", sample)
+            for number, sample in enumerate(self.samples, 1)
+        ]
 
     def marked(self, names: Iterable[str]) -> onnx.ModelProto:
         """Return the model with these tensors as its outputs."""
