@@ -29,6 +29,7 @@ from bisect_trt.session.session import Session, saving_best
 from bisect_trt.session.space import Series
 from bisect_trt.steps.build_choices import (
     Build,
+    Choices,
     Held,
     choice_part,
     compare_builds,
@@ -40,7 +41,6 @@ from bisect_trt.targets.choices import (
     LAYERS,
     RECORD,
     TIMINGS,
-    Choice,
     choices_of_layers,
     write_choices,
 )
@@ -90,7 +90,7 @@ class Repetition:
             original, title=title, target=self.target, repetition=number, engine=self.engine
         )
 
-    def choices(self, key: str) -> frozenset[Choice]:
+    def choices(self, key: str) -> Choices:
         """The choices of a probed build that the target reports."""
         file = self.session.subject.workspace.files(key).folder / RECORD
         if file.is_file():
@@ -101,7 +101,7 @@ class Repetition:
         outcome = self.session.prober.ledger.outcome(key)
         return frozenset(choices_of_layers(outcome.layers if outcome is not None else ()))
 
-    def build(self, held: Held) -> tuple[Verdict, frozenset[Choice]]:
+    def build(self, held: Held) -> tuple[Verdict, Choices]:
         """Return the verdict and the choices of a build with pinned and forbidden choices."""
         assert self.target is not None, "something was built"
         pinned = self.target.target.pinned(self.target, held.pins, held.bans)
@@ -112,7 +112,7 @@ class Repetition:
         )
         return self.session.prober.probe(candidate).verdict, self.choices(candidate.key)
 
-    def sort(self, record: Record, number: int, choices: frozenset[Choice]) -> dict[str, str]:
+    def sort(self, record: Record, number: int, choices: Choices) -> dict[str, str]:
         """Move the files of a build to ``good/``, ``bad/`` or ``unresolved/``; return their paths by kind."""
         source = self.session.subject.workspace.files(record.key).folder
         if choices and not (source / RECORD).exists():

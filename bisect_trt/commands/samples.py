@@ -34,7 +34,7 @@ from bisect_trt.session.space import Fed, Series, contradicted
 from bisect_trt.steps.dynamic_dims import free_symbols, target_of
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.files import Values, load_npz, save_npz
+from bisect_trt.tensors.files import Values, load_npz, save_npz, shapes_of
 
 MOST_QUESTIONS = 400
 _SHOWN = 12
@@ -76,7 +76,7 @@ class _Reduction:
 
     def _shorten(self, symbols: Symbols) -> bool:
         """Remove positions along each free dimension; return whether any was removed."""
-        before = _shapes(self.values)
+        before = shapes_of(self.values)
         for symbol, places in symbols.items():
             values = self.values
             size = values[places[0][0]].shape[places[0][1]]
@@ -91,7 +91,7 @@ class _Reduction:
 
             if size > 1 and all(values[name].shape[axis] == size for name, axis in places):
                 self._keep_fewest(size, build, f"positions along {symbol}", least=1)
-        return before != _shapes(self.values)
+        return before != shapes_of(self.values)
 
     def _zero(self) -> None:
         """Set parts to zero: whole inputs, then their slices, down to elements."""
@@ -181,7 +181,7 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
     def seen() -> SamplesVerdict:
         """Put the probed samples into the result; return that field."""
         each = [
-            SampleVerdict(sample=number, **said, shapes=_shapes(samples[number - 1]))
+            SampleVerdict(sample=number, **said, shapes=shapes_of(samples[number - 1]))
             for number, said in sorted(series.verdicts(session.prober).items())
         ]
         numbers = {
@@ -267,7 +267,7 @@ def _deliver(
     minimal = MinimalInput(
         file=str(output),
         sample=number,
-        shapes=_shapes(values),
+        shapes=shapes_of(values),
         elements=_sizes(values)[0],
         kept=len(kept),
         of=before,
@@ -278,7 +278,7 @@ def _deliver(
         questions=MOST_QUESTIONS - story.left,
     )
     result.samples = structs.replace(result.samples, minimal_input=minimal)
-    shapes = ", ".join(f"'{name}' {[*shape]}" for name, shape in _shapes(values).items())
+    shapes = ", ".join(f"'{name}' {[*shape]}" for name, shape in shapes_of(values).items())
     left = f"sample {number}, {len(kept)} of {before} nonzero elements, {shapes}"
     console.answer(f"{output}: {left} ({result.minimality}).")
     if kept:
@@ -304,10 +304,6 @@ def _sizes(values: Values) -> tuple[int, int]:
     return sum(value.size for value in values.values()), sum(
         int(is_nonzero(value).sum()) for value in values.values()
     )
-
-
-def _shapes(values: Values) -> dict[str, tuple[int, ...]]:
-    return {name: value.shape for name, value in values.items()}
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - an element of an array of any type

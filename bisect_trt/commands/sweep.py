@@ -30,7 +30,14 @@ from bisect_trt.options.searches import Sweep
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import DoesNotReproduce
-from bisect_trt.report.parts import InputAxis, SizesSpan, SizesVerdict, SweptDimension, SweptSizes
+from bisect_trt.report.parts import (
+    InputAxis,
+    Shapes,
+    SizesSpan,
+    SizesVerdict,
+    SweptDimension,
+    SweptSizes,
+)
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.ordered import Point, go_down, intervals, smallest_failing, sweep_points
@@ -54,25 +61,20 @@ Swept = Sequence[tuple[str, tuple[Sizes, ...]]]
 """Inputs, each with the sizes of its dimensions."""
 
 
-def first_shapes(
-    shapes: Swept, target: TargetSettings | None, model: ModelSettings
-) -> dict[str, tuple[int, ...]]:
+def first_shapes(shapes: Swept, target: TargetSettings | None, model: ModelSettings) -> Shapes:
     """Return the shapes to open the model with: the smallest sizes in the target's profile; none if values are given."""
     if model.data.given:
         return {}
     profile = profile_of(target)
-    found = {}
+    smallest = {}
     for name, shape in shapes:
-        lows = (
-            profile[name][0]
-            if name in profile and len(profile[name][0]) == len(shape)
-            else (0,) * len(shape)
-        )
-        found[name] = tuple(
+        lows, *_ = profile.get(name, ((),))
+        lows = lows if len(lows) == len(shape) else (0,) * len(shape)
+        smallest[name] = tuple(
             next((size for size in each.sizes if size >= low), each.sizes[-1])
             for each, low in zip(shape, lows, strict=True)
         )
-    return found
+    return smallest
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class Sized:
             if self._engine is None:
                 session.console.say("  the build fails, so each size gets its own engine")
 
-    def shapes(self, point: Point) -> dict[str, tuple[int, ...]]:
+    def shapes(self, point: Point) -> Shapes:
         """Return the shapes of all inputs at a point."""
         sizes = {
             place: size
@@ -194,15 +196,15 @@ class Sized:
 
     def below(self, point: Point) -> list[Point]:
         """Return the points with the next smaller size of one dimension that the reference runs."""
-        found: list[Point] = []
+        neighbours: list[Point] = []
         for place, (each, size) in enumerate(zip(self.swept, point, strict=True)):
             smaller = reversed(each.sizes[: each.sizes.index(size)])
             points = (
                 (*point[:place], less, *point[place + 1 :])
                 for less in islice(smaller, _MOST_REFUSED)
             )
-            found += islice((other for other in points if self.refused(other) is None), 1)
-        return found
+            neighbours += islice((other for other in points if self.refused(other) is None), 1)
+        return neighbours
 
 
 def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> Result:
@@ -252,9 +254,8 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
     result.artifacts["inputs"] = str(path)
     below = sized.below(smallest)
     why = None
-    if (
-        unsure := next((point for point in below if seen.get(point) is not Verdict.PASS), None)
-    ) is not None:
+    unsure = next((point for point in below if seen.get(point) is not Verdict.PASS), None)
+    if unsure is not None:
         why = f"the next smaller size, {_words(sized.sizes(unsure))}, did not pass"
     points = (smallest, smallest, *(point for point in below if point in seen))
     changed = contradicted(
@@ -332,18 +333,15 @@ def _fill(
     tried += "" if len(seen) == number else "; other sizes are unknown"
     failing = "" if smallest is None else f"{'; '.join(map(_sentence, every))}: "
 
-    def shapes(point: Point) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(shape) for name, shape in sized.shapes(point).items()}
-
     session.result.sweep = SweptSizes(
         dimensions=tuple(every),
         tried=len(seen),
         of=number,
         exhaustive=len(seen) == number,
         smallest_failing=None if smallest is None else sized.sizes(smallest),
-        shapes=None if smallest is None else shapes(smallest),
+        shapes=None if smallest is None else sized.shapes(smallest),
         map=tuple(
-            SizesVerdict(sizes=sized.sizes(each), shapes=shapes(each), **known[each])
+            SizesVerdict(sizes=sized.sizes(each), shapes=sized.shapes(each), **known[each])
             for each in sorted(seen)
         ),
         said=f"{failing}{tried}.",

@@ -35,6 +35,7 @@ from bisect_trt.report.parts import (
     MetricValues,
     Minimality,
     Model,
+    Names,
     Origin,
     OwnOutputs,
     PrecisionAudit,
@@ -79,16 +80,16 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     why: str | None = None
     artifacts: dict[str, str | None]
     schema: int = SCHEMA
-    next: tuple[str, ...] = ()
+    next: Names = ()
     error: ErrorInfo | None = None
     flaky: FailureRate | None = None
     metric: MetricValues | None = None
     steps: Steps | None = None
-    places: tuple[dict[str, Any], ...] = ()
-    ir_version: dict[str, Any] = {}
-    export: dict[str, Any] = {}
-    report: dict[str, Any] = {}
-    other: dict[str, Any] = {}
+    places: tuple[Entry, ...] = ()
+    ir_version: Entry = {}
+    export: Entry = {}
+    report: Entry = {}
+    other: Entry = {}
 
     @property
     def exit_status(self) -> ExitStatus:
@@ -181,7 +182,7 @@ class DiagnoseAnswer(_Mixed, kw_only=True):
     tensors: tuple[Comparison, ...] = ()
     unseen: dict[str, str] = {}
     builds: int | None = None
-    cause: tuple[tuple[str, ...], ...] = ()
+    cause: tuple[Names, ...] = ()
     cause_detail: CauseDetail | None = None
     workarounds: tuple[WorkaroundTried, ...] = ()
     amplified: Amplified | None = None
@@ -219,16 +220,16 @@ class CompareAnswer(_Judged, kw_only=True):
 
     comparisons: tuple[Comparison, ...] = ()
     partition: Any = None
-    layers: tuple[dict[str, Any], ...] = ()
+    layers: tuple[Entry, ...] = ()
     precision_audit: PrecisionAudit | None = None
-    pictures: tuple[str, ...] = ()
+    pictures: Names = ()
     amplified: Amplified | None = None
 
 
 class CauseAnswer(_Judged, kw_only=True):
     """The answer of ``cause``."""
 
-    cause: tuple[tuple[str, ...], ...] = ()
+    cause: tuple[Names, ...] = ()
     cause_detail: CauseDetail | None = None
 
 
@@ -286,7 +287,7 @@ class PrecisionAnswer(_Mixed, kw_only=True):
 class SanitizeAnswer(Answer, kw_only=True):
     """The answer of ``sanitize``."""
 
-    changes: dict[str, Any] = {}
+    changes: Entry = {}
 
 
 class InspectAnswer(Answer, kw_only=True):

@@ -170,12 +170,11 @@ def _curves(result: Result, report: ReportParts) -> Iterator[tuple[str, str, Mar
 
 def _sections(result: Result) -> Iterator[tuple[str, str, Markup]]:
     """Yield anchor, name in the navigation and content of each section that has something to show."""
-    report = result.report or ReportParts()
+    report = result.page
     title = headline(result)
     probes = report.probes or []
-    steps = [
-        step for step in (report.story.steps if report.story else ()) if step.title or step.lines
-    ]
+    told = report.story.steps if report.story else ()
+    steps = [step for step in told if step.title or step.lines]
     yield (
         "answer",
         "Answer",
@@ -215,7 +214,7 @@ def render(result: Result) -> str:
     """
     try:
         sections = list(_sections(result))
-        created = result.report.created if result.report else None
+        created = result.page.created
         foot = f"Made by bisect-trt{' on ' + created.replace('T', ' ') if created else ''} from result.json."
         links = [(f"#{anchor}", name) for anchor, name, _ in sections]
         main = Markup("").join(section for _, _, section in sections)

@@ -5,9 +5,10 @@ A field without a default is always written; one with a default is left out wher
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import UNSET, field
 from typing_extensions import dataclass_transform
 
 from bisect_trt.onnxlib.nodes import Module, Node
@@ -21,9 +22,17 @@ Whose = Literal[
     "target", "reference", "export", "precision", "rounding", "tie", "random", "unknown"
 ]
 Kind = Literal["step", "start", "drift", "none"]
+Names = tuple[str, ...]
+Numbers = tuple[int, ...]
+"""Numbers of samples, steps or units, or the sizes of a tensor."""
+Shapes = dict[str, Numbers]
+"""The sizes of tensors, by name."""
+_Value = TypeVar("_Value")
+Sought: TypeAlias = _Value | msgspec.UnsetType
+"""A field that is absent until the command comes to it; ``None`` and empty are what it published when it found nothing."""
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Part(msgspec.Struct, frozen=True, omit_defaults=True):
     """A part of an answer; the classes below it are frozen as it is."""
 
@@ -126,17 +135,17 @@ class Comparison(TensorComparison, frozen=True, kw_only=True):
     """
 
     required_atol: float | None
-    op: str | msgspec.UnsetType = msgspec.UNSET
-    module: Module | msgspec.UnsetType = msgspec.UNSET
-    own: Comparison | msgspec.UnsetType | None = msgspec.UNSET
+    op: Sought[str] = UNSET
+    module: Sought[Module] = UNSET
+    own: Sought[Comparison | None] = UNSET
 
     @classmethod
     def of(
         cls,
         seen: TensorComparison,
-        op: str | msgspec.UnsetType = msgspec.UNSET,
+        op: Sought[str] = UNSET,
         module: Module | None = None,
-        own: Comparison | msgspec.UnsetType | None = msgspec.UNSET,
+        own: Sought[Comparison | None] = UNSET,
     ) -> Comparison:
         """Return a comparison as a field of an answer.
 
@@ -146,8 +155,8 @@ class Comparison(TensorComparison, frozen=True, kw_only=True):
             module: Its module, if known.
             own: The comparison of the layer alone.
         """
-        fields = msgspec.structs.asdict(seen) | {"by_channel": msgspec.UNSET}
-        place = msgspec.UNSET if module is None else module
+        fields = msgspec.structs.asdict(seen) | {"by_channel": UNSET}
+        place = UNSET if module is None else module
         return cls(**fields, required_atol=seen.max_abs, op=op, module=place, own=own)
 
 
@@ -156,7 +165,7 @@ class Origin(Part):
 
     tensor: str
     node: Node
-    inputs: tuple[str, ...]
+    inputs: Names
     attributes: dict[str, str]
     comparison: Comparison
 
@@ -183,7 +192,7 @@ class EngineLayer(Part):
     """A layer that a compiler made of some nodes."""
 
     kind: str
-    nodes: tuple[str, ...]
+    nodes: Names
 
 
 class LayersChanged(Part):
@@ -221,12 +230,12 @@ class Switches(Part):
         larger: The folder of a larger case that passes with them, where the minimal case does not.
     """
 
-    switches: tuple[str, ...]
+    switches: Names
     turned: str
     whole: bool
     case: bool | None
     seen: str
-    options: tuple[str, ...]
+    options: Names
     layers: LayersChanged | None = None
     elsewhere: SetElsewhere | None = None
     larger: str | None = None
@@ -241,7 +250,7 @@ class CauseDetail(Part):
     tried: int
     alternatives: tuple[Switches, ...]
     complete: bool
-    doubted: tuple[str, ...]
+    doubted: Names
 
 
 class FreshCount(msgspec.Struct, frozen=True):
@@ -281,12 +290,12 @@ class Unit(Node, frozen=True, kw_only=True):
     rule: str | None = None
     reason: str | None = None
     group: int | None = None
-    operators: tuple[str, ...] | None = None
-    nodes: tuple[str, ...] | None = None
-    scales: tuple[str, ...] | None = None
-    zero_points: tuple[str, ...] | None = None
-    tensors: tuple[str, ...] | None = None
-    bad_scales: tuple[str, ...] | None = None
+    operators: Names | None = None
+    nodes: Names | None = None
+    scales: Names | None = None
+    zero_points: Names | None = None
+    tensors: Names | None = None
+    bad_scales: Names | None = None
 
 
 class ScaleProblem(Part):
@@ -308,8 +317,8 @@ class QuantizedTensor(Part):
     zero_point_value: Any
     fitted_scale: Any
     fitted_zero_point: Any
-    quantize: tuple[str, ...]
-    dequantize: tuple[str, ...]
+    quantize: Names
+    dequantize: Names
     seen: tuple[float, float] | None
     clipped: float
     bits_lost: float
@@ -323,9 +332,9 @@ class QuantizedGroup(Part):
     id: int
     name: str
     operators: tuple[Node, ...]
-    nodes: tuple[str, ...]
-    scales: tuple[str, ...]
-    zero_points: tuple[str, ...]
+    nodes: Names
+    scales: Names
+    zero_points: Names
     tensors: tuple[QuantizedTensor, ...]
     kept: bool
     minimal: bool
@@ -347,10 +356,10 @@ class RungNode(Node, frozen=True, kw_only=True):
 class Ladder(Part):
     """The precisions of a ladder, and the nodes on each."""
 
-    rungs: tuple[str, ...]
+    rungs: Names
     counts: dict[str, int]
     nodes: tuple[RungNode, ...]
-    why: str | msgspec.UnsetType | None = msgspec.UNSET
+    why: Sought[str | None] = UNSET
 
 
 class Validation(Part):
@@ -384,7 +393,7 @@ class Validation(Part):
     sentence: str
     nodes: int
     holds: bool
-    keep: tuple[int, ...]
+    keep: Numbers
     drawn: str | None
     recommended: bool
     atol: dict[str, float] = {}
@@ -474,8 +483,8 @@ class WorstSamples(Part):
     """The samples that were diagnosed, of those that fail."""
 
     of: int
-    fail: tuple[int, ...]
-    stay: tuple[int, ...]
+    fail: Numbers
+    stay: Numbers
 
 
 class BuildVerdict(Part):
@@ -488,7 +497,7 @@ class BuildVerdict(Part):
     seconds: float | None = None
     probe: int | None = None
     number: int | None = None
-    files: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    files: Sought[dict[str, str]] = UNSET
 
 
 class ChoiceMade(Part):
@@ -519,7 +528,7 @@ class BuildReason(Part):
 class Avoided(Part):
     """The options that forbid the choices of bad builds, and builds with them."""
 
-    options: tuple[str, ...]
+    options: Names
     runs: int
     bad: int
 
@@ -527,10 +536,10 @@ class Avoided(Part):
 class SizesSpan(Part):
     """Sizes next to each other with one verdict."""
 
-    first: int = msgspec.field(name="from")
-    last: int = msgspec.field(name="to")
+    first: int = field(name="from")
+    last: int = field(name="to")
     verdict: str
-    tried: tuple[int, ...]
+    tried: Numbers
 
 
 class SweptDimension(Part):
@@ -539,9 +548,9 @@ class SweptDimension(Part):
     name: str
     inputs: tuple[InputAxis, ...]
     at: dict[str, int]
-    fail: tuple[int, ...]
-    passed: tuple[int, ...] = msgspec.field(name="pass")
-    unresolved: tuple[int, ...]
+    fail: Numbers
+    passed: Numbers = field(name="pass")
+    unresolved: Numbers
     intervals: tuple[SizesSpan, ...]
 
 
@@ -549,7 +558,7 @@ class SizesVerdict(Part):
     """The verdict at some sizes."""
 
     sizes: dict[str, int]
-    shapes: dict[str, tuple[int, ...]]
+    shapes: Shapes
     verdict: str
     reason: str
     signature: str | None
@@ -563,7 +572,7 @@ class SweptSizes(Part):
     of: int
     exhaustive: bool
     smallest_failing: dict[str, int] | None
-    shapes: dict[str, tuple[int, ...]] | None
+    shapes: Shapes | None
     map: tuple[SizesVerdict, ...]
     said: str
     command: str | None = None
@@ -576,14 +585,14 @@ class SampleVerdict(Part):
     verdict: str
     reason: str
     signature: str | None
-    shapes: dict[str, tuple[int, ...]]
+    shapes: Shapes
 
 
 class InputElement(Part):
     """An element of an input."""
 
     input: str
-    index: tuple[int, ...]
+    index: Numbers
     value: Any
 
 
@@ -592,7 +601,7 @@ class MinimalInput(Part):
 
     file: str
     sample: int
-    shapes: dict[str, tuple[int, ...]]
+    shapes: Shapes
     elements: int
     kept: int
     of: int
@@ -608,9 +617,9 @@ class SamplesVerdict(Part):
 
     total: int
     each: tuple[SampleVerdict, ...]
-    failing: tuple[int, ...]
-    passing: tuple[int, ...]
-    unresolved: tuple[int, ...]
+    failing: Numbers
+    passing: Numbers
+    unresolved: Numbers
     minimal_input: MinimalInput | None = None
 
 
@@ -657,14 +666,14 @@ class Steps(Part):
     taken: dict[str, str]
     kind: Kind
     step: int | None
-    tensors: tuple[str, ...]
+    tensors: Names
     failing: tuple[tuple[int, int], ...]
     rate: float | None
     own: StepsWay
     right: StepsWay
     whole: StepsWay | None = None
     inputs: str | None = None
-    carriers: tuple[str, ...] = ()
+    carriers: Names = ()
 
     @property
     def ways(self) -> dict[str, StepsWay]:
@@ -679,8 +688,8 @@ class LatencyRow(Part):
     nodes: tuple[Node, ...]
     ms: float
     baseline_ms: float
-    layers: tuple[str, ...]
-    baseline_layers: tuple[str, ...]
+    layers: Names
+    baseline_layers: Names
 
 
 class Latency(Part):
@@ -695,7 +704,7 @@ class Latency(Part):
 class PrecisionAudit(Part):
     """The precisions that were requested, and the layers in each."""
 
-    asked: tuple[str, ...]
+    asked: Names
     counts: dict[str, int]
     total: int
     sentence: str
@@ -750,7 +759,7 @@ class GraphNode(Part):
     domain: str
     attributes: dict[str, str]
     inputs: tuple[tuple[str, str], ...]
-    outputs: tuple[str, ...]
+    outputs: Names
     written: str | None
 
 
@@ -827,13 +836,13 @@ class CommandLine(Part):
 class ReportParts(msgspec.Struct, kw_only=True):
     """The parts of report.html that have no field of their own; they may change between versions."""
 
-    target: str | msgspec.UnsetType | None = msgspec.UNSET
-    graph: Graph | msgspec.UnsetType = msgspec.UNSET
-    curve: Curve | msgspec.UnsetType | None = msgspec.UNSET
-    probes: list[ProbeLine] | msgspec.UnsetType = msgspec.UNSET
-    proof: Proof | msgspec.UnsetType = msgspec.UNSET
-    created: str | msgspec.UnsetType = msgspec.UNSET
-    exhausted: bool | msgspec.UnsetType = msgspec.UNSET
-    story: Story | msgspec.UnsetType = msgspec.UNSET
-    commands: list[CommandLine] | msgspec.UnsetType = msgspec.UNSET
-    environment: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    target: Sought[str | None] = UNSET
+    graph: Sought[Graph] = UNSET
+    curve: Sought[Curve | None] = UNSET
+    probes: Sought[list[ProbeLine]] = UNSET
+    proof: Sought[Proof] = UNSET
+    created: Sought[str] = UNSET
+    exhausted: Sought[bool] = UNSET
+    story: Sought[Story] = UNSET
+    commands: Sought[list[CommandLine]] = UNSET
+    environment: Sought[dict[str, str]] = UNSET

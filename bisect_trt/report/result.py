@@ -7,7 +7,6 @@ import functools
 import json
 import os
 from pathlib import Path
-from typing import TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, field
@@ -32,12 +31,14 @@ from bisect_trt.report.parts import (
     MetricValues,
     Minimality,
     Model,
+    Names,
     Origin,
     OwnOutputs,
     PrecisionAudit,
     QuantizedGroup,
     ReportParts,
     SamplesVerdict,
+    Sought,
     Status,
     Steps,
     SweptSizes,
@@ -75,11 +76,6 @@ _PACKAGES = (
 )
 _CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 _CUDA_PACKAGES = ("nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime")
-
-
-_Value = TypeVar("_Value")
-Sought: TypeAlias = _Value | msgspec.UnsetType
-"""A field that is absent until the command comes to it; ``None`` and empty are what it published when it found nothing."""
 
 
 class Result(msgspec.Struct):
@@ -145,7 +141,7 @@ class Result(msgspec.Struct):
     precision_audit: Sought[PrecisionAudit] = UNSET
     pictures: Sought[list[str]] = UNSET
     # cause and fix
-    cause: Sought[list[tuple[str, ...]]] = UNSET
+    cause: Sought[list[Names]] = UNSET
     cause_detail: Sought[CauseDetail | None] = UNSET
     workarounds: Sought[list[WorkaroundTried]] = UNSET
     keep_fp32: Sought[list[Unit]] = UNSET
@@ -216,9 +212,14 @@ class Result(msgspec.Struct):
         """Add a command to run next, the best first."""
         self.next = [*(self.next or ()), command]
 
+    @property
+    def page(self) -> ReportParts:
+        """The parts of the report, to read."""
+        return self.report or ReportParts()
+
     def reported(self) -> ReportParts:
         """Return the parts of the report, to add to."""
-        self.report = self.report or ReportParts()
+        self.report = self.page
         return self.report
 
     def take(self, part: Result) -> None:

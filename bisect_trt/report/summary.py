@@ -200,7 +200,7 @@ def _group(ops: str, kind: str, paths: Sequence[str]) -> str:
 
 
 def _answers(result: Result) -> list[str]:
-    story = result.report.story if result.report else None
+    story = result.page.story
     return story.answers if story else []
 
 
@@ -232,7 +232,7 @@ def _failure(result: Result) -> Iterator[Row]:
     if seen:
         yield "Match", f"{len(seen) - len(failed)} of {plural(len(seen), 'output')}"
         return
-    probes = (result.report.probes if result.report else None) or ()
+    probes = result.page.probes or ()
     if probes and probes[0].verdict is Verdict.FAIL and result.command != "samples":
         yield "Fails", probes[0].reason
         if probes[0].printed:
@@ -296,7 +296,7 @@ def _why(result: Result) -> Iterator[Row]:
         yield "Why", amplified.sentence
     elif doubt := result.reference_doubt:
         yield "Why", doubt
-    if result.report and (proof := result.report.proof):
+    if proof := result.page.proof:
         yield "Proof", proof.command
         if proof.why:
             yield "", proof.why
@@ -478,7 +478,6 @@ def _files(result: Result) -> Iterator[Row]:
 
 def _next(result: Result) -> Iterator[Row]:
     """Yield the next command."""
-    known = (result.report.commands if result.report else None) or ()
-    resume = [each.command for each in known if each.resumes]
+    resume = [each.command for each in result.page.commands or () if each.resumes]
     for command in [*(result.next or ()), *resume][:1]:
         yield "Next", command

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from bisect_trt.tensors.inputs import script_attribute, split_script, user_code
 
 KIND = "reference"
 """The kind of script, in messages."""
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments of ``forward``, in order and by name."""
 
 
 class Operation(NamedTuple):
@@ -51,7 +53,7 @@ class Eager:
 
     module: Any
     title: str
-    example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    example: Arguments | None = None
 
     @classmethod
     def load(cls, script: str) -> Eager:
@@ -130,7 +132,7 @@ class Eager:
         outputs = self._call(arguments, Recorder())
         return operations, [makers.get(_storage(each), 0) for each in outputs]
 
-    def _bind(self, sample: Values) -> tuple[Any, Any]:
+    def _bind(self, sample: Values) -> Arguments:
         """Return the inputs of the exported model as arguments of the module."""
         torch: Any = sys.modules["torch"]
         tensors = {
@@ -141,12 +143,12 @@ class Eager:
             by_name = tensors.keys() <= inspect.signature(self.module.forward).parameters.keys()
             return ((), tensors) if by_name else (tuple(tensors.values()), {})
         left = iter(tensors.values())
-        bound: tuple[Any, Any] = torch.utils._pytree.tree_map_only(
+        bound: Arguments = torch.utils._pytree.tree_map_only(
             torch.Tensor, lambda one: next(left).to(one), self.example
         )
         return bound
 
-    def _call(self, arguments: tuple[Any, Any], watch: AbstractContextManager[object]) -> list[Any]:
+    def _call(self, arguments: Arguments, watch: AbstractContextManager[object]) -> list[Any]:
         """Return the tensors that the module returns.
 
         Raises:

@@ -158,8 +158,7 @@ def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> lis
         script = Path(str(result.artifacts["reproducer"])) / "reproduce.py"
         commands.insert(0, ("Reproduce the failure without bisect-trt", ["python", str(script)]))
     unfinished = result.status in ("interrupted", "inconclusive", "error")
-    exhausted = result.report and result.report.exhausted
-    if argv and unfinished and result.probes["run"] and not exhausted:
+    if argv and unfinished and result.probes["run"] and not result.page.exhausted:
         commands.append(("Continue the run", ["bisect-trt", "resume", str(folder)]))
     if argv and result.probes["run"]:
         commands.append(

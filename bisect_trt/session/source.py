@@ -21,7 +21,7 @@ from bisect_trt.errors import (
     UnsuitableModelError,
     ValueRefusedError,
 )
-from bisect_trt.session.eager import Eager, evaluating, tensors_of, to_array
+from bisect_trt.session.eager import Arguments, Eager, evaluating, tensors_of, to_array
 from bisect_trt.session.subject import ModelSettings
 from bisect_trt.tensors.files import Values, load_runs, save_npz
 
@@ -174,7 +174,7 @@ def export(model: Any, inputs: Any, path: Path) -> list[Values]:  # noqa: ANN401
     return [_fed(sample, names) for sample in samples]
 
 
-def _samples(torch: Any, model: Any, inputs: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:  # noqa: ANN401 - as above
+def _samples(torch: Any, model: Any, inputs: Any) -> list[Arguments]:  # noqa: ANN401 - as above
     """Return each sample as the arguments of ``forward``.
 
     Raises:
@@ -190,7 +190,7 @@ def _samples(torch: Any, model: Any, inputs: Any) -> list[tuple[tuple[Any, ...],
     return [_arguments(torch, model, each) for each in several]
 
 
-def _arguments(torch: Any, model: Any, given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:  # noqa: ANN401 - as above
+def _arguments(torch: Any, model: Any, given: Any) -> Arguments:  # noqa: ANN401 - as above
     """Return a sample as the arguments of ``forward``, in the order of its parameters.
 
     Raises:

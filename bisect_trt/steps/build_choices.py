@@ -50,6 +50,7 @@ _MOST_BYTES = 256 << 20
 """Bytes of a file of choices that are read."""
 MOST_REASONS = 8
 """The largest number of reasons of bad builds that are searched for."""
+Choices = frozenset[Choice]
 Place = tuple[str, str]
 """A layer, and the kind of choice."""
 Places = Mapping[Place, Choice]
@@ -62,12 +63,10 @@ class Build:
 
     name: str
     good: bool
-    choices: frozenset[Choice]
+    choices: Choices
 
 
-def compare_builds(
-    builds: Sequence[Build], proven: frozenset[Choice] = frozenset()
-) -> list[ChoiceCount]:
+def compare_builds(builds: Sequence[Build], proven: Choices = frozenset()) -> list[ChoiceCount]:
     """Return the choices that not all builds made, and the ``proven`` ones, with the builds that made them.
 
     Proven ones come first, then those that are more frequent in bad
@@ -140,7 +139,7 @@ class Held:
     repetition: int = 0
 
 
-Bench = Callable[[Held], tuple[Verdict, frozenset[Choice]]]
+Bench = Callable[[Held], tuple[Verdict, Choices]]
 """Builds; returns the verdict of the build, and its choices."""
 
 
@@ -155,7 +154,7 @@ class Reason:
         why: Why it is not proven, or why none were found.
     """
 
-    choices: frozenset[Choice]
+    choices: Choices
     proven: bool
     why: str | None = None
 
@@ -183,7 +182,7 @@ def find_reasons(bench: Bench, builds: Sequence[Build], tries: int) -> list[Reas
     return reasons
 
 
-def _pinnable(choices: frozenset[Choice]) -> Places:
+def _pinnable(choices: Choices) -> Places:
     return {(choice.layer, choice.kind): choice for choice in sorted(choices) if choice.pins}
 
 
@@ -305,7 +304,7 @@ def gather(paths: Sequence[Path], warn: Callable[[str], None]) -> list[Build]:
     return [Build(str(file), side, choices) for side, found in sides for file, choices in found]
 
 
-def _read(path: Path, warn: Callable[[str], None]) -> list[tuple[Path, frozenset[Choice]]]:
+def _read(path: Path, warn: Callable[[str], None]) -> list[tuple[Path, Choices]]:
     """Return the choices of the builds in a file or in a folder; engines are read where there is nothing else.
 
     Raises:
@@ -356,7 +355,7 @@ def read_choices(plain: Any) -> list[Choice] | None:  # noqa: ANN401 - any JSON
         return None
 
 
-def read_build(folder: Path, name: str | Path) -> frozenset[Choice] | None:
+def read_build(folder: Path, name: str | Path) -> Choices | None:
     """Return the choices of a build in a file; ``None`` if the kind of the file is unknown, or it is damaged.
 
     Args:
