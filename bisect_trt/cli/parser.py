@@ -100,7 +100,7 @@ def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
     named = next((word for word in argv or completed if word in COMMANDS), None)
     words = list(argv or ["--help"])
     if named is not None:
-        words = expand(translated(words, flags_of(named), CHECK), several(named))
+        words = expand(translated(words, flags_of(named), CHECK), flags_of(named, several=True))
     try:
         parsed = _parser(named)(words, prog_name=PROGRAM, standalone_mode=False)
     except _CLICK_ERROR as error:
@@ -257,20 +257,13 @@ def _plain(text: str) -> str:
     return text.replace("[", "\\[")
 
 
-def flags_of(name: str) -> frozenset[str]:
-    """The flags of a command."""
-    return frozenset(
-        flag for group in COMMANDS[name].groups for entry in entries(group) for flag in entry.flags
-    )
-
-
-def several(name: str) -> frozenset[str]:
-    """The flags of a command that take several values."""
+def flags_of(name: str, *, several: bool = False) -> frozenset[str]:
+    """The flags of a command, or those that take several values."""
     return frozenset(
         flag
         for group in COMMANDS[name].groups
         for entry in entries(group)
-        if entry.several
+        if entry.several or not several
         for flag in entry.flags
     )
 

@@ -167,12 +167,10 @@ def repeat(story: Repetition, most: int) -> Result:
     if story.same_engine or not any(build.choices for build in builds):
         title = "A check command" if story.target is None else story.target.target.title
         result.note = (
-            f"{title} does not report the choices of its builds, so they cannot be compared"
+            "all runs used the same build, so the difference is between runs, not builds"
+            if story.same_engine
+            else f"{title} does not report the choices of its builds, so they cannot be compared"
         )
-        if story.same_engine:
-            result.note = (
-                "all runs used the same build, so the difference is between runs, not builds"
-            )
         console.say(f"  {result.note}")
         return result
     console.step("2. Which choices are in bad builds only?")
@@ -198,7 +196,7 @@ def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
             )
         )
         if record.verdict is not Verdict.UNRESOLVED:
-            builds.append(Build(f"{story.what} {number}", record.verdict is Verdict.PASS, choices))
+            builds.append(Build(f"{story.what} {number}", record.passes, choices))
     counts = Counter(each.verdict for each in seen)
     bad = counts[Verdict.FAIL.value]
     result.runs = len(seen)
@@ -225,7 +223,7 @@ def _conclude(story: Repetition) -> None:
     good = result.good or 0
     bad = result.bad or 0
     runs = result.runs
-    missing = [name for name in _WANTED[story.until] if not {"good": good, "bad": bad}[name]]
+    missing = [name for name in _WANTED[story.until] if not getattr(result, name)]
     if not result.interval:
         result.end(
             "inconclusive", f"all {runs} {what}s failed in another way; `bisect-trt log` lists them"
@@ -270,6 +268,7 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
     result.choices = compare_builds(
         builds, frozenset().union(*(each.choices for each in reasons if each.proven))
     )
+    parts: list[BuildReason] = []
     for reason in reasons:
         choices = sorted(reason.choices)
         words = " and ".join(f"'{each.layer}' with {each.said}" for each in choices)
@@ -279,27 +278,21 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
         if not reason.proven:
             sentence = f"Not proven{f' ({words})' if words else ''}: {reason.why}."
         console.answer(sentence)
-    result.reasons = [
-        BuildReason(
-            choices=tuple(map(choice_part, sorted(reason.choices))),
-            proven=reason.proven,
-            why=reason.why,
-        )
-        for reason in reasons
-    ]
+        parts.append(BuildReason(tuple(map(choice_part, choices)), reason.proven, reason.why))
+    result.reasons = parts
     if unproven := [reason.why for reason in reasons if not reason.proven]:
         return unproven[0]
     bans = tuple(min(reason.choices) for reason in reasons)
     enough = math.ceil(math.log(1 - story.confidence) / math.log(1 - (result.rate or 0.0)))
-    verdicts: list[Verdict] = []
-    while Verdict.FAIL not in verdicts and len(verdicts) < max(1, min(tries, enough)):
-        number = len(verdicts) + 1
-        verdicts.append(
-            story.build(Held(f"build {number} without it", bans=bans, repetition=number))[0]
-        )
-    bad = verdicts.count(Verdict.FAIL)
+    verdicts = Counter[Verdict]()
+    for number in range(1, max(1, min(tries, enough)) + 1):
+        held = Held(f"build {number} without it", bans=bans, repetition=number)
+        verdicts[story.build(held)[0]] += 1
+        if verdicts[Verdict.FAIL]:
+            break
+    bad = verdicts[Verdict.FAIL]
     options = target.target.flags(target.target.pinned(target, (), bans))
-    runs = bad + verdicts.count(Verdict.PASS)
+    runs = bad + verdicts[Verdict.PASS]
     result.avoid = Avoided(options=tuple(options), runs=runs, bad=bad)
     console.answer(f"Fix: build with {shlex.join(options)}")
     console.answer(f"  {bad} of {runs} such builds are bad")
@@ -309,17 +302,16 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
 
 def _build_once(session: Session, target: TargetSettings) -> Path | None:
     """Build the engine for repeated runs; return ``None`` if the target makes no engines or the build fails."""
-    subject, original = session.subject, session.subject.original
+    subject = session.subject
+    original = subject.original
     engine = (subject.workspace.folder / ENGINE).absolute()
     if not target.target.engines:
         return None
-    inputs = subject.values(original, original.inputs)
-    failed = (
-        None
-        if engine.is_file()
-        else subject.models.build("once", original.proto, inputs, engine, target)
-    )
-    return engine if failed is None else None  # a probe reports the error
+    if not engine.is_file():
+        inputs = subject.values(original, original.inputs)
+        if subject.models.build("once", original.proto, inputs, engine, target) is not None:
+            return None  # a probe reports the error
+    return engine
 
 
 def run(call: Call) -> Result:
@@ -342,19 +334,17 @@ def run(call: Call) -> Result:
             if target.target.engines
             else check.without_target(call.console)
         )
-    with opened.searching(check) as searching:
-        session = searching
+    with opened.searching(check) as session:
         prober = session.prober
-        builder = None
         engine = None
         inner = prober.check
-        if inner.runtime is not None:
-            builder = inner.runtime
+        builder = inner.runtime
+        if builder is not None:
             if own.same_engine:
                 prober.workers = 1
                 engine = _build_once(session, builder)
             recording = inner.under(layers=True, same=own.same_engine, records=not own.same_engine)
-            session = replace(session, probing=replace(prober, check=recording))
+            session = replace(session, probing=replace(prober, check=recording))  # noqa: PLW2901
         sorted_to = kept.artifacts or kept.artifacts_dir != CheckOptions().artifacts_dir
         folder = kept.artifacts_dir if sorted_to else session.subject.workspace.folder
         return repeat(

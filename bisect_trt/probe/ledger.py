@@ -58,6 +58,16 @@ class Record(msgspec.Struct, frozen=True, tag_field="event", tag="verdict"):
     place: str | None = None
 
     @property
+    def fails(self) -> bool:
+        """Whether the verdict is ``FAIL``."""
+        return self.verdict is Verdict.FAIL
+
+    @property
+    def passes(self) -> bool:
+        """Whether the verdict is ``PASS``."""
+        return self.verdict is Verdict.PASS
+
+    @property
     def said(self) -> str:
         """The last line that a check command printed which failed by its exit status alone; else empty."""
         lines = self.tail.splitlines() if self.signature.startswith(BARE_EXIT) else []

@@ -325,7 +325,7 @@ class Console(Watcher):
         self._probes = record.number
         self.progress.probed(record)
         first = record.signature not in self._kinds
-        failed = record.verdict is Verdict.FAIL
+        failed = record.fails
         self._kinds.add(record.signature)
         tail = []
         if record.verdict is Verdict.UNRESOLVED and first:
@@ -366,9 +366,7 @@ def _question(candidate: Identity, answered: Sequence[Record]) -> Iterator[str]:
     )
     verdicts = (f"{record.number} {record.signature}" for record in answered[-_SHOWN_ANSWERS:])
     yield f"Answered so far: {', '.join(verdicts)}"
-    bad = [
-        each for each in answered if each.verdict is Verdict.FAIL and each.title.endswith(_PIECE)
-    ]
+    bad = [each for each in answered if each.fails and each.title.endswith(_PIECE)]
     if bad:
         best = min(bad, key=lambda record: record.size)
         yield f"Best so far: {best.title.replace(_PIECE, ' nodes')}"

@@ -14,7 +14,6 @@ from bisect_trt.report.charts import downsample
 from bisect_trt.report.parts import CauseDetail, EngineLayer, Inside, Origin, Steps, Switches, Unit
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import named, number, plural, seconds
-from bisect_trt.search.oracle import Verdict
 
 MOST_LINES = 25
 MOST_ROWS = 16
@@ -233,7 +232,7 @@ def _failure(result: Result) -> Iterator[Row]:
         yield "Match", f"{len(seen) - len(failed)} of {plural(len(seen), 'output')}"
         return
     probes = result.page.probes or ()
-    if probes and probes[0].verdict is Verdict.FAIL and result.command != "samples":
+    if probes and probes[0].fails and result.command != "samples":
         yield "Fails", probes[0].reason
         if probes[0].printed:
             yield "", f"The check printed: {probes[0].printed}"

@@ -120,18 +120,12 @@ class CheckSettings:
         """The path that every candidate is written to, if the check does not receive paths."""
         if self.options.candidate is not None:
             return self.options.candidate
-        if not self.argv and not (
-            self.target is None and self.function is None and self.oracle is None
-        ):
-            return None
-        if any(name in word for word in self.argv for name in _PLACEHOLDERS):
+        words = " ".join(self.argv)
+        decides = self.target or self.function or self.oracle
+        if (decides and not words) or any(name in words for name in _PLACEHOLDERS):
             return None
         # A command written for Polygraphy reads Polygraphy's file.
-        return (
-            POLYGRAPHYS_PATH
-            if any(POLYGRAPHYS_PATH.name in word for word in self.argv)
-            else FIXED_PATH
-        )
+        return POLYGRAPHYS_PATH if POLYGRAPHYS_PATH.name in words else FIXED_PATH
 
 
 def tolerance_options(
@@ -178,11 +172,9 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
             settings.timeout,
             workers.memory_limit,
         )
-        return (
-            EngineCheck(workers, target, command)
-            if settings.by_layer and target is not None
-            else command
-        )
+        if settings.by_layer and target is not None:
+            return EngineCheck(workers, target, command)
+        return command
     if target is not None:
         return _runtime_check(settings, workers, target)
     if not is_interactive():
@@ -200,42 +192,26 @@ def _runtime_check(
 ) -> BuiltinCheck:
     """Return the check of a target by its limits, or by comparison with the reference.
 
-    Raises:
-        UnavailableError: As :func:`limit_check`.
-        UsageError: As :func:`limit_check`.
-    """
-    if settings.limits is not None:
-        return limit_check(workers, target, settings, settings.limits, lost)
-    return BuiltinCheck(
-        workers,
-        target,
-        settings.tolerance,
-        settings.timeout,
-        timed=settings.timed,
-        engine_cache=EngineCache() if settings.by_layer else None,
-    )
-
-
-def limit_check(
-    workers: WorkerPool,
-    target: TargetSettings,
-    settings: CheckSettings,
-    limits: Limits,
-    lost: Callable[[], float | None],
-) -> BuiltinCheck:
-    """Return the check by limits.
-
     Args:
+        settings: The tolerances or limits, and the time limit of a probe.
         workers: The processes that run models.
         target: The runtime under test.
-        settings: The tolerances and the time limit of a probe.
-        limits: The limits.
         lost: Returns the milliseconds that the original loses to the baseline, once they are known.
 
     Raises:
         UnavailableError: The environment of the baseline cannot be made.
         UsageError: The target has no engines, or models are not run, or the baseline is not known.
     """
+    limits = settings.limits
+    if limits is None:
+        return BuiltinCheck(
+            workers,
+            target,
+            settings.tolerance,
+            settings.timeout,
+            timed=settings.timed,
+            engine_cache=EngineCache() if settings.by_layer else None,
+        )
     from bisect_trt.probe.limit_check import LimitCheck  # noqa: PLC0415 - of such checks alone
 
     if limits.engine_size_limit is not None and not target.target.engines:

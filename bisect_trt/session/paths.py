@@ -160,9 +160,7 @@ class Paths:
     def wrote(self, paths: Iterable[Path]) -> bool:
         """Return whether at least one of some files exists, and each is as an earlier session of the run left it."""
         there = [path for path in map(os.path.realpath, paths) if os.path.isfile(path)]  # noqa: PTH113 - texts
-        return bool(there) and all(
-            path in self.recorded and _digest(path) == self.recorded[path] for path in there
-        )
+        return bool(there) and all(_digest(path) == self.recorded.get(path) for path in there)
 
     @contextmanager
     def recording(self, folder: Path) -> Iterator[None]:
@@ -195,11 +193,11 @@ def read_outputs(folder: Path) -> dict[str, str]:
     return recorded
 
 
-def _digest(path: str) -> str | None:
-    """Return the SHA-256 of a file, ``None`` if it cannot be read."""
+def _digest(path: str) -> str:
+    """Return the SHA-256 of a file, empty if it cannot be read."""
     with suppress(OSError):
         return sha256_of(Path(path))
-    return None
+    return ""
 
 
 def _identity(path: Path) -> _Identity | None:

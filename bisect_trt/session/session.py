@@ -254,7 +254,7 @@ class Session:
         if self.prober.measured or self.prober.check.asks_user:
             return False
         with suppress(BudgetSpent):
-            return self.prober.probe(self.subject.original, again=True).verdict is Verdict.PASS
+            return self.prober.probe(self.subject.original, again=True).passes
         return False
 
     def settle(self, case: Case) -> Candidate:
@@ -270,9 +270,9 @@ class Session:
         """Return the minimum as unproven, because the written model did not fail as before."""
         why = f"the final re-check disagreed: {record.reason}"
         flakiness = self.prober.flakiness
-        if record.verdict is Verdict.PASS and not self.prober.measured:
+        if record.passes and not self.prober.measured:
             why = f"{why}; {FLAKY.format('it failed, and passed when it was read back')}"
-        elif record.verdict is Verdict.PASS and flakiness.is_steady:
+        elif record.passes and flakiness.is_steady:
             runs = f"{flakiness.runs} of {flakiness.runs} runs"
             why = f"the check is flaky: the original failed in {runs}, the answer fails less often; {why}"
         return replace(minimum, proven=False, why=why)
@@ -310,10 +310,10 @@ class Session:
         rest = self.subject.rest(answer) if answer else None
         try:
             for candidate in filter(None, (rest, self.subject.identity)):
-                if prober.probe(candidate).verdict is Verdict.PASS:
+                if prober.probe(candidate).passes:
                     title = f"{candidate.title}, twice more"
                     again = Probe(replace(candidate, title=title), again=True, runs=2)
-                    if by_user and prober.probe(again).verdict is Verdict.FAIL:
+                    if by_user and prober.probe(again).fails:
                         return FLAKY.format(
                             f"'{candidate.title}' passed, and failed when asked again"
                         )
@@ -336,7 +336,7 @@ class Session:
             return "unproven", doubt
         if flakiness.passes_needed == 1:
             return "1-minimal", minimum.why
-        passed = sum(record.verdict is Verdict.PASS for record in self.prober.ledger.records)
+        passed = sum(record.passes for record in self.prober.ledger.records)
         confidence = flakiness.reached(passed)
         if self.result.flaky:
             self.result.flaky = structs.replace(self.result.flaky, reached=round(confidence, 6))

@@ -25,7 +25,6 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.probe.reference import Reference
 from bisect_trt.report.parts import DynamicShapes, FreeDimension, InputAxis
-from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.free_dims import Axis, Freed
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
@@ -92,18 +91,14 @@ def free_where_needed(session: Session) -> bool:
     if target is not None and profile:
         fixed = replace(fixed, target=target.target.spanning(target, {}))
     record = prober.probe(fixed)
-    if record.verdict is Verdict.PASS:
+    if record.passes:
         record = reconfirm(
             prober, subject.original, fixed
         ).record  # fixed shapes must pass each time
-    if record.verdict is Verdict.FAIL:
+    if record.fails:
         console.say("  yes, so candidates have fixed shapes")
         return False
-    answer = (
-        "it passes"
-        if record.verdict is Verdict.PASS
-        else f"it breaks in another way ({record.reason})"
-    )
+    answer = "it passes" if record.passes else f"it breaks in another way ({record.reason})"
     console.say(f"  no, {answer}: candidates keep the free dimensions")
     subject.free(free(subject, symbols, target))
     return True
@@ -212,7 +207,7 @@ def needed_dimensions(session: Session, answer: Candidate) -> Candidate:
     fix_input_shapes(fixed, shapes_of(subject.values(answer, answer.inputs)))
     fixed = with_output_shapes(fixed, subject.values(answer, answer.outputs))
     static = freed.dress(replace(answer, made=fixed, title="the answer, with fixed shapes"))
-    needed = bool(names) and session.prober.probe(static).verdict is not Verdict.FAIL
+    needed = bool(names) and not session.prober.probe(static).fails
     session.result.dynamic = DynamicShapes(needed=needed, dimensions=())
     console.say(
         f"  yes, it fails only with {names} free"

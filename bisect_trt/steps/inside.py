@@ -27,7 +27,7 @@ from bisect_trt.probe.outcome import Ending
 from bisect_trt.report.parts import Inside
 from bisect_trt.report.summary import describe_inside
 from bisect_trt.report.text import plural
-from bisect_trt.search.oracle import Mode, Verdict
+from bisect_trt.search.oracle import Mode
 from bisect_trt.session.checks import make_vet
 from bisect_trt.session.session import Case, RebuiltPasses, Session
 from bisect_trt.steps.minimal_case import by_blame, extract_suspect, find_minimum, find_suspects
@@ -175,7 +175,7 @@ def _descend(level: _Level, levels: list[Inside]) -> _Level | None:
             prober = replace(session.prober, ledger=ledger, activations=subject.reference, vet=vet)
             inner = replace(session, subject=subject, probing=prober)
             original = replace(subject.original, title=f"the body of {level.name}")
-            if prober.probe(original).verdict is Verdict.FAIL:
+            if prober.probe(original).fails:
                 return _search(level, inner, body, levels)
         if levels[-1].iteration == 1:  # there is no earlier one
             break
@@ -245,7 +245,7 @@ def _first_wrong(level: _Level, ledger: Ledger) -> int:
         values = {**inputs, **expected}
         outputs = tuple(each.name for each in model.graph.output)
         candidate = Candidate(model, tuple(inputs), outputs, title, level.case.units, values=values)
-        if prober.probe(candidate).verdict is Verdict.FAIL:
+        if prober.probe(candidate).fails:
             failing = count
         else:
             passing = count

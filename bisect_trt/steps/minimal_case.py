@@ -230,7 +230,7 @@ def _first_failing(session: Session, units: Subset, *, held: bool = False) -> Su
     subject = session.subject
     for chosen in dict.fromkeys((units, subject.units.with_weights(units))):
         candidate = subject.cut(chosen, held=held)
-        if session.prober.probe(candidate).verdict is Verdict.FAIL:
+        if session.prober.probe(candidate).fails:
             return candidate.units
     return None
 
@@ -407,19 +407,19 @@ def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) ->
         Ending.BROKEN,
         Ending.MISMATCHED,
     )
-    if fails and record.verdict is not Verdict.FAIL:
+    if fails and not record.fails:
         session.console.say("  it fails in another way, which is followed from here on")
         ledger.follow(outcome)
         record = session.prober.probe(candidate)
-    if sure and record.verdict is Verdict.PASS:
+    if sure and record.passes:
         record = reconfirm(session.prober, subject.original, candidate).record
     if record.verdict is Verdict.UNRESOLVED:
         session.console.answer(
             f"Without these nodes the rest of the model cannot be judged: {record.reason}."
         )
     else:
-        result.more_failures = record.verdict is Verdict.FAIL
-    return rest if record.verdict is Verdict.FAIL else ()
+        result.more_failures = record.fails
+    return rest if record.fails else ()
 
 
 def _search_rest(session: Session, case: Case, rest: Sequence[int], mode: Mode) -> Case | None:

@@ -15,7 +15,7 @@ from bisect_trt.report.console import listed
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import named
 from bisect_trt.search.confirm import READ_BACK
-from bisect_trt.search.oracle import Minimum, Subset, Verdict
+from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.session.session import Case, Session
 from bisect_trt.steps.dynamic_dims import (
     needed_dimensions,
@@ -95,9 +95,7 @@ def write_reduced(
     for path, names in ((settings.inputs, answer.inputs), (settings.golden, answer.outputs)):
         save_npz(path, session.subject.values(answer, names))
     culprits = session.subject.describe_nodes(by_blame(session, answer))
-    return minimum if record.verdict is Verdict.FAIL else session.disagreed(
-        minimum, record
-    ), culprits
+    return minimum if record.fails else session.disagreed(minimum, record), culprits
 
 
 def save_min_good(session: Session, path: Path | None, answer: Candidate) -> str | None:

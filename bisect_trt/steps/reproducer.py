@@ -29,7 +29,7 @@ from bisect_trt.report.reproducer import (
     writing,
 )
 from bisect_trt.report.summary import describe_inside
-from bisect_trt.search.oracle import Minimum, Verdict
+from bisect_trt.search.oracle import Minimum
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
@@ -206,11 +206,11 @@ def leave_reproducer(
     command = rerun_command(folder / SCRIPT, subject.workers.places)
     why = None if trial.shows else trial.why
     session.result.reported().proof = Proof(command=command, why=why)
-    if record.verdict is not Verdict.FAIL:
+    if not record.fails:
         minimum = session.disagreed(minimum, record)
     elif trial.shows is False:
         minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {trial.why}")
-    steady = record.verdict is not Verdict.PASS
+    steady = not record.passes
     return Left(
         minimum, replace(reproducer, trial=trial), folder, written, steady, disguised is not None
     )
@@ -252,7 +252,7 @@ def _disguise(
             keep=tuple(names[name] for name in keep if name in names) if keep else candidate.keep,
         )
         disguised, record = _read_back(session, disguised, folder)
-        if record.verdict is Verdict.FAIL:
+        if record.fails:
             return disguised, record
     session.console.answer(
         "Not anonymised: it does not fail with other weights. The reproducer has the model's names and weights."

@@ -22,7 +22,6 @@ from bisect_trt.onnxlib.shapes import (
     forget_shapes,
 )
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.free_dims import Axis
 from bisect_trt.session.session import Session
 from bisect_trt.tensors.comparison import TensorComparison, required_severity
@@ -247,7 +246,7 @@ class _Shrinker:
         self.probes += 1
         record = self._session.prober.probe(candidate)
         seen = self._session.outcome(record).comparisons
-        is_same = record.verdict is Verdict.FAIL and record.signature == self._signature
+        is_same = record.fails and record.signature == self._signature
         if not is_same or _distance(seen) < self._least:
             return False
         self.piece = replace(piece, proto=proto)

@@ -324,8 +324,8 @@ def _fixing_only_whole(
     probe = session.prober.probe
     if (
         not unused
-        or probe(small.candidate(unused)).verdict is not Verdict.FAIL
-        or probe(whole.candidate(unused)).verdict is not Verdict.PASS
+        or not probe(small.candidate(unused)).fails
+        or not probe(whole.candidate(unused)).passes
     ):
         return ()
     rest = replace(whole, switches=[whole.switches[unit] for unit in sorted(unused)])
@@ -358,7 +358,7 @@ def _confirm(
     same = whole.base is panel.base
     found = answers.alternatives
     for units in found.found:
-        passes = same or prober.probe(whole.candidate(units)).verdict is Verdict.PASS
+        passes = same or prober.probe(whole.candidate(units)).passes
         on = whole if passes else panel
         names = panel.names(units)
         known = answers.failures if on.base is panel.base else 0
@@ -368,9 +368,7 @@ def _confirm(
         if not believed.passes:
             doubts.append(f"{' and '.join(names)}: {believed.record.reason}")
             continue
-        case_passes = (
-            None if small is None else prober.probe(small.candidate(units)).verdict is Verdict.PASS
-        )
+        case_passes = None if small is None else prober.probe(small.candidate(units)).passes
         inner = any(panel.switches[unit].tier is Tier.COMPILER for unit in units)
         layers = engines.changed(frozenset(), units) if inner else None
         entries.append(whole.entry(units, believed.seen, layers, whole=passes, case=case_passes))

@@ -44,7 +44,7 @@ from bisect_trt.report.console import Console
 from bisect_trt.report.parts import FreshCount, WorkaroundTried
 from bisect_trt.report.result import Result
 from bisect_trt.search.keep import keep_if_enough, smallest_enough
-from bisect_trt.search.oracle import Mode, Subset, Verdict
+from bisect_trt.search.oracle import Mode, Subset
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Case, Session
 from bisect_trt.session.space import Space
@@ -312,7 +312,7 @@ def rewrite(
         change = partial(_spliced, some)
         tried.append(f"{name} in {len(some)} place{'s' if len(some) > 1 else ''}")
         candidate = _candidate(session, change(subject.network), tried[-1])
-        if session.prober.probe(candidate).verdict is Verdict.PASS:
+        if session.prober.probe(candidate).passes:
             anchors = [view.network.describe(fragment.anchor) for fragment in some]
             few = len(anchors) <= _SHOWN
             places = (

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import examples
 
-from bisect_trt.cli.parser import COMMON, RARE, expand, parse, several
+from bisect_trt.cli.parser import COMMON, RARE, expand, flags_of, parse
 from bisect_trt.commands.table import COMMANDS
 from bisect_trt.errors import UsageError
 from bisect_trt.options import compare
@@ -169,7 +169,7 @@ def test_a_value_is_the_same_from_python_and_as_it_is_typed(
 def test_several_values_follow_a_flag_and_all_that_follows_check_is_its_command() -> None:
     line = "reduce m.onnx --input-shapes x:[1] y:2x3 --fail-code -11 --on --check cmd --all"
     read = "reduce m.onnx --input-shapes=x:[1] --input-shapes=y:2x3 --fail-code=-11 --on --check=cmd --check=--all"
-    assert expand(line.split(), several("reduce")) == read.split()
+    assert expand(line.split(), flags_of("reduce", several=True)) == read.split()
 
 
 @pytest.mark.parametrize("name", COMMANDS)
