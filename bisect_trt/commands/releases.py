@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
-from bisect_trt.errors import (
-    MissingOptionError,
-    PlaceError,
-)
+from bisect_trt.errors import BisectError, MissingOptionError, PlaceError
 from bisect_trt.options.searches import Releases
 from bisect_trt.options.shared import Data, Search
 from bisect_trt.probe.prober import DoesNotReproduce
-from bisect_trt.report.reproducer import MODEL
+from bisect_trt.report.reproducer import INPUTS, MODEL
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.call import Call
-from bisect_trt.steps.release_boundary import Range, ask_releases, in_releases, list_releases
+from bisect_trt.steps.release_boundary import (
+    Boundaries,
+    Range,
+    ask_releases,
+    in_releases,
+    list_releases,
+)
 from bisect_trt.steps.second_opinion import Disagreement, ask_evaluator
 from bisect_trt.targets.base import Package
 from bisect_trt.targets.options import Target
@@ -28,15 +32,7 @@ def run(call: Call) -> Result:
     """
     own = call[Releases]
     console = call.console
-    folder = own.model if call.source is None else call.source.named
-    if (folder / MODEL).is_file():
-        call.options.change(Releases, model=folder / MODEL)
-        given = call[Data].given
-        if call.source is not None:
-            given = given or call.source.inputs is not None
-            call.source = replace(call.source, model=folder / MODEL)
-        if not given and (folder / "inputs.npz").is_file():
-            call.options.change(Data, load_inputs=[folder / "inputs.npz"])
+    _open_reproducer(call, own.model if call.source is None else call.source.named)
     target = call[Target].settings()
     if own.package is not None and not call.has_check:
         raise MissingOptionError(
@@ -75,7 +71,7 @@ def run(call: Call) -> Result:
             console.answer(f"{doubt.sentence} Releases are compared with the evaluator.")
             call.result.reference_doubt = doubt.sentence
             model = replace(model, values=doubt.values)
-        found = ask_releases(
+        boundaries = ask_releases(
             session,
             elsewhere,
             package,
@@ -86,20 +82,37 @@ def run(call: Call) -> Result:
             runs=call[Search].repeat or 1,
         )
         if own.find_all:
-            console.table(("release", "verdict", "reason"), found.rows(), len(pythons))
-        if found.history.oldest is None:
-            silent = [row for row in found.rows() if row[1] == Verdict.UNRESOLVED.value]
-            said = f" ({silent[0][0]}: {silent[0][2]})" if silent else ""
-            if len(silent) == len(found.releases):
-                raise PlaceError(f"no release of {package.name} has a verdict{said}.")
-            raise DoesNotReproduce(
-                f"no release of {package.name} from {found.releases[0]} to {found.releases[-1]} fails"
-                + (
-                    f"; {len(silent)} of {len(found.releases)} have no verdict{said}."
-                    if silent
-                    else "."
-                )
-                + " Try older releases (--from), or the options and inputs with which it failed."
-            )
-        found.tell(console)
-        return call.result.end(why=found.doubt())
+            console.table(("release", "verdict", "reason"), boundaries.rows(), len(pythons))
+        if boundaries.history.oldest is None:
+            raise _none_fails(boundaries)
+        boundaries.tell(console)
+        return call.result.end(why=boundaries.doubt())
+
+
+def _open_reproducer(call: Call, folder: Path) -> None:
+    """Take the model, and the inputs where none are given, if the folder is that of a reproducer."""
+    model = folder / MODEL
+    if not model.is_file():
+        return
+    call.options.change(Releases, model=model)
+    values = call[Data].given
+    if call.source is not None:
+        values = values or call.source.inputs is not None
+        call.source = replace(call.source, model=model)
+    if not values and (folder / INPUTS).is_file():
+        call.options.change(Data, load_inputs=[folder / INPUTS])
+
+
+def _none_fails(boundaries: Boundaries) -> BisectError:
+    """Return the error of a search in which no release fails."""
+    package = boundaries.package
+    releases = boundaries.releases
+    silent = [row for row in boundaries.rows() if row[1] == Verdict.UNRESOLVED.value]
+    unknown = f"verdict ({silent[0][0]}: {silent[0][2]})" if silent else ""
+    if len(silent) == len(releases):
+        return PlaceError(f"no release of {package} has a {unknown}.")
+    unknown = f"; {len(silent)} of {len(releases)} have no {unknown}" if silent else ""
+    return DoesNotReproduce(
+        f"no release of {package} from {releases[0]} to {releases[-1]} fails{unknown}. Try older releases (--from), or the "
+        "options and inputs with which it failed."
+    )

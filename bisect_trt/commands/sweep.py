@@ -281,12 +281,12 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
             in two places.
     """
     base = shapes_of(subject.samples[0])
-    declared = {
+    symbols = {
         (name, axis): dim
         for name in base
         for axis, dim in enumerate(subject.declared.get(name, ()))
+        if isinstance(dim, str)
     }
-    symbols = {place: dim for place, dim in declared.items() if isinstance(dim, str)}
     sizes: dict[str, tuple[int, ...]] = {}
     places: dict[str, list[tuple[str, int]]] = {}
     for name, shape in shapes:

@@ -91,6 +91,12 @@ class CheckSettings:
         return self.options.timeout
 
     @property
+    def runtime(self) -> TargetSettings:
+        """The target, where one is required."""
+        assert self.target is not None, "the options require one"
+        return self.target
+
+    @property
     def judged_runtime(self) -> TargetSettings | None:
         """The target, where neither a command, a function nor a plug-in decides."""
         if self.argv or self.function is not None or self.oracle is not None:

@@ -277,8 +277,7 @@ class Diagnosis:
         if self.search.shrink:
             session.console.step("Shrink tensors of the minimal case")
             small = shrink(session, whole)
-        target = small.target or self.check.target
-        assert target is not None
+        target = small.target or self.check.runtime
         fault = self.arbiter.arbitrate(target, small)
         if (
             fault.whose in ("tie", "rounding") and small is not whole
@@ -403,7 +402,6 @@ def diagnose_whole(diagnosis: Diagnosis) -> Result:
         answer = smallest(session, reduced, diagnosis.search, case)
         console.step(f"Write them to {output}")
         deliver(session, reduced, answer, case.minimum)
-    assert check.target is not None
     if limited:
         name_cause(session, check, answer)
     else:

@@ -131,10 +131,13 @@ def free(
             declared[name][axis] = symbol
         name, axis = places[0]
         size = sample[name].shape[axis]
-        within = [shape[axis] for shape in profile.get(name, ())]
-        allowed = (each for each in (size + number, size - number, *within) if each != size)
-        fits = (each for each in allowed if not within or min(within) <= each <= max(within))
-        other |= dict.fromkeys(places, next(fits))
+        span = [shape[axis] for shape in profile.get(name, ())] or [size + number]
+        fitting = (
+            each
+            for each in (size + number, size - number, *span)
+            if each != size and min(span) <= each <= max(span)
+        )
+        other |= dict.fromkeys(places, next(fitting))
     network = Network(free_inputs(subject.network.proto, declared, forget=False))
 
     def run_at(changed: Mapping[Axis, int]) -> dict[str, Sequence[int]]:

@@ -157,13 +157,12 @@ def leave_reproducer(
     Raises:
         UsageError: The folder cannot be written.
     """
-    assert check.target is not None
     subject = session.subject
     make_folder(folder)
     candidate = replace(
         answer.candidate, made=strip(answer.candidate.proto), title="the reproducer, read back"
     )
-    disguised = _disguise(session, candidate, check.target, folder) if own.anonymise else None
+    disguised = _disguise(session, candidate, check.runtime, folder) if own.anonymise else None
     candidate, record = disguised or _read_back(session, candidate, folder)
     outcome = session.outcome(record)
     sentence = describe_answer(subject.network, answer.blamed)
@@ -172,7 +171,7 @@ def leave_reproducer(
         sentence = (
             f"{nodes[0]} fails alone" if len(nodes) == 1 else f"{len(nodes)} nodes fail together"
         )
-    target = candidate.settings(check.target)
+    target = candidate.settings(check.runtime)
     lowered = subject.models.lowered(folder / MODEL, target)
     ran = None if isinstance(lowered, Failed) else lowered
     carried, files = carry(target, folder / FILES)

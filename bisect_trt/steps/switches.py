@@ -49,14 +49,14 @@ def switchable(check: CheckSettings) -> CheckSettings:
     Raises:
         UsageError: It cannot.
     """
-    assert check.target is not None, "the options require one"
+    plugin = check.runtime.target
     if check.function is None and not check.argv:
         return check
-    if check.argv and check.target.target.engines:
+    if check.argv and plugin.engines:
         return replace(check, by_layer=True)
     what = "a check command" if check.argv else "a check function"
     raise ConflictError(
-        f"{what} receives models, so it cannot use changed switches of {check.target.target.title}; drop it to compare the "
+        f"{what} receives models, so it cannot use changed switches of {plugin.title}; drop it to compare the "
         "target with the reference, or use a target with engines (--trt), which commands receive."
     )
 
@@ -81,9 +81,8 @@ def make_panel(
     Raises:
         UsageError: The target has no switches.
     """
-    assert check.target is not None, "the options require one"
     models = session.subject.models
-    target = base.settings(check.target)
+    target = base.settings(check.runtime)
     feed = models.feed("trace.in", session.subject.values(base, base.inputs))
     reply = models.workers.ask(Trace(target, models.write("trace", base.proto), feed))
     operators = frozenset(node.op_type for node in all_nodes(base.proto))
@@ -238,10 +237,9 @@ def explain(
         UsageError: The target has no switches.
         BudgetSpent: No more probes may be made.
     """
-    target = check.target
+    target = check.runtime
     original = session.subject.original
     result = session.result
-    assert target is not None, "the options require one"
     result.cause = []
     result.cause_detail = None
     costly = case is not None and target.target.compiles

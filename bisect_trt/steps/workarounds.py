@@ -473,13 +473,11 @@ def after_diagnosis(
     Nothing is searched if the failure is not ``steady``, because a pass may be chance.
     """
     console = session.console
-    target = check.target
     result = session.result
-    assert target is not None, "a diagnosis has one"
     console.step("Search barriers and rewrites")
     command = session.command("workaround", check)
     ways = list[WorkaroundTried]()
-    if not steady or target.target.compiles:
+    if not steady or check.runtime.target.compiles:
         add_precision(result)
         why = f"each probe is a build; to search: {command}"
         console.say(

@@ -26,11 +26,10 @@ def keep_worst_samples(subject: Subject, check: CheckSettings, result: Result) -
     if len(subject.samples) <= MANY or check.target is None:
         return
     models = subject.models
-    scratch = subject.workspace.scratch
-    inputs = tuple(
-        models.feed(f"many-{place}", sample) for place, sample in enumerate(subject.samples)
+    inputs = tuple(subject.feeds())
+    golden = tuple(
+        subject.workspace.scratch(f"many-{place}.golden.npz") for place in range(len(inputs))
     )
-    golden = tuple(scratch(f"many-{place}.golden.npz") for place in range(len(inputs)))
     reply: Any = None
     try:
         right = Collect(
