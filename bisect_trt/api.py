@@ -349,18 +349,18 @@ def _run(
 
     groups = [group for group in COMMANDS[command].groups if group not in (Run, General)]
     fields = {entry.python: entry.name for group in groups for entry in entries(group)}
-    given = {fields.get(name, name): value for name, value in options.items() if value is not None}
+    values = {fields.get(name, name): value for name, value in options.items() if value is not None}
     _refuse_target(check, target)
     if target is not None:
-        given.setdefault(
+        values.setdefault(
             target, True
         )  # the flag of a target may have a value, which is a keyword then
-    fixed = {name: value for name, value in sorted(given.items()) if name not in _FREE}
+    fixed = {name: value for name, value in sorted(values.items()) if name not in _FREE}
     words = [
         f"{name}={json.dumps(value, default=str, sort_keys=True)}" for name, value in fixed.items()
     ]
     home = COMMANDS[command].output
-    for name in given.keys() - (
+    for name in values.keys() - (
         {*fields.values()} - {"model"} - ({"output"} if home is not None else set())
     ):
         raise UnknownNameError(
@@ -374,10 +374,10 @@ def _run(
                 f"check: give a function, a command or the list of its words, not {check!r:.60}; "
                 "input values are given by keyword (inputs=)."
             )
-        given["check"] = [check] if isinstance(check, str) else list(check)
-        words.append(f"check={given['check']}")
+        values["check"] = [check] if isinstance(check, str) else list(check)
+        words.append(f"check={values['check']}")
     source = Source(model, inputs)
-    paths = Paths.of(groups, {**given, "model": source.named, "output": output}, inputs)
+    paths = Paths.of(groups, {**values, "model": source.named, "output": output}, inputs)
     paths.refuse()
     folder = Workspace.new_folder(command, source.named) if run is None else Path(run)
     resumed = (folder / RUN_FILE).exists()
@@ -385,12 +385,12 @@ def _run(
         raise OutputFileError(
             f"run: {folder} exists and is no run of a Python function; name another folder."
         )
-    given |= {"model": source.named} if "model" in fields else {}
-    given |= {} if home is None else {"output": folder / home if output is None else output}
+    values |= {"model": source.named} if "model" in fields else {}
+    values |= {} if home is None else {"output": folder / home if output is None else output}
     console = Console(int(verbose)) if verbose else QuietConsole()
     result = Result(command)
     function = check if callable(check) else None
-    params = Params(groups, given, words=False)
+    params = Params(groups, values, words=False)
     call = Call(
         command,
         params,

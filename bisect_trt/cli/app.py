@@ -137,19 +137,19 @@ def _answer(
 def _say_ending(ending: BaseException, call: Call, verbosity: int) -> None:
     """Say why there is no answer."""
     console = call.console
-    why = str(call.result.why)
+    reason = str(call.result.why)
     if isinstance(ending, KeyboardInterrupt):
         if (
             call.result.artifacts.get("run") is None
         ):  # else the summary has the reason and the next command
-            console.error(f"{why.removesuffix(' by the user')}.")
+            console.error(f"{reason.removesuffix(' by the user')}.")
         return
     if not isinstance(ending, BisectError):
         console.error(
-            f"internal error: {why}; please report it with what -vv shows.", InternalError.code
+            f"internal error: {reason}; please report it with what -vv shows.", InternalError.code
         )
     elif ending.status is not ExitStatus.NOT_REPRODUCED:
-        console.error(why, ending.code)
+        console.error(reason, ending.code)
     if verbosity > 1:
         traceback.print_exception(ending)
 

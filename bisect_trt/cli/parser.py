@@ -105,9 +105,9 @@ def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
         parsed = _parser(named)(words, prog_name=PROGRAM, standalone_mode=False)
     except _CLICK_ERROR as error:
         program = PROGRAM if named is None else f"{PROGRAM} {named}"
-        said = error.format_message().rstrip(".")  # type: ignore[attr-defined]  # Typer names no base of its errors
+        message = error.format_message().rstrip(".")  # type: ignore[attr-defined]  # Typer names no base of its errors
         shown = f"`{program} {'--help' if named is None else '--help-all'}`"
-        sys.stderr.write(f"error[{CommandLineError.code}]: {said}; {shown} lists the options.\n")
+        sys.stderr.write(f"error[{CommandLineError.code}]: {message}; {shown} lists the options.\n")
         raise SystemExit(CommandLineError.status) from error
     if not isinstance(parsed, tuple):  # the status of help, of the version or of a completion
         raise SystemExit(parsed)
@@ -185,7 +185,7 @@ def _function(name: str, groups: tuple[type, ...]) -> Callable[..., tuple[str, d
 
 def _show_all(context: typer.Context, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
-        rare = [each for each in context.command.params if getattr(each, "hidden", False)]
+        rare = [param for param in context.command.params if getattr(param, "hidden", False)]
         for parameter in rare:
             vars(parameter)["hidden"] = False
         typer.echo(context.get_help())
@@ -236,20 +236,23 @@ def _annotation(
         or option.default is None
     )
     value = option.default.value if isinstance(option.default, Enum) else option.default
-    known: dict[str, Any] = {"help": _plain(option.help), "show_default": not plain and str(value)}
+    settings: dict[str, Any] = {
+        "help": _plain(option.help),
+        "show_default": not plain and str(value),
+    }
     if option.metavar is not None or words or option.positional or option.kind is Path:
-        known["metavar"] = option.placeholder
+        settings["metavar"] = option.placeholder
     if option.positional:
-        return Annotated[kind, typer.Argument(**known)], default
-    known["count"] = option.count
+        return Annotated[kind, typer.Argument(**settings)], default
+    settings["count"] = option.count
     if one is int and not option.several:
-        known |= {
+        settings |= {
             name: value for name in ("min", "max") if math.isfinite(value := getattr(option, name))
         }
     rare = option.name in RARE or (shared and option.name not in COMMON)
-    known["hidden"] = rare and option.name not in taught
-    known["rich_help_panel"] = title(group) if shared else None
-    return Annotated[kind, typer.Option(*option.flags, **known)], default
+    settings["hidden"] = rare and option.name not in taught
+    settings["rich_help_panel"] = title(group) if shared else None
+    return Annotated[kind, typer.Option(*option.flags, **settings)], default
 
 
 def _plain(text: str) -> str:
@@ -270,21 +273,21 @@ def flags_of(name: str, *, several: bool = False) -> frozenset[str]:
 
 def expand(words: Sequence[str], several: frozenset[str]) -> list[str]:
     """Write ``--flag a b`` as ``--flag=a --flag=b``, and each word after ``--check`` as ``--check=word``."""
-    done: list[str] = []
+    expanded: list[str] = []
     current = ""
     for place, word in enumerate(words):
         if word == CHECK and CHECK in several:
-            return done + ([f"{CHECK}={each}" for each in words[place + 1 :]] or [f"{CHECK}="])
+            return expanded + ([f"{CHECK}={each}" for each in words[place + 1 :]] or [f"{CHECK}="])
         if word in several:
             current = word
             if place + 1 == len(words) or _is_flag(words[place + 1]):
-                done.append(word)  # without a value, which Typer refuses
+                expanded.append(word)  # without a value, which Typer refuses
         elif current and not _is_flag(word):
-            done.append(f"{current}={word}" if current.startswith("--") else f"{current}{word}")
+            expanded.append(f"{current}={word}" if current.startswith("--") else f"{current}{word}")
         else:
             current = ""
-            done.append(word)
-    return done
+            expanded.append(word)
+    return expanded
 
 
 def _is_flag(word: str) -> bool:

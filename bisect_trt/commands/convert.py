@@ -37,38 +37,44 @@ _ONNX_SUFFIXES = (".onnx", ".onnxtxt", ".onnxjson", ".json", ".textproto", ".txt
 
 def run(call: Call) -> Result:
     """Write a model in fp16 or bf16, or its TensorRT engine."""
-    own = call[Convert]
+    options = call[Convert]
     target = call[Target]
-    call.may_write(own.output, overwrite=own.overwrite)
-    if own.calibration_cache is not None and not target.int8:
+    call.may_write(options.output, overwrite=options.overwrite)
+    if options.calibration_cache is not None and not target.int8:
         raise MissingOptionError("--calibration-cache holds the ranges for INT8; add --int8.")
-    to_onnx = own.output.suffix in _ONNX_SUFFIXES
-    if own.io_fp16 and not (to_onnx and target.fp16):
+    to_onnx = options.output.suffix in _ONNX_SUFFIXES
+    if options.io_fp16 and not (to_onnx and target.fp16):
         raise MissingOptionError(
             "--io-fp16 is for an ONNX model in fp16; add --fp16 and -o NAME.onnx."
         )
     if to_onnx:
-        return _convert_to_onnx(call, own, target)
+        return _convert_to_onnx(call, options, target)
     runtime = (target if target.named() else target.but(trt=True)).required()
     if not runtime.target.engines:
         raise ConflictError(
-            f"{runtime.target.title} has no engines to write to {own.output}; name TensorRT (--trt), or a .onnx file."
+            f"{runtime.target.title} has no engines to write to {options.output}; name TensorRT (--trt), or a .onnx file."
         )
     opened = call.open()
-    with opened.examined(own.timeout, runtime, require=require_target) as session:
+    with opened.examined(options.timeout, runtime, require=require_target) as session:
         subject = session.subject
         title = runtime.describe()
         if runtime.int8 and not has_quantized(subject.network.proto):
-            runtime = runtime.target.calibrating(runtime, subject.feeds(), own.calibration_cache)
+            runtime = runtime.target.calibrating(
+                runtime, subject.feeds(), options.calibration_cache
+            )
         model = subject.network.proto
         sample = subject.samples[0]
-        failed = subject.models.build("convert", model, sample, own.output, runtime, own.timeout)
-        session.answered(failed, title)
-        call.paths.record(opened.workspace.folder, own.output, own.output)  # a worker wrote it
-        call.console.answer(
-            f"{own.output}: the engine of {own.model}, {own.output.stat().st_size} bytes."
+        failed = subject.models.build(
+            "convert", model, sample, options.output, runtime, options.timeout
         )
-        return call.result.wrote(engine=own.output)
+        session.answered(failed, title)
+        call.paths.record(
+            opened.workspace.folder, options.output, options.output
+        )  # a worker wrote it
+        call.console.answer(
+            f"{options.output}: the engine of {options.model}, {options.output.stat().st_size} bytes."
+        )
+        return call.result.wrote(engine=options.output)
 
 
 def _convert_to_onnx(call: Call, own: Convert, target: Target) -> Result:
@@ -97,9 +103,9 @@ def _convert_to_onnx(call: Call, own: Convert, target: Target) -> Result:
     left = describe_left(census, precision)
     if not census.lowered:
         kept = " outside --keep-fp32" if target.keep_fp32 else ""
-        why = left or f"no node computes in fp32{kept}"
+        reason = left or f"no node computes in fp32{kept}"
         raise UnsuitableModelError(
-            f"{own.model} cannot be converted to {precision}: {why}. Nothing was written."
+            f"{own.model} cannot be converted to {precision}: {reason}. Nothing was written."
         )
     lowered = lower_fp16(model, target.keep_fp32, low=LOW_TYPES[precision], weights=source.weights)
     if own.io_fp16:

@@ -34,24 +34,24 @@ def run(call: Call) -> Result:
         UsageError: An option is wrong, or the reproducer cannot be written.
         UnavailableError: The target or the reference cannot run the model.
     """
-    own = call[Diagnose]
+    options = call[Diagnose]
     target = call[Target].required()
-    check = inner_check(call, target, own.timeout)
-    folder = own.output or Path(f"{own.model.stem.lstrip('-')}-reproducer".lstrip("-"))
-    archive = archive_of(folder) if own.archive else None
+    check = inner_check(call, target, options.timeout)
+    folder = options.output or Path(f"{options.model.stem.lstrip('-')}-reproducer".lstrip("-"))
+    archive = archive_of(folder) if options.archive else None
     packed = [] if archive is None else [archive]
     call.paths.add_outputs(packed)
-    for number in range(1, MOST_FAILURES + 1 if own.find_all else 2):
+    for number in range(1, MOST_FAILURES + 1 if options.find_all else 2):
         place = folder_of(folder, number)
         call.paths.add_outputs([place / name for name in (*WRITTEN, ISSUE, NOTES, MIXED)])
         ours = call.paths.wrote([place / MODEL, place / INPUTS, place / GOLDEN, *packed])
-        check_folder(place, archive if number == 1 else None, overwrite=own.overwrite or ours)
+        check_folder(place, archive if number == 1 else None, overwrite=options.overwrite or ours)
     opened = call.open()
     # The latency of the original is measured here, so that a fix is compared with it without
     # another build.
     compares = check.metric is None and check.limits is None
     check = replace(check, timed=target.target.compiles and compares)
-    with opened.subject(check.timeout, target, older=own.releases) as subject:
+    with opened.subject(check.timeout, target, older=options.releases) as subject:
         if compares:
             keep_worst_samples(subject, check, call.result)
         with opened.searching(check, subject) as session:
@@ -59,5 +59,5 @@ def run(call: Call) -> Result:
                 fault = judge_export(session, eager, check.tolerance)
                 if fault and fault.whose == "export":
                     return call.result.end()
-            diagnosis = Diagnosis(session, check, call[Search], own, folder)
+            diagnosis = Diagnosis(session, check, call[Search], options, folder)
             return diagnosis.run() if compares else diagnose_whole(diagnosis)

@@ -16,7 +16,7 @@ def run(call: Call) -> Result:
     builds = gather(call[Diff].paths, console.warn)
     goods, bads = count_verdicts(builds)
     good, bad = (
-        {each.layer for b in builds if b.good is side for each in b.choices}
+        {choice.layer for b in builds if b.good is side for choice in b.choices}
         for side in (True, False)
     )
     if good and bad and not good & bad:

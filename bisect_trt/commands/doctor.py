@@ -48,10 +48,10 @@ def run(call: Call) -> Result:
             console.warn(problem)
     packages = tuple(
         dict.fromkeys(
-            [*(each.name for plugin in selectable() for each in plugin.packages), "numpy"]
+            [*(package.name for plugin in selectable() for package in plugin.packages), "numpy"]
         )
     )
-    found = []
+    machines = []
     # Each request has a process of its own, so that the crash of a library is reported.
     with (
         scratch() as folder,
@@ -59,24 +59,24 @@ def run(call: Call) -> Result:
     ):
         for place in dict.fromkeys(places) or (None,):
             rows = environment()
-            known = dict[str, object]()
+            entry = dict[str, object]()
             if place is not None:
-                seen = workers.ask(Look(TargetSettings(), packages, start=False), place=place)
-                if isinstance(seen, Failed):
-                    raise PlaceError(f"{place.said} cannot be used: {seen.message}.")
-                known = {**seen.to_json(), "said": seen.describe()}
-                rows = {**seen.table(), "place": place.said}
-                rows |= {"host": seen.found["host"], "interpreter": seen.found["executable"]}
+                reply = workers.ask(Look(TargetSettings(), packages, start=False), place=place)
+                if isinstance(reply, Failed):
+                    raise PlaceError(f"{place.said} cannot be used: {reply.message}.")
+                entry = {**reply.to_json(), "said": reply.describe()}
+                rows = {**reply.table(), "place": place.said}
+                rows |= {"host": reply.found["host"], "interpreter": reply.found["executable"]}
             examined = examine(workers, Path(folder), place)
             targets = {name: each.missing for name, each in examined.items()}
-            found.append({**known, "targets": targets})
+            machines.append({**entry, "targets": targets})
             rows |= {name: each.describe() for name, each in examined.items()}
             if providers := examined.get("--onnxrt", Examined()).facts.get("available"):
                 rows["providers of ONNX Runtime"] = ", ".join(providers)
             for name, value in rows.items():
                 console.answer(f"{name}: {value}")
     if places:
-        result.places = found
+        result.places = machines
     else:
         result.environment = environment()
         result.targets = targets
@@ -113,7 +113,7 @@ def examine(workers: WorkerPool, folder: Path, place: Place | None) -> dict[str,
     model.write_bytes(TINY_MODEL)
     save_npz(inputs, {"x": np.ones(1, np.float32)})
     examined: dict[str, Examined] = {}
-    asked: dict[str, Request[object]] = {}
+    requests: dict[str, Request[object]] = {}
     for name in names():
         try:
             plugin = find(name)
@@ -122,9 +122,9 @@ def examine(workers: WorkerPool, folder: Path, place: Place | None) -> dict[str,
             examined[f"--{name}"] = Examined(str(error))
             continue
         if plugin.selectable and (place is None or plugin.sent):
-            asked[f"--{name}"] = About(settings)
+            requests[f"--{name}"] = About(settings)
         if name == "onnxrt":  # it is known to be there only once it has loaded a model
-            asked["--onnxrt --providers cuda"] = BuildEngine(
+            requests["--onnxrt --providers cuda"] = BuildEngine(
                 settings.with_own(providers=("cuda",)), model, inputs
             )
 
@@ -143,6 +143,8 @@ def examine(workers: WorkerPool, folder: Path, place: Place | None) -> dict[str,
         ending = f", after: {lines[-1]}" if lines else ""
         return Examined(f"{reply.message}{ending}")
 
-    logs = [folder / f"target-{number}.log" for number in range(len(asked))]
-    with ThreadPoolExecutor(len(asked)) as threads:
-        return examined | dict(zip(asked, threads.map(ask, asked.values(), logs), strict=True))
+    logs = [folder / f"target-{number}.log" for number in range(len(requests))]
+    with ThreadPoolExecutor(len(requests)) as threads:
+        return examined | dict(
+            zip(requests, threads.map(ask, requests.values(), logs), strict=True)
+        )

@@ -19,26 +19,26 @@ from bisect_trt.tensors.files import save_npz
 
 def run(call: Call) -> Result:
     """Write a piece of the model, and the values of its inputs if the model's input values are given."""
-    own = call[Extract]
+    options = call[Extract]
     data = call[Data]
-    values = [own.output.with_suffix(".inputs.npz")] if data.given else []
+    values = [options.output.with_suffix(".inputs.npz")] if data.given else []
     fixed = bool(data.input_shapes or values)  # else the piece's inputs keep free dimensions
-    call.may_write(own.output, *values, overwrite=own.overwrite)
+    call.may_write(options.output, *values, overwrite=options.overwrite)
     opened = call.open()
     opened = replace(opened, model=replace(opened.model, stays_free=not fixed))
-    with opened.examined(own.timeout) as session:
+    with opened.examined(options.timeout) as session:
         subject, network = session.subject, session.subject.network
-        starts = _tensors(own.inputs, network)
-        ends = _tensors(own.outputs, network)
+        starts = _tensors(options.inputs, network)
+        ends = _tensors(options.outputs, network)
         piece, inputs = extract(network, starts, ends, network.infos)
-        known = [
+        infos = [
             info
             for name in inputs
             if (info := network.infos.get(name)) is not None and info.shape is not None
         ]
-        free = bool(data.input_shapes) and not all(info.is_static for info in known)
+        free = bool(data.input_shapes) and not all(info.is_static for info in infos)
         # The inputs of a valid model have types; a run finds those that shape inference does not.
-        if values or free or len(known) < len(inputs):
+        if values or free or len(infos) < len(inputs):
             if not fixed:
                 subject.say_sizes()
             piece, inputs = extract(subject.network, starts, ends, subject.infos)
@@ -47,16 +47,16 @@ def run(call: Call) -> Result:
                     f"the values of '{unknown[0]}' are unknown, because ONNX Runtime cannot run the nodes before it; start the "
                     "piece elsewhere."
                 )
-        subject.workspace.save(piece, own.output)
+        subject.workspace.save(piece, options.output)
         names = ", ".join(value.name for value in piece.graph.output)
         call.console.answer(
-            f"{own.output}: {len(piece.graph.node)} nodes from {', '.join(inputs)} to {names}."
+            f"{options.output}: {len(piece.graph.node)} nodes from {', '.join(inputs)} to {names}."
         )
         for path in values:
             save_npz(path, subject.reference.select(inputs))
             call.result.artifacts["inputs"] = str(path)
             call.console.answer(f"{path}: the values of its inputs.")
-        return call.result.wrote(extracted=own.output)
+        return call.result.wrote(extracted=options.output)
 
 
 def _tensors(names: Sequence[str], network: Network) -> list[str]:

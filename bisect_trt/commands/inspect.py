@@ -43,14 +43,14 @@ class FileKind(NamedTuple):
 
 def run(call: Call) -> Result:
     """Show the contents of a file."""
-    own = call[Inspect]
-    name, file = read_words(own.file_kind, own.path)
+    options = call[Inspect]
+    name, file = read_words(options.file_kind, options.path)
     kind = _KINDS[name]
-    if odd := set(own.show) - kind.details:
+    if odd := set(options.show) - kind.details:
         raise ConflictError(
             f"--show {min(odd).value} does not apply to {name}; choose from: {', '.join(sorted(kind.details))}."
         )
-    plain = kind.describe(file, own)
+    plain = kind.describe(file, options)
     if name == "model":
         call.result.model = convert(plain, Model)
     elif name == "engine":
@@ -113,12 +113,12 @@ def describe_model(path: Path, show: Collection[Show]) -> Entry:
     if Show.WEIGHTS in show:
         plain["weights"]["tensors"] = [
             {
-                "name": each.name,
-                "dtype": _dtype(each),
-                "shape": list(each.dims),
-                "external": uses_external_data(each),
+                "name": tensor.name,
+                "dtype": _dtype(tensor),
+                "shape": list(tensor.dims),
+                "external": uses_external_data(tensor),
             }
-            for each in tensors
+            for tensor in tensors
         ]
     return plain
 
@@ -151,12 +151,14 @@ def _describe_layers(
         if (module := module_of(node)) is not None:
             layer["module"] = to_builtins(module)
         if attributes:
-            layer["attributes"] = {each.name: _describe_attribute(each) for each in node.attribute}
-        if graphs := [each for each in node.attribute if each.HasField("g")]:
+            layer["attributes"] = {
+                attribute.name: _describe_attribute(attribute) for attribute in node.attribute
+            }
+        if graphs := [attribute for attribute in node.attribute if attribute.HasField("g")]:
             layer["bodies"] = [
-                _describe_layers(each.g.node, infos, attributes=attributes) for each in graphs
+                _describe_layers(graph.g.node, infos, attributes=attributes) for graph in graphs
             ]
-            layer["branches"] = [each.name for each in graphs]
+            layer["branches"] = [graph.name for graph in graphs]
         layers.append(layer)
     return layers
 
@@ -218,8 +220,8 @@ def describe_data(path: Path, values: int | None = None) -> Entry:
             {
                 "name": run.name,
                 "samples": [
-                    {name: described(np.asarray(each[name])) for name in each}
-                    for each in run.samples
+                    {name: described(np.asarray(sample[name])) for name in sample}
+                    for sample in run.samples
                 ],
             }
             for run in load_runs(path)
@@ -243,10 +245,10 @@ def _statistics(tensor: Array) -> Entry:
     with np.errstate(
         over="ignore", invalid="ignore"
     ):  # the square of numbers next to the largest float64
-        known = [finite.min(), finite.max(), finite.mean(), np.median(finite), finite.std()]
-        known.append(np.sqrt(np.mean(np.square(finite))))
-    shown = [float(value) if math.isfinite(value) else None for value in known]
-    return {**plain, **dict(zip(_STATISTICS, shown, strict=True))}
+        statistics = [finite.min(), finite.max(), finite.mean(), np.median(finite), finite.std()]
+        statistics.append(np.sqrt(np.mean(np.square(finite))))
+    values = [float(value) if math.isfinite(value) else None for value in statistics]
+    return {**plain, **dict(zip(_STATISTICS, values, strict=True))}
 
 
 _KINDS = {

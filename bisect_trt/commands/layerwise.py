@@ -32,24 +32,24 @@ def run(call: Call) -> Result:
     Raises:
         UnavailableError: The target does not run the model with tensors marked.
     """
-    own = call[Layerwise]
+    options = call[Layerwise]
     target = call[Target].required()
-    if own.baseline is not None and not own.latency:
+    if options.baseline is not None and not options.latency:
         raise MissingOptionError("--baseline needs --latency; add it.")
-    given = written(call[CompareOptions])[:1] or ["--isolate"] * own.isolate
-    if own.latency and given:
+    given = written(call[CompareOptions])[:1] or ["--isolate"] * options.isolate
+    if options.latency and given:
         raise ConflictError(f"--latency compares no values, so {given[0]} has no effect; drop one.")
     tolerance = tolerance_options(call[CompareOptions], target)
     opened = call.open()
-    with opened.examined(own.timeout, target) as session:
-        if own.latency:
+    with opened.examined(options.timeout, target) as session:
+        if options.latency:
             from bisect_trt.steps.latency import latency  # noqa: PLC0415 - few ask for it
 
-            return latency(session, target, own.baseline)
+            return latency(session, target, options.baseline)
         subject = session.subject
         console = session.console
         result = session.result
-        look = Marking(subject, target, tolerance, own.timeout)
+        look = Marking(subject, target, tolerance, options.timeout)
         console.step(f"{target.describe()} against the reference, every tensor an output")
         original = look.unmarked()
         layers = compare_layers(look, original)
@@ -62,7 +62,7 @@ def run(call: Call) -> Result:
             raise ModelRefusedError(
                 "no tensor of the model has a value of the reference to compare."
             )
-        if own.isolate:
+        if options.isolate:
             layers = _isolated(look, layers)
         passes = original.ending is Ending.PASSED
         result.own_outputs = OwnOutputs(match=passes, reason=original.reason)
@@ -78,8 +78,8 @@ def run(call: Call) -> Result:
                 "inconclusive",
                 "marking tensors hides the failure, so they do not show where it begins",
             )
-        settings = CheckSettings(CheckOptions(timeout=own.timeout), (), target, tolerance)
-        arbiter = Arbiter(session, settings, not own.no_other_release)
+        settings = CheckSettings(CheckOptions(timeout=options.timeout), (), target, tolerance)
+        arbiter = Arbiter(session, settings, not options.no_other_release)
         if not layers.origins:
             console.answer("Every tensor matches.")
             step = arbiter.doubt()

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 def run(call: Call) -> Result:
     """Show every probe of a run with its reason, or one in full."""
-    own = call[LogOptions]
+    options = call[LogOptions]
     show = call.console.answer
-    folder = own.run
-    number = own.number
+    folder = options.run
+    number = options.number
     if folder is not None and number is None and str(folder).isdecimal() and not folder.exists():
         folder, number = None, int(str(folder))
     folder = newest_run() if folder is None else folder

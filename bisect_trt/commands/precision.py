@@ -40,10 +40,12 @@ from bisect_trt.targets.options import Target
 
 def run(call: Call) -> Result:
     """Find the fewest nodes that have to stay in fp32."""
-    own = call[PrecisionOptions]
-    low, target = low_precision(call[Target], own)
-    settings = PrecisionSettings(own, low[0], target, tuple(each for each in low if each in BITS))
-    call.may_write(own.output, overwrite=own.overwrite)
+    options = call[PrecisionOptions]
+    low, target = low_precision(call[Target], options)
+    settings = PrecisionSettings(
+        options, low[0], target, tuple(each for each in low if each in BITS)
+    )
+    call.may_write(options.output, overwrite=options.overwrite)
     # A check command may judge TensorRT's engines; whether it does is seen when TensorRT is asked.
     check = call.check(target)
     if check.limits is not None and check.limits.slower_than is not None:
@@ -54,7 +56,7 @@ def run(call: Call) -> Result:
         raise ConflictError(
             f"{settings.low} is emulated on this target, so its time and memory are not measured; drop the limit."
         )
-    opened = call.open(check, precision_files(own))
+    opened = call.open(check, precision_files(options))
     if settings.bits:
         return _search_groups(opened, settings, check)
     with opened.subject(check.timeout, settings.target) as subject:
@@ -96,12 +98,12 @@ def _search_groups(opened: OpenCall, settings: PrecisionSettings, check: CheckSe
             settings = replace(settings, target=None)
             check = check.without_target(call.console)
         if settings.target is not None:
-            target, why = groups.runs_or_emulated(
+            target, reason = groups.runs_or_emulated(
                 subject, groups.typed_by_graph(subject, settings.target)
             )
-            if why is not None:
-                call.console.warn(why)
-            call.result.emulated = why
+            if reason is not None:
+                call.console.warn(reason)
+            call.result.emulated = reason
             settings = replace(settings, target=target)
             check = replace(check, target=target)
         settings = replace(settings, tolerance=check.tolerance)

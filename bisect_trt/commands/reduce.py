@@ -158,13 +158,13 @@ def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
         return subject.cut(units.leading_to(ends), outputs=outputs)
 
     def algorithm(oracle: Oracle) -> tuple[Minimum, Minimum]:
-        heard = Transcript(oracle)
-        ask = about_units(heard)
+        transcript = Transcript(oracle)
+        ask = about_units(transcript)
         order = units.searched if start_held else units.searched[::-1]
         moved = shrink_end(order, ask)
         # From here on each length was probed that a bisection of these comes to first.
         ends = minimise(order[: len(moved.units)] if mode is Mode.LINEAR else order, ask)
-        return moved, session.confirmed(heard, ends, frozenset)
+        return moved, session.confirmed(transcript, ends, frozenset)
 
     moved, ends = session.prober.search_from(subject.original, algorithm, build)
     left = build(ends.units)
@@ -176,25 +176,25 @@ def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
 
 def run(call: Call) -> Result:
     """Find the smallest model that still fails."""
-    own = call[Reduce]
-    if not (own.reduce_inputs or own.reduce_outputs):
+    options = call[Reduce]
+    if not (options.reduce_inputs or options.reduce_outputs):
         raise ConflictError(
             "--no-reduce-inputs with --no-reduce-outputs leaves nothing to reduce; drop one."
         )
-    if own.find_all and not (own.reduce_inputs and own.reduce_outputs):
+    if options.find_all and not (options.reduce_inputs and options.reduce_outputs):
         raise ConflictError("--all conflicts with --no-reduce-inputs and --no-reduce-outputs.")
-    call.may_write(*own.files, overwrite=own.overwrite)
-    for number in range(2, MOST_FAILURES + 1) if own.find_all else ():
-        call.may_write(*own.of_another(number).files, overwrite=own.overwrite)
+    call.may_write(*options.files, overwrite=options.overwrite)
+    for number in range(2, MOST_FAILURES + 1) if options.find_all else ():
+        call.may_write(*options.of_another(number).files, overwrite=options.overwrite)
     check = call.check(call[Target].settings())
     opened = call.open(check)
     with opened.searching(check.without_target(call.console)) as session:
         if not session.prober.check.compares:
-            return reduce_model(session, own, call[Search])
+            return reduce_model(session, options, call[Search])
         from bisect_trt.steps.arbiter import Arbiter  # noqa: PLC0415 - as the module says
 
-        arbiter = Arbiter(session, check, not own.no_other_release)
+        arbiter = Arbiter(session, check, not options.no_other_release)
         try:
-            return reduce_model(session, own, call[Search], arbiter)
+            return reduce_model(session, options, call[Search], arbiter)
         except DoesNotReproduce as error:
             raise arbiter.doubted(error) from error

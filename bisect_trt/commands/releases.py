@@ -30,17 +30,17 @@ def run(call: Call) -> Result:
 
     With ``--repeat`` each release is probed up to that many times.
     """
-    own = call[Releases]
+    options = call[Releases]
     console = call.console
-    _open_reproducer(call, own.model if call.source is None else call.source.named)
+    _open_reproducer(call, options.model if call.source is None else call.source.named)
     target = call[Target].settings()
-    if own.package is not None and not call.has_check:
+    if options.package is not None and not call.has_check:
         raise MissingOptionError(
             "--package needs a --check command; add one, or name a target instead."
         )
     package = (
-        Package(own.package)
-        if own.package
+        Package(options.package)
+        if options.package
         else None
         if target is None
         else target.target.package(target)
@@ -50,7 +50,7 @@ def run(call: Call) -> Result:
             "no package: name a target that is a package with releases, such as --onnxrt, or --package NAME with a "
             "--check command."
         )
-    wanted = Range.read(own.from_, own.to)
+    wanted = Range.read(options.from_, options.to)
     check = call.check(target)
     opened = call.open(check)
     check = replace(check, target=None) if check.argv else check
@@ -63,7 +63,7 @@ def run(call: Call) -> Result:
         console.step(
             f"{len(pythons)} releases of {package.name}: {next(iter(pythons))} to {[*pythons][-1]}"
         )
-        console.step("Probe each release" if own.find_all else "Bisect the releases")
+        console.step("Probe each release" if options.find_all else "Bisect the releases")
         model = subject.original
         asks = not check.argv and len(subject.samples) == 1
         doubt = ask_evaluator(subject) if asks else None
@@ -77,11 +77,11 @@ def run(call: Call) -> Result:
             package,
             pythons,
             model,
-            beside=own.beside,
-            every=own.find_all,
+            beside=options.beside,
+            every=options.find_all,
             runs=call[Search].repeat or 1,
         )
-        if own.find_all:
+        if options.find_all:
             console.table(("release", "verdict", "reason"), boundaries.rows(), len(pythons))
         if boundaries.history.oldest is None:
             raise _none_fails(boundaries)

@@ -154,8 +154,8 @@ def repeat(story: Repetition, most: int) -> Result:
                 return
 
     def so_far() -> None:
-        if seen := len(_summarise(story, series)):
-            console.answer(f"So far it fails in {result.bad} of {seen}: {result.rate:.1%}.")
+        if count := len(_summarise(story, series)):
+            console.answer(f"So far it fails in {result.bad} of {count}: {result.rate:.1%}.")
 
     with saving_best(so_far):
         series.search(story.session.prober, strategy)
@@ -182,11 +182,11 @@ def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
     """Put each build and the failure rate into the result; return the builds that are good or bad."""
     result = story.session.result
     builds = list[Build]()
-    seen = list[BuildVerdict]()
+    build_verdicts = list[BuildVerdict]()
     verdicts = series.verdicts(story.session.prober)
     for number, record in series.seen(story.session.prober).items():
         choices = story.choices(record.key) if story.what == "build" else frozenset()
-        seen.append(
+        build_verdicts.append(
             BuildVerdict(
                 **verdicts[number],
                 seconds=record.seconds,
@@ -197,9 +197,9 @@ def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
         )
         if record.verdict is not Verdict.UNRESOLVED:
             builds.append(Build(f"{story.what} {number}", record.passes, choices))
-    counts = Counter(each.verdict for each in seen)
+    counts = Counter(each.verdict for each in build_verdicts)
     bad = counts[Verdict.FAIL.value]
-    result.runs = len(seen)
+    result.runs = len(build_verdicts)
     result.good = counts[Verdict.PASS.value]
     result.bad = bad
     result.unresolved = counts[Verdict.UNRESOLVED.value]
@@ -209,7 +209,7 @@ def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
     result.method = INTERVAL_METHOD
     result.until = story.until
     result.same_engine = story.same_engine
-    result.builds = seen
+    result.builds = build_verdicts
     folders = {name: story.folder / name for name in FOLDERS.values()}
     result.artifacts |= {name: str(folder) for name, folder in folders.items() if folder.is_dir()}
     return builds
@@ -271,7 +271,7 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
     parts: list[BuildReason] = []
     for reason in reasons:
         choices = sorted(reason.choices)
-        words = " and ".join(f"'{each.layer}' with {each.said}" for each in choices)
+        words = " and ".join(f"'{choice.layer}' with {choice.said}" for choice in choices)
         sentence = (
             f"Reason: {words}. Pinned in an otherwise good build it is bad, forbidden it is good."
         )
@@ -316,17 +316,17 @@ def _build_once(session: Session, target: TargetSettings) -> Path | None:
 
 def run(call: Call) -> Result:
     """Build or run a model repeatedly."""
-    own = call[Repeat]
+    options = call[Repeat]
     search = call[Search]
     kept = call[CheckOptions]
     if search.repeat is not None:
         raise ConflictError(
             "--repeat conflicts with `repeat`, which measures the rate itself; use -n."
         )
-    most, until = own.limits()
+    most, until = options.limits()
     check = call.check(call[Target].settings())
     target = check.target
-    rebuilds = target is not None and target.target.compiles and not own.same_engine
+    rebuilds = target is not None and target.target.compiles and not options.same_engine
     opened = call.open(check, fresh_process=rebuilds)
     if check.argv and target is not None:  # the command judges what is built, if something is
         check = (
@@ -340,14 +340,18 @@ def run(call: Call) -> Result:
         inner = prober.check
         builder = inner.runtime
         if builder is not None:
-            if own.same_engine:
+            if options.same_engine:
                 prober.workers = 1
                 engine = _build_once(session, builder)
-            recording = inner.under(layers=True, same=own.same_engine, records=not own.same_engine)
+            recording = inner.under(
+                layers=True, same=options.same_engine, records=not options.same_engine
+            )
             session = replace(session, probing=replace(prober, check=recording))  # noqa: PLW2901
         sorted_to = kept.artifacts or kept.artifacts_dir != CheckOptions().artifacts_dir
         folder = kept.artifacts_dir if sorted_to else session.subject.workspace.folder
         return repeat(
-            Repetition(session, builder, until, folder, search.confidence, own.same_engine, engine),
+            Repetition(
+                session, builder, until, folder, search.confidence, options.same_engine, engine
+            ),
             most,
         )

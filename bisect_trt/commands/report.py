@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 def run(call: Call) -> Result:
     """Write the report.html of a run again, from its result.json alone."""
-    own = call[Report]
-    source = newest_run(RESULT_FILE) if own.run is None else own.run
+    options = call[Report]
+    source = newest_run(RESULT_FILE) if options.run is None else options.run
     result = read_result(source)
-    path = own.output or (source if source.is_dir() else source.parent) / REPORT_FILE
-    if own.output is None and path.is_symlink():  # the folder may be a stranger's
+    path = options.output or (source if source.is_dir() else source.parent) / REPORT_FILE
+    if options.output is None and path.is_symlink():  # the folder may be a stranger's
         raise OutputFileError(
             f"{path} is a symbolic link, and its target would be overwritten; name a file with -o."
         )
-    if own.output is None and path.exists() and not path.is_file():
+    if options.output is None and path.exists() and not path.is_file():
         raise OutputFileError(
             f"{path} is no regular file, and writing to it may wait for ever; name a file with -o."
         )

@@ -143,15 +143,17 @@ def _compare(
     runs = [run for path in options.load_outputs for run in load_runs(path)]
     eager = call.eager
     if eager is not None:
-        made = [eager.run(sample, subject.network.outputs) for sample in subject.samples]
-        runs.append(SavedRun(eager.title, made))
+        outputs = [eager.run(sample, subject.network.outputs) for sample in subject.samples]
+        runs.append(SavedRun(eager.title, outputs))
     table = Table(session.console, session.result, call[Plots])
     result = _compare_target(session, target, tolerance, options, table, runs)
     wrong = result.status != "found"
     if wrong and not (runs or options.onnx_outputs):
         check = CheckSettings(target=target, tolerance=tolerance)
         worst = max(table.comparisons, key=lambda each: each.severity)
-        of_sample = [each for each in table.comparisons if each.sample == worst.sample]
+        of_sample = [
+            comparison for comparison in table.comparisons if comparison.sample == worst.sample
+        ]
         if amplified := rounding_alone(subject, check, of_sample):
             result.amplified = amplified
     elif wrong and eager and judge_export(session, eager, tolerance) is None:
@@ -277,14 +279,14 @@ def explain_fusions(session: Session, target: TargetSettings, options: RunOption
     subject = session.subject
     feed = subject.models.feed("fusions.in", subject.samples[0])
     model = subject.models.write("fusions", subject.as_in_file(subject.network.proto))
-    made = session.answered(
+    trace = session.answered(
         subject.workers.ask(Trace(target, model, feed, "fusions"), options.timeout)
     )
     title = target.target.title
-    if not made:
+    if not trace:
         raise ConflictError(f"--explain-fusions: {title} does not report its fusions; drop it.")
-    session.result.layers = made["layers"]
-    fused = [layer for layer in made["layers"] if len(layer["nodes"]) > 1]
+    session.result.layers = trace["layers"]
+    fused = [layer for layer in trace["layers"] if len(layer["nodes"]) > 1]
     rows = [(n, each["kind"], " + ".join(each["nodes"])) for n, each in enumerate(fused, 1)]
     session.console.answer(f"{title} runs several nodes in one in {len(rows)} layers:")
     session.console.table(("", "layer", "nodes"), rows, len(rows))
@@ -305,14 +307,14 @@ def describe_partition(parts: Json) -> str:
 
 def audit_precision(target: TargetSettings, layers: Sequence[Json]) -> PrecisionAudit:
     """Compare the requested precisions with the precisions of the layers in ``RuntimeSession.layers``."""
-    types = ({_TYPES.get(name, name) for name in each.get("precisions") or ()} for each in layers)
-    kinds = [found & _PRECISIONS for found in types]
-    counts = Counter(name for each in kinds for name in each)
+    types = ({_TYPES.get(name, name) for name in layer.get("precisions") or ()} for layer in layers)
+    kinds = [precisions & _PRECISIONS for precisions in types]
+    counts = Counter(name for kind in kinds for name in kind)
     total = sum(map(bool, kinds))
-    found = "".join(f", {number} in {name}" for name, number in counts.most_common())
-    sentence = f"{len(layers)} layers{found}."
-    asked = [name for name in target.low_precisions if name != "tf32"]
-    missed = [name for name in asked if counts[name] < _LITTLE * total]
+    precisions = "".join(f", {number} in {name}" for name, number in counts.most_common())
+    sentence = f"{len(layers)} layers{precisions}."
+    requested = [name for name in target.low_precisions if name != "tf32"]
+    missed = [name for name in requested if counts[name] < _LITTLE * total]
     if missed and total:
         most, number = counts.most_common(1)[0]
         sentence = (
@@ -320,7 +322,9 @@ def audit_precision(target: TargetSettings, layers: Sequence[Json]) -> Precision
             f"{most}. A strongly typed network takes its types from the graph: `bisect-trt convert` adds Casts for fp16 and "
             "bf16; int8 and fp8 need Q/DQ nodes."
         )
-    return PrecisionAudit(asked=tuple(asked), counts=dict(counts), total=total, sentence=sentence)
+    return PrecisionAudit(
+        asked=tuple(requested), counts=dict(counts), total=total, sentence=sentence
+    )
 
 
 def refuse_options(options: RunOptions, names: Iterable[str], why: str) -> None:
@@ -401,11 +405,11 @@ def _compare_saved(call: Call) -> Result:
         raise MissingOptionError(
             "no model to run; give one, or two saved results with --load-outputs and no target."
         )
-    why = "needs a model; give one, or drop the option."
-    refuse_options(options, _NEED_A_MODEL, why)
+    reason = "needs a model; give one, or drop the option."
+    refuse_options(options, _NEED_A_MODEL, reason)
     if call[MetricOptions].metric is not None or call[Data].external_data_dir is not None:
         raise ConflictError(
-            f"--{'metric' if call[MetricOptions].metric is not None else 'external-data-dir'} {why}"
+            f"--{'metric' if call[MetricOptions].metric is not None else 'external-data-dir'} {reason}"
         )
     call[MetricOptions].check(bounded=False)
     tolerance = tolerance_options(call[CompareOptions], None, nonfinite_equal=False)
@@ -425,10 +429,10 @@ def _compare_saved(call: Call) -> Result:
                 run.name, target, _shared(right.name, reference, names, console), console
             )
             tolerance.check_names(shared)
-            seen = compare_all(reference, target, tolerance, shared, details=True)
+            comparisons = compare_all(reference, target, tolerance, shared, details=True)
             if len(samples) > 1:
-                seen = [structs.replace(each, sample=number) for each in seen]
-            table.add(seen, samples, f"{run.name}: " if len(runs) > 1 else "")
+                comparisons = [structs.replace(each, sample=number) for each in comparisons]
+            table.add(comparisons, samples, f"{run.name}: " if len(runs) > 1 else "")
     return table.conclude()
 
 
@@ -506,7 +510,7 @@ def _compare_target(
             (NpzFile(a), NpzFile(b)) for a, b in zip(outputs, files, strict=True) if a.exists()
         ]
         table.add(reply.comparisons, pairs, prefix if len(golden) > 1 else "")
-    if placed := [dict(each) for each in reply.layers if "provider" in each]:
+    if placed := [dict(layer) for layer in reply.layers if "provider" in layer]:
         session.result.layers = placed
         console.answer(describe_placement(placed))
     if options.save_outputs is not None:
@@ -520,10 +524,10 @@ def _compare_target(
 
 def describe_placement(layers: Sequence[Json]) -> str:
     """Return how many nodes each execution provider runs, and the operators of all but the largest part."""
-    counts = Counter(each["provider"] for each in layers)
+    counts = Counter(layer["provider"] for layer in layers)
     parts = []
     for place, (provider, number) in enumerate(counts.most_common()):
-        kinds = Counter(each["kind"] for each in layers if each["provider"] == provider)
+        kinds = Counter(layer["kind"] for layer in layers if layer["provider"] == provider)
         operators = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common(_KINDS))
         parts.append(f"{number} on {provider}{f': {operators}' if place else ''}")
     return f"Of {len(layers)} nodes {'; '.join(parts)}."
@@ -549,13 +553,13 @@ def marked(subject: Subject, names: Sequence[str]) -> onnx.ModelProto:
 def _golden(session: Session, run: SavedRun, place: int, names: Sequence[str]) -> list[Path]:
     """Write the outputs of a saved run for the worker, a file for each sample."""
     same_samples(run, len(session.subject.samples), "the target runs")
-    known = (
-        {name: each[name] for name in _shared(run.name, each, names, session.console)}
-        for each in run.samples
+    outputs = (
+        {name: sample[name] for name in _shared(run.name, sample, names, session.console)}
+        for sample in run.samples
     )
     return [
         session.subject.models.feed(f"golden-{place}-{number}", each)
-        for number, each in enumerate(known, 1)
+        for number, each in enumerate(outputs, 1)
     ]
 
 
@@ -589,11 +593,11 @@ def choose_outputs(
         chosen = every
     elif wanted:  # a weight that a node computes can be named too
         chosen = _matching("--onnx-outputs", wanted, [*every, *network.producer], network)
-    gone = _matching("--onnx-exclude-outputs", excluded, chosen, network)
-    left = [name for name in chosen if name not in gone]
-    if not left:
+    hidden = _matching("--onnx-exclude-outputs", excluded, chosen, network)
+    remaining = [name for name in chosen if name not in hidden]
+    if not remaining:
         raise MissingOptionError("--onnx-exclude-outputs leaves no tensor to compare; name fewer.")
-    return left
+    return remaining
 
 
 def _matching(
@@ -604,7 +608,7 @@ def _matching(
         name: f"{OPERATOR}{network.nodes[maker].op_type}"
         for name, maker in network.producer.items()
     }
-    found: list[str] = []
+    tensors: list[str] = []
     for pattern in patterns:
         labels = operators if pattern.startswith(OPERATOR) else dict(zip(known, known, strict=True))
         matching = (name for name in known if fnmatchcase(labels.get(name, ""), pattern))
@@ -616,5 +620,5 @@ def _matching(
                 pattern,
                 sorted({*labels.values()}),
             )
-        found += names
-    return [*dict.fromkeys(found)]
+        tensors += names
+    return [*dict.fromkeys(tensors)]

@@ -84,10 +84,10 @@ class _Reduction:
             def build(
                 units: Subset, values: Values = values, places: Sequence[Axis] = places
             ) -> Values:
-                made = dict(values)
+                shortened = dict(values)
                 for name, axis in places:
-                    made[name] = made[name].take(sorted(units), axis=axis)
-                return made
+                    shortened[name] = shortened[name].take(sorted(units), axis=axis)
+                return shortened
 
             if size > 1 and all(values[name].shape[axis] == size for name, axis in places):
                 self._keep_fewest(size, build, f"positions along {symbol}", least=1)
@@ -110,10 +110,10 @@ class _Reduction:
             def build(
                 units: Subset, values: Values = values, parts: Sequence[tuple[str, Any]] = parts
             ) -> Values:
-                made = {name: np.zeros_like(each) for name, each in values.items()}
+                shortened = {name: np.zeros_like(each) for name, each in values.items()}
                 for name, index in (parts[unit] for unit in units):
-                    made[name][index] = values[name][index]
-                return made
+                    shortened[name][index] = values[name][index]
+                return shortened
 
             if len(parts) > (level == 0):
                 what = "elements" if level == depth else "slices" if level else "inputs"
@@ -131,26 +131,26 @@ class _Reduction:
         before = self.left
 
         def probe(chosen: Subset) -> Verdict:
-            made = build(chosen)
-            if self.fed.refused(made) is not None:
+            built = build(chosen)
+            if self.fed.refused(built) is not None:
                 return Verdict.UNRESOLVED
             return self.session.prober.probe(
-                self.candidate(made, f"{len(chosen)} of {count} {what}")
+                self.candidate(built, f"{len(chosen)} of {count} {what}")
             ).verdict
 
         limited = Limited(probe, everything, self.left, Verdict.FAIL)
-        known = cache(limited)
+        memory = cache(limited)
 
         def ask(chosen: Subset) -> Verdict:
-            return Verdict.FAIL if chosen == everything else known(chosen)
+            return Verdict.FAIL if chosen == everything else memory(chosen)
 
-        found = everything
+        units = everything
         try:
-            found = minimise(range(count), ask).units
-            if len(found) == 1 > least:  # the last unit may be unnecessary
+            units = minimise(range(count), ask).units
+            if len(units) == 1 > least:  # the last unit may be unnecessary
                 ask(frozenset())
         finally:
-            best = min(found, limited.best, key=len)
+            best = min(units, limited.best, key=len)
             self.values = build(best)
             self.left = limited.left or 0
             if len(best) < count:
@@ -198,17 +198,17 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
         return session.result.samples
 
     def so_far() -> None:
-        found = seen()
+        verdicts_so_far = seen()
         console.answer(
-            f"So far {len(found.failing)} of {len(found.each)} samples fail; {total} were given."
+            f"So far {len(verdicts_so_far.failing)} of {len(verdicts_so_far.each)} samples fail; {total} were given."
         )
 
     with saving_best(so_far):
         series.search(session.prober, lambda ask: [ask(number) for number in range(1, total + 1)])
-    found = seen()
-    failing = found.failing
-    if not failing and not found.passing:
-        raise ModelRefusedError(f"no sample has a verdict: {found.each[0].reason}.")
+    verdicts = seen()
+    failing = verdicts.failing
+    if not failing and not verdicts.passing:
+        raise ModelRefusedError(f"no sample has a verdict: {verdicts.each[0].reason}.")
     if not failing:
         raise DoesNotReproduce(f"none of the {total} samples fails.")
     console.answer(
@@ -222,20 +222,20 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
     assert outcome is not None, "it was probed"
     ledger.original = outcome.signature  # the reduced input must fail in this way
     ledger.severity = outcome.severity
-    why = changed = None
+    reason = changed = None
     with saving_best(lambda: _deliver(story, check, output, number, "the search did not end")):
         try:
             story.run(
                 {} if target is not None and target.target.compiles else free_symbols(subject, None)
             )
         except Enough:
-            why = f"stopped after {MOST_QUESTIONS} questions"
+            reason = f"stopped after {MOST_QUESTIONS} questions"
         save_npz(output, story.values)
         again = story.candidate(load_npz(output), "the smallest input, read back")
         changed = contradicted(session.prober, [(again, Verdict.FAIL)] * _CONFIRMATIONS)
         if changed is not None:
-            why = f"the failure is flaky: {changed}; `bisect-trt repeat` measures how often"
-    return _deliver(story, check, output, number, why, steady=changed is None)
+            reason = f"the failure is flaky: {changed}; `bisect-trt repeat` measures how often"
+    return _deliver(story, check, output, number, reason, steady=changed is None)
 
 
 def _deliver(
@@ -253,7 +253,7 @@ def _deliver(
     why = why or session.never_passes()
     result = session.result.end(why=why)
     result.artifacts["minimal_input"] = str(output)
-    kept = [
+    elements = [
         InputElement(
             input=name, index=tuple(map(int, index)), value=_plain(value.item(tuple(index)))
         )
@@ -269,9 +269,9 @@ def _deliver(
         sample=number,
         shapes=shapes_of(values),
         elements=_sizes(values)[0],
-        kept=len(kept),
+        kept=len(elements),
         of=before,
-        elements_kept=tuple(kept[:_MOST_ELEMENTS]),
+        elements_kept=tuple(elements[:_MOST_ELEMENTS]),
         minimality=result.minimality,
         why=why,
         command=command,
@@ -279,12 +279,12 @@ def _deliver(
     )
     result.samples = structs.replace(result.samples, minimal_input=minimal)
     shapes = ", ".join(f"'{name}' {[*shape]}" for name, shape in shapes_of(values).items())
-    left = f"sample {number}, {len(kept)} of {before} nonzero elements, {shapes}"
+    left = f"sample {number}, {len(elements)} of {before} nonzero elements, {shapes}"
     console.answer(f"{output}: {left} ({result.minimality}).")
-    if kept:
+    if elements:
         console.table(
             ("input", "index", "value"),
-            [(each.input, [*each.index], each.value) for each in kept],
+            [(each.input, [*each.index], each.value) for each in elements],
             _SHOWN,
         )
     if why:
@@ -313,11 +313,11 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - an element of an array of any t
 
 def run(call: Call) -> Result:
     """Find which of many inputs fail, and reduce the smallest of them."""
-    own = call[Samples]
+    options = call[Samples]
     check = call.check(call[Target].settings())
-    call.may_write(own.output, overwrite=own.overwrite)
+    call.may_write(options.output, overwrite=options.overwrite)
     opened = call.open(check)
     refuse_repeat(call)
     check = check.without_target(call.console)
     with opened.searching(check, fed=False) as session:
-        return look_at_samples(session, check, own.output)
+        return look_at_samples(session, check, options.output)

@@ -41,14 +41,14 @@ def run(call: Call) -> Result:
 
     The result has the ``changes``.
     """
-    own = call[Sanitize]
-    call.may_write(own.output, overwrite=own.overwrite)
-    with call.open(input_shapes=own.override_input_shapes).examined(own.timeout) as session:
+    options = call[Sanitize]
+    call.may_write(options.output, overwrite=options.overwrite)
+    with call.open(input_shapes=options.override_input_shapes).examined(options.timeout) as session:
         subject = session.subject
         console = session.console
         result = session.result
         model = subject.settings.load()
-        shaped = own.override_input_shapes
+        shaped = options.override_input_shapes
         before = len(model.graph.node)
         renamed = _tell_apart(model)
         changes = Counter(renamed_nodes=renamed, folded_nodes=0, stored_tensors=0, stored_bytes=0)
@@ -56,23 +56,23 @@ def run(call: Call) -> Result:
         if shaped:
             fix_input_shapes(model, shaped, assume=False)
         first = (
-            remove_unread(model) if own.cleanup else Counter[str]()
+            remove_unread(model) if options.cleanup else Counter[str]()
         )  # these need not be computed
-        if own.fold_constants:
-            model = _fold(model, subject, changes, shapes=own.shape_inference)
-        last = remove_unread(model) if own.cleanup else Counter[str]()
+        if options.fold_constants:
+            model = _fold(model, subject, changes, shapes=options.shape_inference)
+        last = remove_unread(model) if options.cleanup else Counter[str]()
         changes.update(removed_nodes=first["nodes"], removed_weights=first["weights"])
         changes.update(removed_declarations=first["declarations"] + last["declarations"])
         ordered = sort_nodes(model)
-        changes.update(declared_shapes=_declare(model) if own.shape_inference else 0)
-        said = [f"input shapes fixed: {', '.join(shaped)}"] * bool(shaped) + [
+        changes.update(declared_shapes=_declare(model) if options.shape_inference else 0)
+        lines = [f"input shapes fixed: {', '.join(shaped)}"] * bool(shaped) + [
             "nodes sorted topologically"
         ] * ordered
-        said += [f"{name.replace('_', ' ')}: {count}" for name, count in changes.items() if count]
-        for line in said or ["nothing to change"]:
+        lines += [f"{name.replace('_', ' ')}: {count}" for name, count in changes.items() if count]
+        for line in lines or ["nothing to change"]:
             console.say(f"  {line}")
         doubt = _compare(model, subject)
-        subject.workspace.save(model, own.output)
+        subject.workspace.save(model, options.output)
         nodes = [before, len(model.graph.node)]
         result.changes = {
             "nodes": nodes,
@@ -81,10 +81,10 @@ def run(call: Call) -> Result:
             **changes,
         }
         compared = "not compared with the original" if doubt else "the same results as the original"
-        console.answer(f"{own.output}: {before} nodes before, {nodes[1]} now; {compared}.")
+        console.answer(f"{options.output}: {before} nodes before, {nodes[1]} now; {compared}.")
         if doubt:
             console.warn(doubt)
-        return result.wrote(sanitized=own.output).end(why=doubt)
+        return result.wrote(sanitized=options.output).end(why=doubt)
 
 
 def _fold(
@@ -111,8 +111,8 @@ def _fold(
 def _values(folding: Folding, subject: Subject) -> dict[str, onnx.TensorProto]:
     """Return the values to store; values that are too large or cannot be computed remain nodes."""
     network = folding.network
-    known: dict[str, onnx.TensorProto] = {}
-    while missing := [name for name in folding.stored() if name not in known]:
+    stored: dict[str, onnx.TensorProto] = {}
+    while missing := [name for name in folding.stored() if name not in stored]:
         constants = {
             name: constant_value(network.nodes[network.producer[name]]) for name in missing
         }
@@ -131,10 +131,10 @@ def _values(folding: Folding, subject: Subject) -> dict[str, onnx.TensorProto]:
         }
         for name in missing:
             if name in values:
-                known[name] = values[name]
+                stored[name] = values[name]
             else:
                 folding.keep(name)
-    return {name: known[name] for name in folding.stored()}
+    return {name: stored[name] for name in folding.stored()}
 
 
 def _compute(
@@ -157,22 +157,22 @@ def _compute(
 def _declare(model: onnx.ModelProto) -> int:
     """Declare the shapes that inference finds; return how many are new."""
     network = Network(model)
-    found = {
+    shaped = {
         name: value
         for name, value in network.inferred.items()
         if value.type.tensor_type.HasField("shape")
     }
-    new = [name for name, value in found.items() if network.declared.get(name) != value]
+    new = [name for name, value in shaped.items() if network.declared.get(name) != value]
     if new:
         graph = model.graph
         returned = network.returned
-        known = {**{value.name: value for value in graph.value_info}, **found}
+        values = {**{value.name: value for value in graph.value_info}, **shaped}
         declared = [
             value
-            for name, value in known.items()
+            for name, value in values.items()
             if name in network.producer and name not in returned
         ]
-        outputs = [known.get(value.name, value) for value in graph.output]
+        outputs = [values.get(value.name, value) for value in graph.output]
         keep_only(graph.output, outputs)
         keep_only(graph.value_info, declared)
     return len(new)
@@ -184,14 +184,14 @@ def _tell_apart(model: onnx.ModelProto) -> int:
     Return how many are renamed.
     """
     taken = {node.name for node in model.graph.node}
-    seen = {""}
+    names = {""}
     changed = 0
     for node in model.graph.node:
-        if node.name in seen and node.name:
+        if node.name in names and node.name:
             node.name = free_name(node.name, taken)
             taken.add(node.name)
             changed += 1
-        seen.add(node.name)
+        names.add(node.name)
     return changed
 
 
@@ -222,9 +222,9 @@ def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
         wrong = [reply.message] if isinstance(reply, Failed) else []
         if isinstance(reply, Compared):
             wrong = [
-                f"'{each.name}' is another: {each.describe()}"
-                for each in reply.comparisons
-                if not each.passed
+                f"'{comparison.name}' is another: {comparison.describe()}"
+                for comparison in reply.comparisons
+                if not comparison.passed
             ]
         if wrong:
             raise WrongResultError(

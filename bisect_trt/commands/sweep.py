@@ -239,30 +239,32 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
         series.search(
             session.prober, lambda ask: go_down(sweep_points(axes, ask, tries), ask, sized.below)
         )
-    answer, seen, smallest = _fill(session, sized, series)
+    answer, probed, smallest = _fill(session, sized, series)
     if smallest is None:
-        if Verdict.PASS not in seen.values():
+        if Verdict.PASS not in probed.values():
             raise ModelRefusedError(f"no size has a verdict: {answer.map[0].reason}.")
         raise DoesNotReproduce(f"{by} fails at none of the sizes: {answer.said}")
     console.answer(f"It fails {answer.said}")
-    for each in answer.dimensions:
-        at = "".join(f", {name} {size}" for name, size in each.at.items())
-        rows = [(row.verdict, _span(row), f"{len(row.tried)} probed") for row in each.intervals]
-        console.table(("verdict", f"{each.name}{at}", ""), rows, _MOST_ROWS)
+    for dimension in answer.dimensions:
+        at = "".join(f", {name} {size}" for name, size in dimension.at.items())
+        rows = [
+            (row.verdict, _span(row), f"{len(row.tried)} probed") for row in dimension.intervals
+        ]
+        console.table(("verdict", f"{dimension.name}{at}", ""), rows, _MOST_ROWS)
     path = session.subject.workspace.folder / FAILING
     save_npz(path, sized.inputs(smallest))
     result.artifacts["inputs"] = str(path)
     below = sized.below(smallest)
-    why = None
-    unsure = next((point for point in below if seen.get(point) is not Verdict.PASS), None)
+    reason = None
+    unsure = next((point for point in below if probed.get(point) is not Verdict.PASS), None)
     if unsure is not None:
-        why = f"the next smaller size, {_words(sized.sizes(unsure))}, did not pass"
-    points = (smallest, smallest, *(point for point in below if point in seen))
+        reason = f"the next smaller size, {_words(sized.sizes(unsure))}, did not pass"
+    points = (smallest, smallest, *(point for point in below if point in probed))
     changed = contradicted(
-        session.prober, ((sized.candidate(point), seen[point]) for point in points)
+        session.prober, ((sized.candidate(point), probed[point]) for point in points)
     )
     if changed is not None:
-        why = f"the failure is flaky and does not depend on the size alone: {changed}"
+        reason = f"the failure is flaky and does not depend on the size alone: {changed}"
     name = "repeat" if changed is not None else "reduce" if sized.target is None else "diagnose"
     command = session.command(name, replace(check, target=sized.target), sized.file(), path)
     result.sweep = structs.replace(answer, command=command)
@@ -270,7 +272,7 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
         f"The smallest that fails is {_words(sized.sizes(smallest))}. Its inputs: {path}"
     )
     console.answer(f"To {'find out why' if changed is None else 'measure how often'}: {command}")
-    return result.end(why=why)
+    return result.end(why=reason)
 
 
 def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
@@ -309,9 +311,11 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
                     f"--shapes: the dimension '{called}' has other sizes in '{name}' than before; give the same sizes."
                 )
             places.setdefault(called, []).append((name, axis))
-    for called, known in places.items():
-        known += [
-            place for place, symbol in symbols.items() if symbol == called and place not in known
+    for called, axes_of_name in places.items():
+        axes_of_name += [
+            place
+            for place, symbol in symbols.items()
+            if symbol == called and place not in axes_of_name
         ]
     return [
         Dimension(called, sizes[called], tuple(places[called]))
@@ -324,29 +328,31 @@ def _fill(
     session: Session, sized: Sized, series: Series[Point]
 ) -> tuple[SweptSizes, dict[Point, Verdict], Point | None]:
     """Put the probed sizes into the result; return that field, the verdicts and the smallest point that fails."""
-    known = series.verdicts(session.prober)
-    seen = {point: Verdict(each["verdict"]) for point, each in known.items()}
-    smallest = smallest_failing(seen)
+    verdicts = series.verdicts(session.prober)
+    probed = {point: Verdict(each["verdict"]) for point, each in verdicts.items()}
+    smallest = smallest_failing(probed)
     number = prod(len(each.sizes) for each in sized.swept)
-    every = [_dimension(sized, place, seen) for place in range(len(sized.swept))] if seen else []
-    tried = f"{len(seen)} of {number} sizes were probed"
-    tried += "" if len(seen) == number else "; other sizes are unknown"
-    failing = "" if smallest is None else f"{'; '.join(map(_sentence, every))}: "
+    swept = (
+        [_dimension(sized, place, probed) for place in range(len(sized.swept))] if probed else []
+    )
+    tried = f"{len(probed)} of {number} sizes were probed"
+    tried += "" if len(probed) == number else "; other sizes are unknown"
+    failing = "" if smallest is None else f"{'; '.join(map(_sentence, swept))}: "
 
     session.result.sweep = SweptSizes(
-        dimensions=tuple(every),
-        tried=len(seen),
+        dimensions=tuple(swept),
+        tried=len(probed),
         of=number,
-        exhaustive=len(seen) == number,
+        exhaustive=len(probed) == number,
         smallest_failing=None if smallest is None else sized.sizes(smallest),
         shapes=None if smallest is None else sized.shapes(smallest),
         map=tuple(
-            SizesVerdict(sizes=sized.sizes(each), shapes=sized.shapes(each), **known[each])
-            for each in sorted(seen)
+            SizesVerdict(sizes=sized.sizes(each), shapes=sized.shapes(each), **verdicts[each])
+            for each in sorted(probed)
         ),
         said=f"{failing}{tried}.",
     )
-    return session.result.sweep, seen, smallest
+    return session.result.sweep, probed, smallest
 
 
 def _words(sizes: Mapping[str, int]) -> str:
@@ -364,21 +370,21 @@ def _sentence(dimension: SweptDimension) -> str:
     return f"at {first_few(rows, _SHOWN)} of {dimension.name}{at}"
 
 
-def _dimension(sized: Sized, place: int, seen: Mapping[Point, Verdict]) -> SweptDimension:
+def _dimension(sized: Sized, place: int, probed: Mapping[Point, Verdict]) -> SweptDimension:
     """Return the verdicts along one dimension, at the sizes of the others with a failure and the most probes."""
     lines: dict[Point, dict[int, Verdict]] = {}
-    for point, verdict in sorted(seen.items()):
+    for point, verdict in sorted(probed.items()):
         lines.setdefault((*point[:place], *point[place + 1 :]), {})[point[place]] = verdict
-    others, line = max(
+    other_sizes, line = max(
         lines.items(), key=lambda each: (Verdict.FAIL in each[1].values(), len(each[1]))
     )
     each = sized.swept[place]
     names = [other.name for other in sized.swept]
-    sizes = {of: tuple(size for size, seen in line.items() if seen is of) for of in Verdict}
+    sizes = {of: tuple(size for size, probed in line.items() if probed is of) for of in Verdict}
     return SweptDimension(
         name=each.name,
         inputs=tuple(InputAxis(name=name, axis=axis) for name, axis in each.places),
-        at=dict(zip([*names[:place], *names[place + 1 :]], others, strict=True)),
+        at=dict(zip([*names[:place], *names[place + 1 :]], other_sizes, strict=True)),
         fail=sizes[Verdict.FAIL],
         passed=sizes[Verdict.PASS],
         unresolved=sizes[Verdict.UNRESOLVED],
@@ -391,23 +397,23 @@ def _dimension(sized: Sized, place: int, seen: Mapping[Point, Verdict]) -> Swept
 
 def run(call: Call) -> Result:
     """Find the sizes at which the target fails."""
-    own = call[Sweep]
+    options = call[Sweep]
     fixed = call[Data].input_shapes
     check = call.check(call[Target].settings())
     opened = call.open(check)
     refuse_repeat(call)
-    if not any(len(each.sizes) > 1 for _, shape in own.shapes for each in shape):
+    if not any(len(each.sizes) > 1 for _, shape in options.shapes for each in shape):
         raise MissingOptionError(
             "no dimension to sweep: give an input with several sizes, such as --shapes 'x:[1..64,3,224,224]'; "
             "`bisect-trt inspect model FILE` lists the inputs."
         )
-    for name, count in Counter([*fixed, *(name for name, _ in own.shapes)]).items():
+    for name, count in Counter([*fixed, *(name for name, _ in options.shapes)]).items():
         if count > 1:
             raise ConflictError(
                 f"--shapes: the shape of the input '{name}' is given twice; give it once."
             )
     check = check.without_target(call.console)
-    shapes = {**fixed, **first_shapes(own.shapes, check.target, opened.model)}
+    shapes = {**fixed, **first_shapes(options.shapes, check.target, opened.model)}
     model = replace(opened.model, data=replace(opened.model.data, input_shapes=shapes))
     with replace(opened, model=model).searching(check, fed=False) as session:
-        return sweep(session, check, own.shapes, own.tries)
+        return sweep(session, check, options.shapes, options.tries)

@@ -54,8 +54,8 @@ class Command:
     def load(self) -> Callable[[Call], Result]:
         """Import the function."""
         module, _, name = self.function.partition(":")
-        found: Callable[[Call], Result] = getattr(import_module(module), name)
-        return found
+        function: Callable[[Call], Result] = getattr(import_module(module), name)
+        return function
 
     @property
     def help(self) -> str:

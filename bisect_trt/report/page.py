@@ -110,21 +110,21 @@ class _Compiled(jinja2.FileSystemBytecodeCache):
 
 def templates(**options: Any) -> jinja2.Environment:  # noqa: ANN401 - of Jinja2
     """Return an environment of the package's templates with these options of Jinja2."""
-    kept = None
+    cache = None
     with contextlib.suppress(
         OSError, RuntimeError
     ):  # there may be no folder that only this user can write to
-        kept = _Compiled()
+        cache = _Compiled()
     return jinja2.Environment(
-        loader=jinja2.FunctionLoader(template), bytecode_cache=kept, **options
+        loader=jinja2.FunctionLoader(template), bytecode_cache=cache, **options
     )
 
 
 @functools.cache
 def environment() -> jinja2.Environment:
     """Return the environment of all templates of the report."""
-    made = templates(autoescape=True, finalize=_printable)
-    made.filters |= {
+    html = templates(autoescape=True, finalize=_printable)
+    html.filters |= {
         "badge": _badge,
         "breakable": _breakable,
         "grouped": grouped,
@@ -137,8 +137,8 @@ def environment() -> jinja2.Environment:
         "shorten": shorten,
         "sorted_groups": _by_cost,
     }
-    made.globals["size_verdicts"] = _SIZE_VERDICTS
-    return made
+    html.globals["size_verdicts"] = _SIZE_VERDICTS
+    return html
 
 
 def macro(name: str, *values: object, file: str = "report.html") -> Markup:
@@ -150,7 +150,7 @@ def _size_grid(sweep: SweptSizes) -> tuple[list[int], list[tuple[int, list[str |
     """Return the columns, and the rows with the verdict of each size, of a sweep over two dimensions."""
     if len(sweep.dimensions) != 2:
         return None
-    down, across = (each.name for each in sweep.dimensions)
+    down, across = (dimension.name for dimension in sweep.dimensions)
     seen = {(entry.sizes[down], entry.sizes[across]): entry.verdict for entry in sweep.map}
     rows, columns = (sorted({sizes[place] for sizes in seen}) for place in (0, 1))
     return columns, [(row, [seen.get((row, column)) for column in columns]) for row in rows]

@@ -769,8 +769,8 @@ class DrawnNode(Part):
     name: str
     op: str
     answer: bool
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    inputs: Names
+    outputs: Names
 
 
 class Graph(Part):
@@ -787,7 +787,7 @@ class Graph(Part):
     nodes: tuple[GraphNode, ...]
     tensors: dict[str, GraphTensor]
     region: tuple[DrawnNode, ...] = ()
-    continued: tuple[str, ...] = ()
+    continued: Names = ()
     total: int = 0
 
 

@@ -59,13 +59,13 @@ def draw_plots(
     Raises:
         UsageError: A plot cannot be written.
     """
-    ways = (
+    plots = (
         (options.save_heatmaps, _heatmap, "heatmap"),
         (options.save_error_metrics_plot, _scatter, "metrics"),
     )
-    wanted = [(folder, draw, name) for folder, draw, name in ways if folder is not None]
+    requested = [(folder, draw, name) for folder, draw, name in plots if folder is not None]
     paths: list[Path] = []
-    for comparison in comparisons if wanted else ():
+    for comparison in comparisons if requested else ():
         targets, references = samples[(comparison.sample or 1) - 1]
         target = targets.get(comparison.name)
         reference = references[comparison.name]
@@ -76,10 +76,10 @@ def draw_plots(
                 f"  no plot of '{comparison.name}': its two values are not real numbers of one shape"
             )
             continue
-        for folder, draw, name in wanted:
+        for folder, draw, name in requested:
             paths.append(folder / file_name(comparison.name, comparison.sample, name))
             draw_figure(paths[-1], comparison, target, reference, draw)
-    if wanted:
+    if requested:
         console.say(f"  {len(paths)} plots drawn")
         result.pictures = list(map(str, paths))
 
@@ -142,14 +142,14 @@ def _heatmap(axes: Axes, errors: Array, _: Array, __: float | None) -> None:
 
 def _scatter(axes: Axes, errors: Array, magnitude: Array, tolerance: float | None) -> None:
     """Draw the error of each element over the magnitude of the reference, and the tolerance."""
-    known = np.isfinite(errors) & np.isfinite(magnitude)
-    axes.plot(magnitude[known], errors[known], ".", markersize=2, rasterized=True)
+    finite = np.isfinite(errors) & np.isfinite(magnitude)
+    axes.plot(magnitude[finite], errors[finite], ".", markersize=2, rasterized=True)
     if tolerance is not None and 0 < tolerance < np.inf:
         axes.axhline(tolerance, color="red", linewidth=1, label=f"tolerance {tolerance:.3g}")
         axes.legend(fontsize=7)
     # Zero, which a logarithmic scale has no place for, stands at the lower end, where the scale is
     # linear.
-    for scale, values in ((axes.set_xscale, magnitude[known]), (axes.set_yscale, errors[known])):
+    for scale, values in ((axes.set_xscale, magnitude[finite]), (axes.set_yscale, errors[finite])):
         scale("symlog", linthresh=float(values.min(where=values > 0, initial=1.0)))
     axes.set_xlabel("magnitude of the reference")
     axes.grid(alpha=0.3)

@@ -164,23 +164,23 @@ class Reproducer:
     def facts(self) -> Mapping[str, str]:
         """Return versions and devices of the machine that the target ran on, for the fields of a tracker; ``""`` if unknown."""
         here = environment()
-        found = {
+        entries = {
             "onnxruntime": here.get("onnxruntime-gpu", ""),
             **(self.places[0] if self.places else here),
         }
         if not self.places:
-            found["machine"] = platform.machine()
-        found["system"] = found.get("platform", "").partition("-")[0]
-        return defaultdict(str, found)
+            entries["machine"] = platform.machine()
+        entries["system"] = entries.get("platform", "").partition("-")[0]
+        return defaultdict(str, entries)
 
     def title(self) -> str:
         """Return a title: runtime, symptom and operators, without names of the model."""
         nodes = self.model.graph.node
         ordered = (nodes[place] for place in dict.fromkeys((*self.blamed, *range(len(nodes)))))
-        found = dict.fromkeys(
+        operators = dict.fromkeys(
             f"{'' if n.domain in DEFAULT_DOMAINS else f'{n.domain}.'}{n.op_type}" for n in ordered
         )
-        kinds = first_few([*found], _SHOWN_KINDS) or "a model without nodes"
+        kinds = first_few([*operators], _SHOWN_KINDS) or "a model without nodes"
         plain = "wrong values from" if self.refusal is None else "refusal of"
         symptom = next(
             (words for begin, words in _SYMPTOMS.items() if self.failure.startswith(begin)), plain
@@ -245,7 +245,7 @@ class Reproducer:
         """Return versions and devices of this machine, where the reference ran, and of each place of the target."""
         if not self.places:
             return {**self.target.target.versions(self.target), **environment()}
-        there = {f"target: {name}": value for each in self.places for name, value in each.items()}
+        there = {f"target: {name}": value for place in self.places for name, value in place.items()}
         return {**there, **{f"reference: {name}": value for name, value in environment().items()}}
 
     def render(self, file: str) -> str:
@@ -315,21 +315,21 @@ def writing(path: Path) -> Iterator[None]:
 @functools.cache
 def _templates() -> jinja2.Environment:
     """Return the environment of the Markdown templates; they escape by filters, as Markdown has no quoting for all places."""
-    made = templates(
+    markdown = templates(
         autoescape=False,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    made.filters |= {
+    markdown.filters |= {
         "block": block,
         "code": code,
         "markdown_table": table,
         "prose": prose,
         "value": _value,
     }
-    made.globals |= {
+    markdown.globals |= {
         "golden_is": "what ONNX Runtime computes from the inputs on the CPU, graph optimisations off",
         "not_tried": NOT_TRIED,
         "model": MODEL,
@@ -338,7 +338,7 @@ def _templates() -> jinja2.Environment:
         "files": FILES,
         "script": SCRIPT,
     }
-    return made
+    return markdown
 
 
 def _value(comparison: TensorComparison, side: str) -> str:

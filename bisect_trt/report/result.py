@@ -236,7 +236,7 @@ class Result(msgspec.Struct):
             self.status = "interrupted"
             self.why = "stopped by the user"
             return ExitStatus.INTERRUPTED
-        known = (
+        error = (
             ending
             if isinstance(ending, BisectError)
             else InternalError(f"{type(ending).__name__}: {ending}")
@@ -245,10 +245,10 @@ class Result(msgspec.Struct):
             ExitStatus.NOT_REPRODUCED: "not_reproduced",
             ExitStatus.UNPROVEN: "inconclusive",
         }
-        self.status = ends.get(known.status, "error") if known is ending else "error"
-        self.why = str(known)
-        self.error = ErrorInfo(**known.describe())
-        return known.status
+        self.status = ends.get(error.status, "error") if error is ending else "error"
+        self.why = str(error)
+        self.error = ErrorInfo(**error.describe())
+        return error.status
 
     def to_json(self) -> Entry:
         """Plain values, schema first."""
@@ -289,10 +289,12 @@ def result_of(plain: Json) -> Result:
     Raises:
         msgspec.ValidationError: A field is missing or has another type.
     """
-    known = {name: value for name, value in plain.items() if value is not None and name != "schema"}
-    other = {name: known.pop(name) for name in known.keys() - {*Result.__struct_encode_fields__}}
+    fields = {
+        name: value for name, value in plain.items() if value is not None and name != "schema"
+    }
+    other = {name: fields.pop(name) for name in fields.keys() - {*Result.__struct_encode_fields__}}
     # not strict: numbers that JSON lacks are text
-    return msgspec.convert({**known, "other": other}, Result, strict=False)
+    return msgspec.convert({**fields, "other": other}, Result, strict=False)
 
 
 def read_result(path: Path) -> Result:
@@ -347,22 +349,22 @@ def says_less(status: str, folder: Path) -> bool:
 @functools.cache
 def environment() -> dict[str, str]:
     """Return versions, processor and GPUs of this machine by name, for a bug report; unknown ones are omitted."""
-    known = facts([*_PACKAGES, *_CUDA_PACKAGES, *_CUDNN_PACKAGES])
-    packages = known.get("packages", {})
-    gpus = known.get("GPU", ())
-    seen = {
+    machine = facts([*_PACKAGES, *_CUDA_PACKAGES, *_CUDNN_PACKAGES])
+    packages = machine.get("packages", {})
+    gpus = machine.get("GPU", ())
+    entries = {
         "bisect-trt": __version__,
         **{name: packages.get(name, "") for name in _PACKAGES},
-        "Python": known["Python"],
-        "platform": known["platform"],
+        "Python": machine["Python"],
+        "platform": machine["platform"],
         "CUDA runtime": next((packages[name] for name in _CUDA_PACKAGES if name in packages), ""),
         "cuDNN": next((packages[name] for name in _CUDNN_PACKAGES if name in packages), ""),
-        "CPU": f"{known['CPU']}, {known['cores']} cores",
+        "CPU": f"{machine['CPU']}, {machine['cores']} cores",
         "GPU": ", ".join(gpu["name"] for gpu in gpus),
         "NVIDIA driver": next((gpu["driver"] for gpu in gpus), ""),
         "__LUNOWUD": os.environ.get("__LUNOWUD", ""),
     }
-    return {name: value for name, value in seen.items() if value}
+    return {name: value for name, value in entries.items() if value}
 
 
 _SEARCHES = frozenset({"diagnose", "reduce", "cause", "workaround", "layerwise", "releases"})
@@ -380,23 +382,29 @@ def cases_of(result: Result) -> list[tuple[str, str, str]]:
     """
     command = result.command
     status = result.status
-    why = result.why or ""
+    reason = result.why or ""
     if status in ("error", "interrupted", "inconclusive"):
-        return [(command, "error", why or f"the command ended with status '{status}'")]
-    seen = result.comparisons or ()
-    if command == "run" and seen and (status == "found") == all(each.passed for each in seen):
+        return [(command, "error", reason or f"the command ended with status '{status}'")]
+    comparisons = result.comparisons or ()
+    if (
+        command == "run"
+        and comparisons
+        and (status == "found") == all(comparison.passed for comparison in comparisons)
+    ):
         names = [
-            each.name if each.sample is None else f"{each.name} (sample {each.sample})"
-            for each in seen
+            comparison.name
+            if comparison.sample is None
+            else f"{comparison.name} (sample {comparison.sample})"
+            for comparison in comparisons
         ]
         return [
-            (name, "pass", "") if each.passed else (name, "failure", each.describe())
-            for name, each in zip(names, seen, strict=True)
+            (name, "pass", "") if comparison.passed else (name, "failure", comparison.describe())
+            for name, comparison in zip(names, comparisons, strict=True)
         ]
     if (status == "found") != (command in _SEARCHES):
         return [(command, "pass", "")]
     nodes = ", ".join(map(named, result.culprits))
-    return [(command, "failure", nodes or why or "the target differs from the reference")]
+    return [(command, "failure", nodes or reason or "the target differs from the reference")]
 
 
 def write_junit(result: Result, path: Path) -> None:
@@ -449,10 +457,10 @@ def write_node_data(result: Result, path: Path) -> None:
         nodes = load_model(Path(result.model.path or ""), structure=True).graph.node
         names = {output: node.name for node in nodes for output in node.output}
     errors: dict[str, float] = {}
-    for each in result.tensors or result.comparisons or ():
+    for tensor in result.tensors or result.comparisons or ():
         # min() returns its first argument where the other one is NaN.
-        ratio = min(_LARGEST_ERROR, each.tolerance_ratio)
-        name = names.get(each.name) or each.name
+        ratio = min(_LARGEST_ERROR, tensor.tolerance_ratio)
+        name = names.get(tensor.name) or tensor.name
         errors[name] = max(ratio, errors.get(name, 0.0))
     words = (("fp32", result.keep_fp32 or ()), ("answer", result.culprits))
     marks = {

@@ -38,7 +38,7 @@ def summary(result: Result) -> list[Row]:
     without_run = result.artifacts.get("run") is None and not result.comparisons
     if without_run or result.status == "error":
         return [*(("", line) for line in _answers(result)), *_ending(result, ()), *_files(result)]
-    found = [
+    rows = [
         *([("Step", describe_steps(result.steps))] if result.steps else []),
         *_failure(result),
         *_nodes(result),
@@ -47,9 +47,9 @@ def summary(result: Result) -> list[Row]:
         *_releases(result),
         *_fixes(result),
     ]
-    if not any(label not in ("Fails", "Match") for label, _ in found):
-        found += [("", line) for line in _answers(result)]
-    return [*found, *_ending(result, found), *_files(result), *_next(result)]
+    if not any(label not in ("Fails", "Match") for label, _ in rows):
+        rows += [("", line) for line in _answers(result)]
+    return [*rows, *_ending(result, rows), *_files(result), *_next(result)]
 
 
 def summary_lines(result: Result) -> Iterator[Row]:
@@ -98,8 +98,8 @@ def headline(result: Result) -> str:
     texts = [
         text
         for label in ("Nodes", "Fix", "Since", "Cause")
-        for found, text in rows
-        if found == label
+        for row_label, text in rows
+        if row_label == label
     ]
     answer = next(
         iter([*texts, *(text for _, text in rows)]),
@@ -118,8 +118,8 @@ def describe_inside(level: Inside) -> str:
     if not level.nodes:
         return f"Inside {where}: no node is named: {level.why}"
     verb = "fails alone" if len(level.nodes) == 1 else "fail together"
-    why = f": {level.why}" if level.why else ""
-    return f"Inside {where}: {grouped(level.nodes)} {verb} ({level.minimality}{why})"
+    reason = f": {level.why}" if level.why else ""
+    return f"Inside {where}: {grouped(level.nodes)} {verb} ({level.minimality}{reason})"
 
 
 def describe_steps(steps: Steps) -> str:
@@ -157,7 +157,7 @@ def describe_steps(steps: Steps) -> str:
 
 def steps_table(steps: Steps) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the columns and the rows of a table: the errors of some steps in each way, in tolerances."""
-    ratios = [[each.tolerance_ratio for each in way.errors] for way in steps.ways.values()]
+    ratios = [[error.tolerance_ratio for error in way.errors] for way in steps.ways.values()]
     firsts = {way.first - 1 for way in steps.ways.values() if way.first}
     places = downsample(ratios[0], MOST_ROWS, firsts)
     rows = [
@@ -203,13 +203,13 @@ def _answers(result: Result) -> list[str]:
     return story.answers if story else []
 
 
-def _ending(result: Result, found: Sequence[Row]) -> Iterator[Row]:
+def _ending(result: Result, rows: Sequence[Row]) -> Iterator[Row]:
     """Yield the reason for a missing answer, and suggestions."""
     if result.status == "error" or not result.why:
         return
-    why, *steps = str(result.why).split("\n")
-    if not any(why.lower() in text.lower() for _, text in found):
-        yield "Result", why
+    reason, *steps = str(result.why).split("\n")
+    if not any(reason.lower() in text.lower() for _, text in rows):
+        yield "Result", reason
     for place, step in enumerate(steps):
         yield "" if place else "Try", step.removeprefix("  - ")
 
@@ -218,18 +218,21 @@ def _failure(result: Result) -> Iterator[Row]:
     """Yield the outputs that fail, the largest error first."""
     if own := result.own_outputs:
         yield "Match" if own.match else "Fails", f"the model's own outputs: {own.reason}"
-    seen = result.comparisons or ()
-    failed = sorted((each for each in seen if not each.passed), key=lambda each: -each.severity)
+    comparisons = result.comparisons or ()
+    failed = sorted(
+        (comparison for comparison in comparisons if not comparison.passed),
+        key=lambda comparison: -comparison.severity,
+    )
     shown = 1 if result.amplified else _SHOWN  # the reason needs the lines
-    for each in failed[:shown]:
-        sample = "" if each.sample is None else f"sample {each.sample}: "
-        yield "Fails", f"{sample}'{each.name}': {each.describe()}"
-        if each.details is not None:
-            yield "", each.details.describe()
+    for comparison in failed[:shown]:
+        sample = "" if comparison.sample is None else f"sample {comparison.sample}: "
+        yield "Fails", f"{sample}'{comparison.name}': {comparison.describe()}"
+        if comparison.details is not None:
+            yield "", comparison.details.describe()
     if len(failed) > shown:
         yield "", f"{plural(len(failed) - shown, 'more output')} with mismatches"
-    if seen:
-        yield "Match", f"{len(seen) - len(failed)} of {plural(len(seen), 'output')}"
+    if comparisons:
+        yield "Match", f"{len(comparisons) - len(failed)} of {plural(len(comparisons), 'output')}"
         return
     probes = result.page.probes or ()
     if probes and probes[0].fails and result.command != "samples":
@@ -255,10 +258,10 @@ def _nodes(result: Result) -> Iterator[Row]:
     for level in result.inside or ():
         yield "", describe_inside(level)
     if (free := result.dynamic) and free.needed:
-        names = ", ".join(f"'{each.name}'" for each in free.dimensions)
+        names = ", ".join(f"'{dimension.name}'" for dimension in free.dimensions)
         yield "", f"Fails only with dynamic dimensions ({names}); passes with fixed shapes"
-    known = [each.name for each in culprits or [each.node for each in origins[:1]]]
-    others = [each for each in origins if each.node.name not in known]
+    known = [each.name for each in culprits or [origin.node for origin in origins[:1]]]
+    others = [origin for origin in origins if origin.node.name not in known]
     yield from _other_origins(result, others)
     for other in (result.failures or ())[1 : _SHOWN + 1]:
         yield "", f"Another failure: {grouped(other.culprits)} ({other.minimality})"
@@ -275,7 +278,7 @@ def _other_origins(result: Result, others: Sequence[Origin]) -> Iterator[Row]:
         for name in result.origins[0].inputs:
             if name in unseen:
                 yield "", f"Its input '{name}' could not be seen, so the error may begin before it"
-    wrong = (each.name for each in result.tensors or () if not each.passed)
+    wrong = (tensor.name for tensor in result.tensors or () if not tensor.passed)
     doubtful = {*unseen, *wrong}
     groups: dict[str, list[Node]] = {}
     for each in others:
@@ -316,11 +319,11 @@ def _cause(result: Result) -> Iterator[Row]:
             yield "", _sentence(entry.seen)
         yield from (("", said) for said in (*said_of_compiler(entry), doubted_case(entry)) if said)
     if not detail.alternatives:
-        why = (
+        reason = (
             "; ".join(detail.doubted)
             or f"the failure stays with each of the {tried_of(detail)} changed"
         )
-        yield "Cause", f"not found in {detail.target}: {why}"
+        yield "Cause", f"not found in {detail.target}: {reason}"
 
 
 _MOST_LAYERS = 8
@@ -382,23 +385,23 @@ def _fixes(result: Result) -> Iterator[Row]:
     upgrade = None if result.first_passing else result.upgrade
     if upgrade:
         yield "Fix", upgrade
-    kept = result.keep_fp32
+    units = result.keep_fp32
     file = result.artifacts.get("mixed")
-    if isinstance(kept, list) and file:
-        yield from _mixed(result, kept, file)
+    if isinstance(units, list) and file:
+        yield from _mixed(result, units, file)
     tried = result.workarounds or ()
-    ways = [way for way in tried if way.passes]
+    passing = [workaround for workaround in tried if workaround.passes]
     low = f", an fp32 model to run in {result.precision}" if result.precision else ""
-    for way in [way for way in ways if way.file and way.kind != "precision"][
-        :2
-    ]:  # a switch is in the cause's row
-        yield "Fix", f"{way.file}{low}: {way.what}"
-        if way.why:
-            yield "", _sentence(way.why)
-        seen = result.validation or None
-        if isinstance(kept, list) and file and seen is not None and seen.holds:
+    for workaround in [
+        workaround for workaround in passing if workaround.file and workaround.kind != "precision"
+    ][:2]:  # a switch is in the cause's row
+        yield "Fix", f"{workaround.file}{low}: {workaround.what}"
+        if workaround.why:
+            yield "", _sentence(workaround.why)
+        validation = result.validation or None
+        if isinstance(units, list) and file and validation is not None and validation.holds:
             yield "", "Prefer the first fix, which replaces no node."
-    if tried and not ways and not kept and not upgrade:
+    if tried and not passing and not units and not upgrade:
         yield "Fix", f"not found: {plural(len(tried), 'workaround')} tried"
 
 
@@ -409,8 +412,8 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     low = result.precision or "low"
     units = "groups in floats" if result.groups and not result.ladder else "nodes in fp32"
     of = f": {grouped(kept)}" if kept else ""
-    seen = result.validation or None
-    holds = seen is None or seen.holds
+    validation = result.validation or None
+    holds = validation is None or validation.holds
     if not kept and not result.groups:
         count = f"all {result.lowered}"
         units = f"nodes; so {low} is not the reason for a failure seen elsewhere"
@@ -418,7 +421,9 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     yield (
         "",
         _sentence(
-            seen.sentence if seen else f"not run on fresh samples: {result.not_validated or None}"
+            validation.sentence
+            if validation
+            else f"not run on fresh samples: {result.not_validated or None}"
         ),
     )
     if not holds and not result.trade_off:

@@ -82,7 +82,7 @@ class Binding(msgspec.Struct, frozen=True):
                 "runs are under .bisect-trt in the directory where they were started."
             ) from error
 
-    def check(self, now: Binding, folder: Path) -> None:
+    def check(self, current: Binding, folder: Path) -> None:
         """Check that nothing has changed since.
 
         Raises:
@@ -91,15 +91,15 @@ class Binding(msgspec.Struct, frozen=True):
         changed = [
             f"the content of {name}"
             for name, digest in self.files.items()
-            if now.files.get(name) != digest
+            if current.files.get(name) != digest
         ]
         changed += [
-            f"the file {name}, which is new" for name in now.files if name not in self.files
+            f"the file {name}, which is new" for name in current.files if name not in self.files
         ]
-        if self.argv != now.argv:
+        if self.argv != current.argv:
             changed.append("the options")
-        if self.version != now.version:
-            changed.append(f"the version of bisect-trt ({self.version}, now {now.version})")
+        if self.version != current.version:
+            changed.append(f"the version of bisect-trt ({self.version}, now {current.version})")
         if changed:
             raise RunStateError(
                 f"{folder} cannot be resumed, because its verdicts are out of date: {', '.join(changed)} changed; start a new "

@@ -93,7 +93,9 @@ class Call:
         Raises:
             UsageError: Options of two oracles are given.
         """
-        oracles = [each for each in self.options if isinstance(each, Oracle) and changed(each)]
+        oracles = [
+            option for option in self.options if isinstance(option, Oracle) and changed(option)
+        ]
         if len(oracles) > 1:
             first, second = (each.flag for each in oracles[:2])
             raise ConflictError(
@@ -126,11 +128,11 @@ class Call:
         metric = self[MetricOptions]
         limits = self[Limits].check()
         metric.check(bounded=bounded)
-        given = [words[0] for each in (metric, self[Limits]) if (words := written(each))]
-        others = [*given[1:], *written(self[CompareOptions])[:1], *["--check"] * self.has_check]
-        if given and others:
+        decisive = [words[0] for each in (metric, self[Limits]) if (words := written(each))]
+        others = [*decisive[1:], *written(self[CompareOptions])[:1], *["--check"] * self.has_check]
+        if decisive and others:
             raise ConflictError(
-                f"{given[0]} and {others[0]} each decide whether a candidate fails; drop one."
+                f"{decisive[0]} and {others[0]} each decide whether a candidate fails; drop one."
             )
         if metric.metric is None:
             return None, limits

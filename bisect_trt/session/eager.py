@@ -66,11 +66,11 @@ class Eager:
         with user_code(path, KIND):
             import torch  # noqa: PLC0415 - PyTorch may be missing
 
-            made = script_attribute(path, name, KIND)
-            made = made if isinstance(made, torch.nn.Module) else made()
-            if not isinstance(made, torch.nn.Module):
+            module = script_attribute(path, name, KIND)
+            module = module if isinstance(module, torch.nn.Module) else module()
+            if not isinstance(module, torch.nn.Module):
                 raise ScriptError(f"{path}: '{name}' neither is nor returns a torch.nn.Module")
-        return cls(made, f"{path.name}:{name}")
+        return cls(module, f"{path.name}:{name}")
 
     def run(self, sample: Values, names: Sequence[str]) -> Values:
         """Return the outputs by the names that they have in the exported model.
@@ -82,12 +82,12 @@ class Eager:
         Raises:
             UsageError: The module fails, or has another number of outputs.
         """
-        made = self._call(self._bind(sample), nullcontext())
-        if len(made) != len(names):
+        outputs = self._call(self._bind(sample), nullcontext())
+        if len(outputs) != len(names):
             raise InputValuesError(
-                f"{self.title} returns {len(made)} tensors, and the exported model {len(names)}."
+                f"{self.title} returns {len(outputs)} tensors, and the exported model {len(names)}."
             )
-        return {name: to_array(tensor) for name, tensor in zip(names, made, strict=True)}
+        return {name: to_array(tensor) for name, tensor in zip(names, outputs, strict=True)}
 
     def trace(
         self, sample: Values, find: Callable[[NDArray[Any]], Collection[str]]
@@ -130,7 +130,7 @@ class Eager:
         arguments = self._bind(sample)
         makers |= dict.fromkeys(map(_storage, tensors_of(arguments)), 0)
         outputs = self._call(arguments, Recorder())
-        return operations, [makers.get(_storage(each), 0) for each in outputs]
+        return operations, [makers.get(_storage(output), 0) for output in outputs]
 
     def _bind(self, sample: Values) -> Arguments:
         """Return the inputs of the exported model as arguments of the module."""
@@ -142,9 +142,9 @@ class Eager:
         if self.example is None:
             by_name = tensors.keys() <= inspect.signature(self.module.forward).parameters.keys()
             return ((), tensors) if by_name else (tuple(tensors.values()), {})
-        left = iter(tensors.values())
+        remaining = iter(tensors.values())
         bound: Arguments = torch.utils._pytree.tree_map_only(
-            torch.Tensor, lambda one: next(left).to(one), self.example
+            torch.Tensor, lambda one: next(remaining).to(one), self.example
         )
         return bound
 
@@ -181,7 +181,7 @@ def tensors_of(values: object) -> list[Any]:
     """Return the tensors in nested arguments or results, in order."""
     torch: Any = sys.modules["torch"]
     leaves = torch.utils._pytree.tree_leaves(values)
-    return [each for each in leaves if isinstance(each, torch.Tensor)]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def to_array(tensor: Any) -> NDArray[Any]:  # noqa: ANN401 - as above

@@ -136,7 +136,7 @@ class LoopRun:
         reply = self.subject.workers.ask(request)
         if not isinstance(reply, Failed):
             grouped = groupby(reply.comparisons, lambda each: each.sample)
-            return [list(seen) for _, seen in grouped]
+            return [list(comparisons) for _, comparisons in grouped]
         if len(steps) == 1:
             kind = ComparisonKind.MISSING
             return [[TensorComparison("", passed=False, kind=kind, reason=reply.message)]]
@@ -174,8 +174,8 @@ class LoopRun:
             state = right | {names[unit]: own[names[unit]] for unit in units}
             save_npz(mixed.inputs, self.subject.stream[step - 1] | state)
             reply = self.subject.workers.ask(self._request(mixed))
-            seen = [] if isinstance(reply, Failed) else list(reply.comparisons)
-            passes = seen and all(each.passed for each in scaled([seen, *steps])[0])
+            comparisons = [] if isinstance(reply, Failed) else list(reply.comparisons)
+            passes = comparisons and all(each.passed for each in scaled([comparisons, *steps])[0])
             return Verdict.PASS if passes else Verdict.FAIL
 
         return [names[unit] for unit in sorted(minimise(range(len(names)), ask).units)]
@@ -184,14 +184,14 @@ class LoopRun:
         """Run all steps at once on both sides; return the errors in the part of each step, none where that is not possible."""
         subject = self.subject
         inputs = join_steps(subject.network, subject.state, subject.stream)
-        made = [
+        outputs = [
             subject.models.run("whole", subject.network.proto, inputs, target)
             for target in (None, self.target)
             if inputs is not None
         ]
         golden = NpzFile(self.file("golden", 1))
         parts: list[dict[str, Any]] = []
-        for values in made:
+        for values in outputs:
             if isinstance(values, Failed):
                 return []
             parts.append({})
@@ -230,9 +230,9 @@ def judge(
     ways = [_way(errors, taken) for errors in (own, right)]
     least = 1.0 if strict else required_severity(ways[1].worst)
     wrong = [
-        each.sample or 1
-        for each in ways[1].errors
-        if not each.passed and each.tolerance_ratio >= least
+        error.sample or 1
+        for error in ways[1].errors
+        if not error.passed and error.tolerance_ratio >= least
     ]
     verdicts = {
         step: Verdict.FAIL if step in wrong else Verdict.PASS for step in range(1, len(right) + 1)
@@ -277,11 +277,13 @@ def _way(steps: Errors, taken: Mapping[str, str]) -> StepsWay:
     """Return the worst output of each step; an output that is no state may be one of tokens."""
     worst: list[Comparison] = []
     tokens: list[int] = []
-    for step, seen in enumerate(steps, 1):
-        each = max(seen, key=lambda each: (not each.passed, each.tolerance_ratio))
+    for step, comparisons in enumerate(steps, 1):
+        each = max(comparisons, key=lambda each: (not each.passed, each.tolerance_ratio))
         worst.append(Comparison.of(structs.replace(each, sample=step)))
         chosen = [
-            each.details.argmax for each in seen if each.details and each.name not in taken.values()
+            each.details.argmax
+            for each in comparisons
+            if each.details and each.name not in taken.values()
         ]
         tokens += [step] if any(share is not None and share < 1 for share in chosen) else []
     return StepsWay(

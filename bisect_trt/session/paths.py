@@ -159,8 +159,8 @@ class Paths:
 
     def wrote(self, paths: Iterable[Path]) -> bool:
         """Return whether at least one of some files exists, and each is as an earlier session of the run left it."""
-        there = [path for path in map(os.path.realpath, paths) if os.path.isfile(path)]  # noqa: PTH113 - texts
-        return bool(there) and all(_digest(path) == self.recorded.get(path) for path in there)
+        files = [path for path in map(os.path.realpath, paths) if os.path.isfile(path)]  # noqa: PTH113 - texts
+        return bool(files) and all(_digest(path) == self.recorded.get(path) for path in files)
 
     @contextmanager
     def recording(self, folder: Path) -> Iterator[None]:

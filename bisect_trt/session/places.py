@@ -189,7 +189,7 @@ def _say_left(subject: Subject, target: TargetSettings, precision: str) -> None:
     left = describe_left(census, precision)
     if census.lowered and left:
         subject.console.warn(f"{left}; {plural(len(census.lowered), 'node')} can")
-    elif any(why is not Stays.UNTYPED for why, _ in census.left) and not target.keep:
+    elif any(reason is not Stays.UNTYPED for reason, _ in census.left) and not target.keep:
         raise UnsuitableModelError(
             f"--{precision} changes nothing in {subject.settings.path}: {left}; drop the option."
         )
@@ -203,8 +203,8 @@ def require_reference(subject: Subject) -> None:
     Raises:
         UnavailableError: ONNX Runtime cannot run a node of the model.
     """
-    for index, why in subject.facts.reference.missing.items():
+    for index, reason in subject.facts.reference.missing.items():
         raise ModelRefusedError(
-            f"ONNX Runtime cannot run {subject.network.describe(index)}: {why}.{advice(subject)} So there is nothing to "
+            f"ONNX Runtime cannot run {subject.network.describe(index)}: {reason}.{advice(subject)} So there is nothing to "
             "compare with; `bisect-trt reduce` with your own --check command does not need the reference."
         )

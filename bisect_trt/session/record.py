@@ -136,11 +136,11 @@ def leave_record(
         **environment(),
         "working directory": str(Path.cwd()),
     }
-    for own in () if folder is None else (folder / RESULT_FILE, folder / REPORT_FILE):
+    for file in () if folder is None else (folder / RESULT_FILE, folder / REPORT_FILE):
         if (
-            own.is_symlink() or own.is_fifo()
+            file.is_symlink() or file.is_fifo()
         ):  # it would be written to, and the folder may be a stranger's
-            own.unlink()
+            file.unlink()
     try:
         content = None if folder is None else result.write(folder / RESULT_FILE)
         for place in places:
@@ -179,13 +179,13 @@ def graph_of(subject: Subject, result: Result) -> Graph:
     passed = {entry.name: entry for entry in entries if entry.passed}
     # Of several input samples the first that fails counts.
     comparisons = passed | {entry.name: entry for entry in reversed(entries) if not entry.passed}
-    origins = [each.node for each in result.origins or ()]
+    origins = [origin.node for origin in result.origins or ()]
     wrong = [entry.name for entry in result.comparisons or () if not entry.passed]
     groups = (_outputs(result.culprits), _outputs(origins), wrong, network.outputs)
-    found = (
+    producers = (
         [network.producer[name] for name in group if name in network.producer] for group in groups
     )
-    shown = list(dict.fromkeys(next(filter(None, found), [network.order[-1]])))[:MOST_NODES]
+    shown = list(dict.fromkeys(next(filter(None, producers), [network.order[-1]])))[:MOST_NODES]
     names = dict.fromkeys(
         name for node in shown for name in (*network.made(node), *network.reads[node])
     )
@@ -201,7 +201,7 @@ def graph_of(subject: Subject, result: Result) -> Graph:
 
     def describe(node: int) -> GraphNode:
         proto = network.nodes[node]
-        made = network.made(node)
+        outputs = network.made(node)
         reads = network.reads[node]
         return GraphNode(
             name=proto.name,
@@ -209,7 +209,7 @@ def graph_of(subject: Subject, result: Result) -> Graph:
             domain=proto.domain,
             attributes=attribute_texts(proto),
             inputs=tuple((name, source(name)) for name in reads[:_SHOWN_INPUTS]),
-            outputs=tuple(made),
+            outputs=tuple(outputs),
             written=network.written(node),
         )
 

@@ -194,9 +194,9 @@ class Session:
             passing=passing,
         )
         everything = units.with_weights(units.everything if searched is None else searched)
-        heard = Transcript(oracle)
-        minimum = unless_lost(algorithm, about_units(heard), everything)
-        return self.confirmed(heard, minimum, without=partial(self.without, searched=searched))
+        transcript = Transcript(oracle)
+        minimum = unless_lost(algorithm, about_units(transcript), everything)
+        return self.confirmed(transcript, minimum, without=partial(self.without, searched=searched))
 
     def without(self, taken: Subset, searched: Sequence[int] | None = None) -> Subset:
         """Return all units of the model, or of some of its units, that can be kept without the taken ones."""
@@ -268,14 +268,14 @@ class Session:
 
     def disagreed(self, minimum: Minimum, record: Record) -> Minimum:
         """Return the minimum as unproven, because the written model did not fail as before."""
-        why = f"the final re-check disagreed: {record.reason}"
+        reason = f"the final re-check disagreed: {record.reason}"
         flakiness = self.prober.flakiness
         if record.passes and not self.prober.measured:
-            why = f"{why}; {FLAKY.format('it failed, and passed when it was read back')}"
+            reason = f"{reason}; {FLAKY.format('it failed, and passed when it was read back')}"
         elif record.passes and flakiness.is_steady:
             runs = f"{flakiness.runs} of {flakiness.runs} runs"
-            why = f"the check is flaky: the original failed in {runs}, the answer fails less often; {why}"
-        return replace(minimum, proven=False, why=why)
+            reason = f"the check is flaky: the original failed in {runs}, the answer fails less often; {reason}"
+        return replace(minimum, proven=False, why=reason)
 
     def conclude(self, minimum: Minimum) -> None:
         """Put the status and the minimality of an answer into the result."""
@@ -285,8 +285,10 @@ class Session:
 
     def failure(self, minimum: Minimum, culprits: Sequence[Node], path: Path) -> Failure:
         """Return one failure among several for the result: its nodes, their minimality, the model."""
-        minimality, why = self.proof(minimum)
-        return Failure(culprits=tuple(culprits), minimality=minimality, why=why, reduced=str(path))
+        minimality, reason = self.proof(minimum)
+        return Failure(
+            culprits=tuple(culprits), minimality=minimality, why=reason, reduced=str(path)
+        )
 
     def never_passes(self, answer: Subset | None = None) -> str | None:
         """Return why nothing is proven, where what must pass does not: the model without the answer, or Identity nodes only.
@@ -340,11 +342,11 @@ class Session:
         confidence = flakiness.reached(passed)
         if self.result.flaky:
             self.result.flaky = structs.replace(self.result.flaky, reached=round(confidence, 6))
-        why = (
+        reason = (
             f"the failure is flaky ({flakiness.rate:.0%} of {flakiness.runs} runs); 1-minimal with {confidence:.1%} "
             f"confidence: each of {passed} passing candidates passed {flakiness.passes_needed} times"
         )
-        return "unproven", why
+        return "unproven", reason
 
     def doubted(self, minimum: Minimum) -> Minimum:
         """Return the minimum as unproven if the model without a unit fails like the original, with another message."""
@@ -354,8 +356,8 @@ class Session:
         if not minimum.proven or not akin:
             return minimum
         record = next(record for record in self.prober.ledger.records if record.key == akin[0].key)
-        why = f"without {len(akin)} of its units it may be the same failure: it {record.reason}"
-        return replace(minimum, proven=False, why=why)
+        reason = f"without {len(akin)} of its units it may be the same failure: it {record.reason}"
+        return replace(minimum, proven=False, why=reason)
 
     def score_whole(self, candidate: Candidate) -> None:
         """Put the score of a candidate on the whole set into the result, if the check is a metric."""
@@ -386,11 +388,11 @@ class Session:
         """Put the score of the first candidate into a result that ends before there is an answer."""
         ledger = self.prober.ledger
         outcomes = (ledger.outcome(record.key) for record in ledger.records)
-        found = next(
+        score = next(
             (each.metric for each in outcomes if each is not None and each.metric is not None), None
         )
-        if found is not None and not self.result.metric:
-            self.result.metric = MetricValues(**structs.asdict(found))
+        if score is not None and not self.result.metric:
+            self.result.metric = MetricValues(**structs.asdict(score))
 
     def until_done(self, story: Callable[[], Done]) -> Done:
         """Return the result of a function; run it again if the user takes an answer back.
@@ -437,7 +439,7 @@ def unless_lost(algorithm: Callable[[Ask], Minimum], ask: Ask, everything: Subse
     Returns:
         The result of the search; ``FAILURE_LOST`` if all units together do not fail.
     """
-    heard: set[Units] = set()
+    transcript: set[Units] = set()
     patience = len(everything).bit_length() + 1
     fails = False
 
@@ -445,9 +447,9 @@ def unless_lost(algorithm: Callable[[Ask], Minimum], ask: Ask, everything: Subse
         nonlocal fails
         verdict = ask(units)
         fails = fails or verdict is Verdict.FAIL
-        if not fails and len(heard) < patience:
-            heard.add(Units(units))
-            if len(heard) == patience and ask(everything) is not Verdict.FAIL:
+        if not fails and len(transcript) < patience:
+            transcript.add(Units(units))
+            if len(transcript) == patience and ask(everything) is not Verdict.FAIL:
                 raise _Lost
         return verdict
 

@@ -153,15 +153,15 @@ def export(model: Any, inputs: Any, path: Path) -> list[Values]:  # noqa: ANN401
     """
     torch: Any = sys.modules["torch"]
     samples = _samples(torch, model, inputs)
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     mode: AbstractContextManager[None] = nullcontext()
     if isinstance(model, torch.nn.Module):
-        given = {"args": samples[0][0], "kwargs": samples[0][1] or None}
+        arguments = {"args": samples[0][0], "kwargs": samples[0][1] or None}
         mode = evaluating(model)
     try:
         with mode, warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            torch.onnx.export(model, **given, dynamo=True, verbose=False).save(str(path))
+            torch.onnx.export(model, **arguments, dynamo=True, verbose=False).save(str(path))
     except Exception as error:  # the user's model may raise anything
         raise ModelFileError(
             f"{type(model).__name__} cannot be exported by torch.onnx.export(dynamo=True) of PyTorch {torch.__version__}: "
@@ -182,12 +182,12 @@ def _samples(torch: Any, model: Any, inputs: Any) -> list[Arguments]:  # noqa: A
     """
     if isinstance(inputs, str | os.PathLike):
         inputs = [dict(sample) for run in load_runs(Path(inputs)) for sample in run.samples]
-    several = inputs if isinstance(inputs, list) else [] if inputs is None else [inputs]
-    if not several:
+    samples = inputs if isinstance(inputs, list) else [] if inputs is None else [inputs]
+    if not samples:
         raise InputValuesError(
             "inputs: a torch.nn.Module is exported by running it; give at least one sample of its inputs."
         )
-    return [_arguments(torch, model, each) for each in several]
+    return [_arguments(torch, model, each) for each in samples]
 
 
 def _arguments(torch: Any, model: Any, given: Any) -> Arguments:  # noqa: ANN401 - as above

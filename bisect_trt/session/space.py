@@ -153,8 +153,8 @@ class Fed:
         """Return why the reference does not run some values, if so; nothing where models are only built."""
         if self._session.subject.models.build_only:
             return None
-        made = self._expected(values)
-        return made if isinstance(made, str) else None
+        golden = self._expected(values)
+        return golden if isinstance(golden, str) else None
 
     def candidate(
         self,
@@ -170,9 +170,9 @@ class Fed:
         whole = dict(values)
         outputs = tuple[str, ...]()
         if not self._session.subject.models.build_only:
-            made = self._expected(values)
-            assert isinstance(made, Path), "it was not refused"
-            whole = {**values, **load_npz(made)}
+            golden = self._expected(values)
+            assert isinstance(golden, Path), "it was not refused"
+            whole = {**values, **load_npz(golden)}
             outputs = tuple(self._session.subject.network.outputs)
         if fixed:
             proto = free_inputs(proto, {}, forget=True)
@@ -206,10 +206,10 @@ class Fed:
             digest.update(f"{name} {value.shape}".encode() + value.tobytes())
         key = digest.hexdigest()[:16]
         if key not in self._golden:
-            made = self._session.subject.workspace.scratch(f"fed-{key}.golden.npz")
-            failed = self._run(values, made)
+            golden = self._session.subject.workspace.scratch(f"fed-{key}.golden.npz")
+            failed = self._run(values, golden)
             self._golden[key] = (
-                made if failed is None else f"the reference does not run it: {failed.message}"
+                golden if failed is None else f"the reference does not run it: {failed.message}"
             )
             # A model that the reference cannot load at all is judged by the user's check alone.
             if (
@@ -217,8 +217,8 @@ class Fed:
                 and self._session.unreferenced
                 and (failed.kind == "build" or not self._runs_any)
             ):
-                save_npz(made, {})
-                self._golden[key] = made
+                save_npz(golden, {})
+                self._golden[key] = golden
         return self._golden[key]
 
     def _run(self, values: Values, to: Path) -> Failed | None:

@@ -235,7 +235,7 @@ class Subject:
         samples = None
         free = sizes_at(data.input_shapes, None)
         self.ranged = free != sizes_at(data.input_shapes, 0)
-        given: Mapping[str, Sequence[int | None]] = {}
+        shapes: Mapping[str, Sequence[int | None]] = {}
         loop = self.settings.loop
         if loop.steps is not None:
             self.state = find_state(self.network, loop.state)
@@ -246,10 +246,10 @@ class Subject:
                 resized(input_infos(self.network), free), data, self.settings.most
             )
         if samples is not None:
-            given = common_shapes(samples)
+            shapes = common_shapes(samples)
         smallest, sizes = (
             input_sizes(
-                proto, {**given, **sizes_at(data.input_shapes, share)}, assume=samples is None
+                proto, {**shapes, **sizes_at(data.input_shapes, share)}, assume=samples is None
             )
             for share in (0, 1)
         )
@@ -356,15 +356,15 @@ class Subject:
 
     def other(self, path: Path, reference: Reference) -> Subject:
         """Return the subject of a model derived from this one, with the same inputs and expected outputs."""
-        made = copy.copy(self)
-        made.settings = replace(
+        subject = copy.copy(self)
+        subject.settings = replace(
             self.settings, path=path, data=replace(self.settings.data, external_data_dir=None)
         )
         proto = self.workspace.read_back(path)
         take_input_shapes(proto, self.network)
-        made.network = Network(proto)
-        made.facts = made._facts(lambda: reference)
-        return made
+        subject.network = Network(proto)
+        subject.facts = subject._facts(lambda: reference)
+        return subject
 
     def of_body(self, model: onnx.ModelProto, values: Sample, number: int) -> Subject:
         """Return the subject of a model inside this one, which has one sample of its own.
@@ -374,13 +374,13 @@ class Subject:
             values: The values of its inputs.
             number: A number for its activations, which no sample has.
         """
-        made = copy.copy(self)
-        made.network = made.truth = Network(model)
-        made.samples = [values]
-        made.freed = None
-        made.ir_version = None
-        made.facts = made._facts(lambda: made.run_reference(made.network, number))
-        return made
+        subject = copy.copy(self)
+        subject.network = subject.truth = Network(model)
+        subject.samples = [values]
+        subject.freed = None
+        subject.ir_version = None
+        subject.facts = subject._facts(lambda: subject.run_reference(subject.network, number))
+        return subject
 
     def _facts(self, reference: Callable[[], Reference]) -> ModelFacts:
         """Return the facts about the network, with a function that runs it."""
@@ -428,9 +428,9 @@ class Subject:
                 f"ONNX Runtime cannot run this model: {first.refused}. No tensor has reference values, so only candidates "
                 "that start at the graph's inputs are cut."
             )
-        for index, why in first.missing.items():
+        for index, reason in first.missing.items():
             self.console.warn(
-                f"ONNX Runtime cannot run {self.truth.describe(index)}: {why}. Tensors that depend on it have no "
+                f"ONNX Runtime cannot run {self.truth.describe(index)}: {reason}. Tensors that depend on it have no "
                 "reference values, so no candidate starts at them."
             )
 
@@ -530,8 +530,8 @@ class Subject:
             outputs,
         )
         title = f"{self.units.count(bare)} of {len(self.units)} units"
-        made = Candidate(piece, piece.inputs, piece.outputs, title, bare, held=held)
-        return made if self.freed is None else self.freed.dress(made)
+        candidate = Candidate(piece, piece.inputs, piece.outputs, title, bare, held=held)
+        return candidate if self.freed is None else self.freed.dress(candidate)
 
     def values(self, candidate: Candidate, names: Sequence[str]) -> Values:
         """Return the known values of some of a candidate's inputs or outputs."""

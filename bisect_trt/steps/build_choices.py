@@ -216,7 +216,9 @@ def _explained(bench: Bench, name: str, bad: Places, goods: list[Places], tries:
 
 def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> Reason:
     """Return the fewest choices of a bad build that make a good one bad."""
-    why = f"{name} has no choice that can be pinned, for example because it ended before it chose"
+    reason = (
+        f"{name} has no choice that can be pinned, for example because it ended before it chose"
+    )
     for good in _replacements(bad, goods) if bad else ():
         places = [place for place, choice in bad.items() if good.get(place) != choice]
 
@@ -229,18 +231,18 @@ def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> R
             return bench(mixed(units))[0]
 
         if not places:
-            why = "it made the same choices as a good build, as far as they can be pinned"
+            reason = "it made the same choices as a good build, as far as they can be pinned"
             continue
         if ask(frozenset(range(len(places)))) is not Verdict.FAIL:
-            why = "with all pinnable choices of the bad build, the build is not bad, so something else decides"
+            reason = "with all pinnable choices of the bad build, the build is not bad, so something else decides"
             break
         if ask(frozenset()) is not Verdict.PASS:
-            why = "with all pinnable choices of a good build, the build is not good, so something else decides"
+            reason = "with all pinnable choices of a good build, the build is not good, so something else decides"
             continue
-        found = minimise(range(len(places)), ask)
-        turned = {places[unit]: bad[places[unit]] for unit in found.units}
+        minimum = minimise(range(len(places)), ask)
+        turned = {places[unit]: bad[places[unit]] for unit in minimum.units}
         choices = frozenset(turned.values())
-        _, chose = bench(mixed(found.units))
+        _, chose = bench(mixed(minimum.units))
         if not choices <= chose:
             missing = ", ".join(f"{each.layer}: {each.said}" for each in sorted(choices - chose))
             return Reason(
@@ -252,14 +254,14 @@ def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> R
         kept = tuple(choice for place, choice in good.items() if place not in turned)
         verdict, chose = bench(Held(title, kept, tuple(sorted(choices))))
         if verdict is Verdict.PASS and not choices & chose:
-            return Reason(choices, found.proven, found.why)
-        why = (
+            return Reason(choices, minimum.proven, minimum.why)
+        reason = (
             "with it forbidden, the build is bad too"
             if verdict is Verdict.FAIL
             else "the target cannot forbid it"
         )
-        return Reason(choices, proven=False, why=why)
-    return Reason(frozenset(), proven=False, why=why)
+        return Reason(choices, proven=False, why=reason)
+    return Reason(frozenset(), proven=False, why=reason)
 
 
 def _replacements(bad: Places, goods: Sequence[Places]) -> list[Places]:
@@ -301,7 +303,7 @@ def gather(paths: Sequence[Path], warn: Callable[[str], None]) -> list[Build]:
         )
     good, bad = paths if len(paths) > 1 else (paths[0] / "good", paths[0] / "bad")
     sides = (True, _read(good, warn)), (False, _read(bad, warn))
-    return [Build(str(file), side, choices) for side, found in sides for file, choices in found]
+    return [Build(str(file), side, choices) for side, files in sides for file, choices in files]
 
 
 def _read(path: Path, warn: Callable[[str], None]) -> list[tuple[Path, Choices]]:
@@ -374,22 +376,24 @@ def read_build(folder: Path, name: str | Path) -> Choices | None:
         raise UnreadableFileError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError):  # no JSON, nested too deeply, or no text at all
         return None
-    found = read_choices(plain)
+    choices = read_choices(plain)
     with suppress(KeyError, TypeError, ValueError, AttributeError):
         if (
-            found is None and "replay" in plain
+            choices is None and "replay" in plain
         ):  # Polygraphy's `TacticReplayData`, with pairs in some releases
             layers = {str(layer): dict(algorithm) for layer, algorithm in plain["replay"].items()}
             values = {
                 layer: f"{each['implementation']}:{each['tactic']}"
                 for layer, each in layers.items()
             }
-            found = [Choice(layer, TACTIC, value, pins=True) for layer, value in values.items()]
-        elif found is None:  # TensorRT's engine inspector, as `trtexec --exportLayerInfo` writes it
+            choices = [Choice(layer, TACTIC, value, pins=True) for layer, value in values.items()]
+        elif (
+            choices is None
+        ):  # TensorRT's engine inspector, as `trtexec --exportLayerInfo` writes it
             from bisect_trt.targets.trt.engine import Origins, read_layers  # noqa: PLC0415 - of such files alone
 
             read = read_layers(plain["Layers"], Origins())
-            found = choices_of_layers(
+            choices = choices_of_layers(
                 {**each, "tensors": each["name"].split(" + ")} for each in read
             )
-    return None if found is None else frozenset(found)
+    return None if choices is None else frozenset(choices)

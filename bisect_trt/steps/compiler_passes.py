@@ -101,7 +101,10 @@ class Engines:
     def doubts(self) -> list[str]:
         """Return why switches that the user named are no answer."""
         ignored = self.ignored.items() if self.asked else ()
-        return [*self.notes, *(f"the compiler ignores {name}: {why}" for name, why in ignored)]
+        return [
+            *self.notes,
+            *(f"the compiler ignores {name}: {reason}" for name, reason in ignored),
+        ]
 
     def fusions(self) -> list[Switches]:
         """Return, for each counter, the value before the fusion that makes the model fail, proven by builds with and without it.

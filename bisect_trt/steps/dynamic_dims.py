@@ -233,7 +233,7 @@ def tell_dynamic(session: Session, answer: Candidate) -> None:
         )
         dimensions.append(FreeDimension(name=symbol, inputs=tuple(inputs)))
     session.result.dynamic = DynamicShapes(needed=True, dimensions=tuple(dimensions))
-    names = ", ".join(f"'{each.name}'" for each in dimensions)
+    names = ", ".join(f"'{dimension.name}'" for dimension in dimensions)
     session.console.answer(
         f"  The model must stay dynamic in {names}: with fixed shapes it passes."
     )

@@ -51,19 +51,19 @@ def judge_export(session: Session, eager: Eager, tolerance: ToleranceOptions) ->
     for number, sample in enumerate(subject.samples, 1):
         case = replace(subject.original, sample=number)
         right = eager.run(sample, names)
-        wrong = [
+        mismatches = [
             each
             for each in compare_all(right, subject.values(case, names), exact, lows=lows)
             if not each.passed
         ]
-        if wrong:
+        if mismatches:
             break
     else:
         return None
     reference = reference_settings()
     runtime = reference.target.title
     check = CheckSettings(target=reference, tolerance=exact)
-    alone = rounding_alone(subject, check, wrong)
+    alone = rounding_alone(subject, check, mismatches)
     opinion = ask_evaluator(subject, exact)
     whose: Whose = "unknown"
     sentence = f"The export or {runtime} is wrong: ONNX's reference evaluator has no vote."
@@ -78,9 +78,11 @@ def judge_export(session: Session, eager: Eager, tolerance: ToleranceOptions) ->
         sentence = opinion.sentence
     line = None
     if alone is None:
-        line, where = _locate(session, eager, case, [each.name for each in wrong], lows)
+        line, where = _locate(session, eager, case, [each.name for each in mismatches], lows)
         sentence += where
-    sentence += f" Sample {number}, '{wrong[0].name}' of {eager.title}: {wrong[0].describe()}."
+    sentence += (
+        f" Sample {number}, '{mismatches[0].name}' of {eager.title}: {mismatches[0].describe()}."
+    )
     fault = Fault(whose, sentence, {"source": line})
     session.result.fault = fault.to_part()
     session.console.answer(sentence)
@@ -115,7 +117,7 @@ def _locate(
     for index, operation in reversed([*enumerate(operations)]):
         right |= {*operation.same}
         if index in bad:
-            bad |= {each for each in operation.reads if not operations[each].same}
+            bad |= {read for read in operation.reads if not operations[read].same}
     first = operations[min(bad)]
     sentence = ""
     if first.line is not None:
@@ -142,15 +144,15 @@ def _finder(tensors: Values, lows: Mapping[str, Precision]) -> Callable[[Array],
     def find(value: Array) -> frozenset[str]:
         few = slice(None, None, max(value.size // _PLACES, 1))
         limit = _ROUGH * np.max(np.abs(value), initial=0)
-        alike = (
+        candidates = (
             (name, tensors[name])
             for name in sizes.get(value.size, ())
             if np.allclose(value.reshape(-1)[few], tensors[name].reshape(-1)[few], 0, limit, True)
         )
-        seen = (
+        comparisons = (
             compare_tensor(name, value.reshape(other.shape), other, exact, precision=lows.get(name))
-            for name, other in alike
+            for name, other in candidates
         )
-        return frozenset(each.name for each in seen if each.passed)
+        return frozenset(each.name for each in comparisons if each.passed)
 
     return find

@@ -146,10 +146,10 @@ def _weights(session: Session, case: Candidate, names: Sequence[str]) -> Arrays:
     stored = {name: tensor for name in names if (tensor := network.stored(name)) is not None}
     folder = subject.workspace.weights.folder_of(case.proto)
     values: Arrays = {name: read_weight(tensor, folder) for name, tensor in stored.items()}
-    made = [name for name in names if name in network.producer and name not in stored]
-    if made:
+    computed_names = [name for name in names if name in network.producer and name not in stored]
+    if computed_names:
         computed = subject.reference.compute(
-            mark_outputs(network, made, {}), subject.values(case, case.inputs)
+            mark_outputs(network, computed_names, {}), subject.values(case, case.inputs)
         )
         values |= computed or {}
     return values
@@ -198,10 +198,12 @@ def _search(level: _Level, inner: Session, body: Body, levels: list[Inside]) -> 
     for index in nodes:
         source = body.sources.get(first_output(network.nodes[index]), network.nodes[index])
         name = f"{level.name}/{label(source)}"
-        made = tuple(filter(None, source.output))
-        failing.append(structs.replace(network.plain(index), name=name, outputs=made))
-    minimality, why = inner.proof(case.minimum)
-    levels[-1] = structs.replace(levels[-1], nodes=tuple(failing), minimality=minimality, why=why)
+        outputs = tuple(filter(None, source.output))
+        failing.append(structs.replace(network.plain(index), name=name, outputs=outputs))
+    minimality, reason = inner.proof(case.minimum)
+    levels[-1] = structs.replace(
+        levels[-1], nodes=tuple(failing), minimality=minimality, why=reason
+    )
     named = [each.name for each in failing]
     return _level(inner, whole, nodes, named, level.number + 1, body.sources)
 
@@ -257,10 +259,10 @@ def _count(level: _Level) -> int:
     if level.outer.node.op_type == "Scan":
         return level.outer.scan_length()
     model, name = level.outer.counter()
-    made = level.session.subject.reference.compute(
+    values = level.session.subject.reference.compute(
         model, level.session.subject.values(level.case, level.case.inputs)
     )
-    return 0 if made is None else int(made[name].size)
+    return 0 if values is None else int(values[name].size)
 
 
 def _state(level: _Level, number: int) -> list[np.ndarray] | None:

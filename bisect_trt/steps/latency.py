@@ -42,7 +42,7 @@ Layers = Sequence[Json]
 
 def named_in(name: str, known: Collection[str]) -> list[str]:
     """Return the names of the model in the name of a layer, which may derive from one (``conv1_nchwc``)."""
-    found = []
+    names = []
     for piece in _PIECES.split(name):
         words = _WORD.findall(piece)
         spans = (
@@ -51,8 +51,8 @@ def named_in(name: str, known: Collection[str]) -> list[str]:
             for b in range(len(words), a, -1)
             if a == 0 or b - a > 1
         )
-        found += [part for a, b in spans if (part := "".join(words[a:b])) in known][:1]
-    return found
+        names += [part for a, b in spans if (part := "".join(words[a:b])) in known][:1]
+    return names
 
 
 def _timed(network: Network) -> list[int]:
@@ -63,16 +63,19 @@ def _timed(network: Network) -> list[int]:
 def nodes_of(network: Network, layers: Layers) -> list[set[int]]:
     """Return the nodes of each layer; a layer without a known name has the nodes of the next named layer."""
     nodes = _timed(network)
-    known = {network.nodes[index].name: index for index in nodes if network.nodes[index].name}
-    known |= {name: index for index in nodes for name in network.made(index)}
-    found = [
+    numbers = {network.nodes[index].name: index for index in nodes if network.nodes[index].name}
+    numbers |= {name: index for index in nodes for name in network.made(index)}
+    layer_nodes = [
         {
-            known[n]
-            for n in [*filter(known.__contains__, each["tensors"])] or named_in(each["name"], known)
+            numbers[n]
+            for n in [*filter(numbers.__contains__, layer["tensors"])]
+            or named_in(layer["name"], numbers)
         }
-        for each in layers
+        for layer in layers
     ]
-    owner = {index: place for place in reversed(range(len(found))) for index in found[place]}
+    owner = {
+        index: place for place in reversed(range(len(layer_nodes))) for index in layer_nodes[place]
+    }
     for index in reversed(nodes):
         readers = (
             reader for name in network.made(index) for reader in network.consumers.get(name, ())
@@ -80,10 +83,10 @@ def nodes_of(network: Network, layers: Layers) -> list[set[int]]:
         reader = next((reader for reader in readers if reader in owner), None)
         if index not in owner and reader is not None:
             owner[index] = owner[reader]
-            found[owner[index]].add(index)
-    for place in reversed(range(len(found) - 1)):
-        found[place] = found[place] or found[place + 1]
-    return found
+            layer_nodes[owner[index]].add(index)
+    for place in reversed(range(len(layer_nodes) - 1)):
+        layer_nodes[place] = layer_nodes[place] or layer_nodes[place + 1]
+    return layer_nodes
 
 
 def beside(network: Network, target: Layers, baseline: Layers) -> list[LatencyRow]:

@@ -146,8 +146,10 @@ class Marking:
         makers = self.subject.network.producer
         # A member of a sequence counts as the sequence that a node makes.
         named = (
-            each if each.name in makers else structs.replace(each, name=tensor_of(each.name))
-            for each in reply.comparisons
+            comparison
+            if comparison.name in makers
+            else structs.replace(comparison, name=tensor_of(comparison.name))
+            for comparison in reply.comparisons
         )
         return replace(reply, comparisons=tuple(named))
 
@@ -180,7 +182,7 @@ class Marking:
             return False
         return self._judge(seen).judge(original.signature, original.severity) is not Verdict.FAIL
 
-    def summarize(self, found: Gathered, runs: Sequence[Compared]) -> LayerComparison:
+    def summarize(self, gathered: Gathered, runs: Sequence[Compared]) -> LayerComparison:
         """Find the origins in what some runs showed, on each input sample alone; of several comparisons the worst counts."""
         network = self.subject.network
         exact = self.tolerance.atol or self.tolerance.rtol
@@ -206,16 +208,21 @@ class Marking:
         origins, mild = (
             sorted(nodes, key=network.rank.__getitem__) for nodes in (firm, suspected - firm)
         )
-        first = _of_samples(each for number in sorted(samples) for each in samples[number].values())
+        first = _of_samples(
+            tensor for number in sorted(samples) for tensor in samples[number].values()
+        )
         lost = [name for name in network.computed if not self.subject.reference.stored_names(name)]
         return LayerComparison(
             {name: first[name] for name in self.wanted if name in first},
-            {**dict.fromkeys(lost, "the reference has no value for this tensor"), **found.unseen},
+            {
+                **dict.fromkeys(lost, "the reference has no value for this tensor"),
+                **gathered.unseen,
+            },
             origins,
             outputs_fail,
-            found.refused if not found.runs else None,
+            gathered.refused if not gathered.runs else None,
             tuple(mild),
-            builds=found.builds,
+            builds=gathered.builds,
         )
 
 
@@ -225,10 +232,10 @@ def compare_layers(look: Marking, original: Outcome | None = None) -> LayerCompa
     inner = set(look.wanted).difference(look.outputs)
     fragile = {name for name in inner if name not in infos or infos[name].dtype.kind in "biu"}
     broken = original is not None and original.ending is Ending.BROKEN  # whatever is marked
-    found = gather(look.wanted, fragile, look.marked, 1 if broken else MOST_BUILDS)
-    telling = [seen for seen in found.runs if not look.hides(original, seen)]
-    if found.runs and not telling:  # what still differs is another, smaller error
-        layers = look.summarize(found, found.runs)
+    gathered = gather(look.wanted, fragile, look.marked, 1 if broken else MOST_BUILDS)
+    telling = [seen for seen in gathered.runs if not look.hides(original, seen)]
+    if gathered.runs and not telling:  # what still differs is another, smaller error
+        layers = look.summarize(gathered, gathered.runs)
         return replace(
             layers,
             origins=[],
@@ -236,16 +243,16 @@ def compare_layers(look: Marking, original: Outcome | None = None) -> LayerCompa
             outputs_fail=False,
             hidden=True,
         )
-    for seen in (each for each in found.runs if each not in telling):
+    for seen in (each for each in gathered.runs if each not in telling):
         names = [
             comparison.name
             for comparison in seen.comparisons
             if comparison.name not in look.outputs
         ]
-        found.unseen |= dict.fromkeys(
+        gathered.unseen |= dict.fromkeys(
             names, f"marking it and {len(names) - 1} others hides the failure"
         )
-    return confirm_origins(look, look.summarize(found, telling))
+    return confirm_origins(look, look.summarize(gathered, telling))
 
 
 def confirm_origins(look: Marking, layers: LayerComparison) -> LayerComparison:
@@ -268,13 +275,13 @@ def confirm_origins(look: Marking, layers: LayerComparison) -> LayerComparison:
     doubted = [index for index in layers.origins if sources(index)]
     if not doubted:
         return layers
-    asked = _reached(doubted, sources)
-    own = compare_own(look, {name for index in asked for name in network.made(index)}, 1).tensors
+    nodes = _reached(doubted, sources)
+    errors = compare_own(look, {name for index in nodes for name in network.made(index)}, 1).tensors
 
     def is_right(index: int) -> bool:
         """Return whether a node was seen to make nothing wrong of the reference's values."""
         wanted = [name for name in network.made(index) if name in layers.tensors]
-        return all(name in own and not own[name].is_suspect for name in wanted)
+        return all(name in errors and not errors[name].is_suspect for name in wanted)
 
     origins = set(layers.origins).difference(doubted)
     tensors = dict(layers.tensors)
@@ -283,9 +290,11 @@ def confirm_origins(look: Marking, layers: LayerComparison) -> LayerComparison:
         wrong = [index for index in before if not is_right(index)]
         origins.update(wrong or [origin])
         for name in (name for index in before if wrong for name in network.made(index)):
-            seen = tensors.get(name)
-            if seen is not None and seen.by_channel:
-                tensors[name] = structs.replace(seen.by_channel, name=name, sample=seen.sample)
+            comparison = tensors.get(name)
+            if comparison is not None and comparison.by_channel:
+                tensors[name] = structs.replace(
+                    comparison.by_channel, name=name, sample=comparison.sample
+                )
     return replace(
         layers,
         tensors=tensors,
@@ -322,36 +331,38 @@ def gather(
         attempt: Runs the model with some of them marked.
         most: How many runs may be tried.
     """
-    found = Gathered()
+    gathered = Gathered()
     pending = deque([names])
-    while pending and (found.builds < most or not found.builds):
+    while pending and (gathered.builds < most or not gathered.builds):
         group = pending.popleft()
-        seen = attempt(group)
-        found.builds += 1
-        if isinstance(seen, Compared):
-            found.runs.append(seen)
-            found.unseen |= {name: why for name, why in seen.skipped.items() if name in group}
+        reply = attempt(group)
+        gathered.builds += 1
+        if isinstance(reply, Compared):
+            gathered.runs.append(reply)
+            gathered.unseen |= {
+                name: reason for name, reason in reply.skipped.items() if name in group
+            }
             continue
-        refused = outcome_of_failure(seen).reason if seen.kind == "crash" else seen.message
+        refused = outcome_of_failure(reply).reason if reply.kind == "crash" else reply.message
         before = "the target does not run the model with"
         after = f"marked: {refused}"
-        if found.builds == 1:
-            found.refused = refused
+        if gathered.builds == 1:
+            gathered.refused = refused
             firm = [name for name in names if name not in fragile]
             if 0 < len(firm) < len(names):
                 omitted = (name for name in names if name in fragile)
-                found.unseen |= dict.fromkeys(omitted, f"{before} every tensor {after}")
+                gathered.unseen |= dict.fromkeys(omitted, f"{before} every tensor {after}")
                 pending.append(firm)
                 continue
         if len(group) > 1:
             middle = (len(group) + 1) // 2
             pending += [group[:middle], group[middle:]]
         else:
-            found.unseen |= dict.fromkeys(group, f"{before} it {after}")
+            gathered.unseen |= dict.fromkeys(group, f"{before} it {after}")
     for group in pending:
-        why = f"after {found.builds} builds no model with it marked was seen to run"
-        found.unseen |= dict.fromkeys(group, f"{why}: {found.refused}")
-    return found
+        reason = f"after {gathered.builds} builds no model with it marked was seen to run"
+        gathered.unseen |= dict.fromkeys(group, f"{reason}: {gathered.refused}")
+    return gathered
 
 
 def _of_samples(comparisons: Iterable[TensorComparison]) -> dict[str, TensorComparison]:
@@ -385,9 +396,10 @@ def find_origins(
     origins: list[int] = []
     for index in network.order:
         ancestors_clean = all(clean.get(name, True) for name in network.reads[index])
-        seen = (tensors.get(name) for name in network.made(index))
+        comparisons = (tensors.get(name) for name in network.made(index))
         is_wrong = any(
-            each is not None and not each.passed and each.severity >= severity for each in seen
+            each is not None and not each.passed and each.severity >= severity
+            for each in comparisons
         )
         clean |= dict.fromkeys(network.made(index), ancestors_clean and not is_wrong)
         if ancestors_clean and is_wrong:
@@ -426,12 +438,16 @@ def compare_own(
         left_out.update(model.left_out)
         return look.run(model.proto, model.outputs, model.fed) if model.outputs else Compared(())
 
-    found = gather(wanted, list(filter(is_fragile, wanted)), attempt, most=most)
-    comparisons = _of_samples(each for seen in found.runs for each in seen.comparisons)
+    gathered = gather(wanted, list(filter(is_fragile, wanted)), attempt, most=most)
+    comparisons = _of_samples(
+        comparison for seen in gathered.runs for comparison in seen.comparisons
+    )
     tensors = {name: comparisons[name] for name in wanted if name in comparisons}
-    unseen = {name: why for name, why in (found.unseen | left_out).items() if name not in tensors}
+    unseen = {
+        name: reason for name, reason in (gathered.unseen | left_out).items() if name not in tensors
+    }
     return LayerComparison(
-        tensors, unseen, refused=None if found.runs else found.refused, builds=found.builds
+        tensors, unseen, refused=None if gathered.runs else gathered.refused, builds=gathered.builds
     )
 
 
@@ -474,8 +490,8 @@ def tell(subject: Subject, layers: LayerComparison, console: Console) -> None:
     }
     for note in (note for note, applies in notes.items() if applies):
         console.say(f"  {note}")
-    for why, count in Counter(layers.unseen.values()).most_common(_SHOWN_REASONS):
-        console.say(f"    {count} because: {why}")
+    for reason, count in Counter(layers.unseen.values()).most_common(_SHOWN_REASONS):
+        console.say(f"    {count} because: {reason}")
 
 
 def describe_origin(subject: Subject, index: int, layers: LayerComparison) -> list[str]:
@@ -497,8 +513,8 @@ def describe_origin(subject: Subject, index: int, layers: LayerComparison) -> li
         f"made by {network.describe(index)}{in_module(network.plain(index))}",
     ]
     lines += [
-        f"  input '{each.name}' matches" if each.passed else f"  input {describe(each)}"
-        for each in reads
+        f"  input '{read.name}' matches" if read.passed else f"  input {describe(read)}"
+        for read in reads
     ]
     lines += [
         f"  input '{name}' could not be seen, so the error may begin before it"

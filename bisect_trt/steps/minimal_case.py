@@ -214,9 +214,9 @@ def _minimize_case(session: Session, failing: Subset, *, held: bool) -> Case:
     subject = session.subject
 
     def search(oracle: Oracle) -> Minimum:
-        heard = Transcript(oracle)
+        transcript = Transcript(oracle)
         return session.confirmed(
-            heard, make_minimal(failing, about_units(heard), subject.units.bare)
+            transcript, make_minimal(failing, about_units(transcript), subject.units.bare)
         )
 
     minimum = session.prober.search(

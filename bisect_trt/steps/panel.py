@@ -34,8 +34,8 @@ class Panel:
 
     def said(self, units: Iterable[int]) -> str:
         """Return the changes of some units: ``it disabled``, ``them disabled, set to 0``."""
-        ways = dict.fromkeys(self.switches[unit].said for unit in sorted(units))
-        return f"{'it' if len(set(units)) == 1 else 'them'} {', '.join(ways)}"
+        changes = dict.fromkeys(self.switches[unit].said for unit in sorted(units))
+        return f"{'it' if len(set(units)) == 1 else 'them'} {', '.join(changes)}"
 
     def turned(self, units: Subset) -> TargetSettings:
         """Return the target with some switches changed."""
@@ -48,14 +48,14 @@ class Panel:
         """Return the model on the target with some switches changed."""
         settings = self.turned(units)
         names = self.names(units)
-        some = (
+        switches = (
             f"{len(names)} of {len(self.switches)} switches"
             if len(names) > _FEW_NAMES
             else " and ".join(names)
         )
         held = self.base.held and (settings.fp16 or settings.bf16)
         keep = self.base.keep if held or not self.base.held else None
-        title = f"{self.base.title}, with {some} changed" if names else self.base.title
+        title = f"{self.base.title}, with {switches} changed" if names else self.base.title
         return replace(self.base, title=title, target=settings, held=held, keep=keep)
 
     def entry(

@@ -65,7 +65,9 @@ def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Mini
         result.held = True
         console.answer(f"  {HELD}")
     tell_dynamic(session, answer)
-    for line in listed([f"{named(each)}{in_module(each)}" for each in result.culprits], _SHOWN):
+    for line in listed(
+        [f"{named(culprit)}{in_module(culprit)}" for culprit in result.culprits], _SHOWN
+    ):
         console.answer(line)
     if result.why:
         console.answer(f"  {result.why}")

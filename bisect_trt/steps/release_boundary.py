@@ -235,7 +235,7 @@ def list_releases(package: str, wanted: Range, timeout: float | None = None) -> 
     Raises:
         UnavailableError: There are no releases, or the index does not answer.
     """
-    found: dict[Version, str] = {}
+    interpreters: dict[Version, str] = {}
     for python in ("", *others()):
         try:
             if python:
@@ -243,21 +243,25 @@ def list_releases(package: str, wanted: Range, timeout: float | None = None) -> 
         except UnavailableError:
             continue
         for release in list_index(package, python or None, timeout):
-            found.setdefault(Version(release), python)
+            interpreters.setdefault(Version(release), python)
         if (
-            found
-            and min(found) <= (wanted.oldest or min(found))
-            and (wanted.newest or max(found)) <= max(found)
+            interpreters
+            and min(interpreters) <= (wanted.oldest or min(interpreters))
+            and (wanted.newest or max(interpreters)) <= max(interpreters)
         ):
             break
-    if some := sorted(filter(wanted.has, found)):
-        return {str(release): found[release] for release in some}
+    if releases := sorted(filter(wanted.has, interpreters)):
+        return {str(release): interpreters[release] for release in releases}
     ends = "".join(
         f" {word} {end}"
         for word, end in (("from", wanted.oldest), ("to", wanted.newest))
         if end is not None
     )
-    there = f"it has {min(found)} to {max(found)}" if found else "it has none at all"
+    there = (
+        f"it has {min(interpreters)} to {max(interpreters)}"
+        if interpreters
+        else "it has none at all"
+    )
     raise PlaceError(
         f"the index has no release of {package}{ends} for an interpreter here; {there}."
     )
@@ -394,9 +398,9 @@ def ask_releases(
         records = space.seen(prober)
         seen = History({place: record.verdict for place, record in records.items()})
         reasons = {releases[place]: record.reason for place, record in sorted(records.items())}
-        found = Boundaries(package.name, releases, history or seen, reasons)
-        found.fill_in(session.result)
-    return found
+        boundaries = Boundaries(package.name, releases, history or seen, reasons)
+        boundaries.fill_in(session.result)
+    return boundaries
 
 
 def since_when(
@@ -425,23 +429,25 @@ def since_when(
     subject = session.subject
     failing = (record for record in reversed(prober.ledger.records) if record.signature == original)
     failure = prober.ledger.outcome(case.key) or next(failing, None)
-    known = _failing_releases(session, target)
+    releases = _failing_releases(session, target)
     try:
         # Other nodes of the whole model may have the names that a message about the case is made
         # of.
         elsewhere = in_releases(prober.check, subject, target, failure, Network(case.proto))
         pythons = list_releases(package.index_name, Range())
-        found = ask_releases(session, elsewhere, package, pythons, case, failing="".join(known[:1]))
+        boundaries = ask_releases(
+            session, elsewhere, package, pythons, case, failing="".join(releases[:1])
+        )
     except (BisectError, BudgetSpent) as error:
         console.say(
             f"  not found: {error}"
             + (f" To continue: {command}" if isinstance(error, BudgetSpent) else "")
         )
         return None
-    if found.history.oldest is None:
+    if boundaries.history.oldest is None:
         console.answer(f"No release of {package.name} fails in an environment of its own.")
         return None
-    return found.tell(console)
+    return boundaries.tell(console)
 
 
 def _failing_releases(session: Session, target: TargetSettings) -> list[str]:
@@ -504,8 +510,8 @@ def ask_newest(session: Session, check: Comparing, case: Candidate) -> Newest | 
         return None
     console = session.console
     console.step(f"Is the newest release of {package.name} right?")
-    left = subject.workers.deadline.seconds_left()
-    seconds = _INDEX_SECONDS if left is None else min(left, _INDEX_SECONDS)
+    remaining = subject.workers.deadline.seconds_left()
+    seconds = _INDEX_SECONDS if remaining is None else min(remaining, _INDEX_SECONDS)
     try:
         pythons = list_releases(package.index_name, Range(), seconds)
     except BisectError as error:

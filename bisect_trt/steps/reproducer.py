@@ -121,8 +121,8 @@ class Left:
         Raises:
             UsageError: A file cannot be written.
         """
-        found = _describe_search(session, self.minimum)
-        texts = replace(self.reproducer, found=found, cause=cause, since=since)
+        search = _describe_search(session, self.minimum)
+        texts = replace(self.reproducer, found=search, cause=cause, since=since)
         if not self.disguised:  # the names are not the model's
             texts = replace(texts, inside=list(map(describe_inside, inside)))
         texts.write_texts(self.folder)
@@ -203,8 +203,8 @@ def leave_reproducer(
     minimum = answer.case.minimum
     trial = _try_script(session, folder, outcome.seconds)
     command = rerun_command(folder / SCRIPT, subject.workers.places)
-    why = None if trial.shows else trial.why
-    session.result.reported().proof = Proof(command=command, why=why)
+    reason = None if trial.shows else trial.why
+    session.result.reported().proof = Proof(command=command, why=reason)
     if not record.fails:
         minimum = session.disagreed(minimum, record)
     elif trial.shows is False:
@@ -239,15 +239,15 @@ def _disguise(
     names = anonymous.names
     keep = candidate.settings(target).keep
     fed = anonymous.rename(subject.values(candidate, candidate.inputs))
-    made = subject.models.run("anonymous", anonymous.proto, fed)
-    if not isinstance(made, Failed):
+    outputs = subject.models.run("anonymous", anonymous.proto, fed)
+    if not isinstance(outputs, Failed):
         disguised = replace(
             candidate,
             made=anonymous.proto,
             inputs=tuple(names[name] for name in candidate.inputs),
             outputs=tuple(names[name] for name in candidate.outputs),
             title="the reproducer, anonymised",
-            values={**fed, **made},
+            values={**fed, **outputs},
             keep=tuple(names[name] for name in keep if name in names) if keep else candidate.keep,
         )
         disguised, record = _read_back(session, disguised, folder)
@@ -300,9 +300,9 @@ def _try_script(session: Session, folder: Path, seconds: float) -> Trial:
     """Run the script where the target runs, as often as a flaky failure needs."""
     limit = 10 * seconds + _GRACE_SECONDS
     trial = Trial()
-    left = session.subject.workers.deadline.seconds_left()
-    if left is not None:
-        limit = min(limit, max(left, _LEAST_SECONDS))
+    remaining = session.subject.workers.deadline.seconds_left()
+    if remaining is not None:
+        limit = min(limit, max(remaining, _LEAST_SECONDS))
     for _ in range(min(session.prober.flakiness.passes_needed, _MOST_RUNS)):
         trial = _run_script(session.subject, folder, limit)
         if trial.shows is not False:

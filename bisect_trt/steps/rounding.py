@@ -85,7 +85,7 @@ output."""
 
 
 def rounding_alone(
-    subject: Subject, check: CheckSettings, seen: Sequence[TensorComparison]
+    subject: Subject, check: CheckSettings, comparisons: Sequence[TensorComparison]
 ) -> Amplified | None:
     """Run the reference with rounding added, twice, and compare it with itself.
 
@@ -96,7 +96,7 @@ def rounding_alone(
             or Inf, a model that draws
         random numbers or is too large to be run once more.
     """
-    failed = {each.name: each for each in seen if not each.passed}
+    failed = {each.name: each for each in comparisons if not each.passed}
     proto = subject.network.proto
     original = subject.original
     if not failed or check.target is None or check.target.low_precisions:
@@ -209,7 +209,7 @@ def perturb(
 ) -> Computed:
     """Return the outputs of a model with its fp32 tensors perturbed at random by their rounding: of several trials the worst."""
     units = _roundings(model, infos, unit)
-    found = Arrays()
+    outputs = Arrays()
 
     def off(value: Array, right: Array) -> float:
         with np.errstate(all="ignore"):
@@ -221,13 +221,13 @@ def perturb(
             )
 
     for trial in range(trials):
-        made = run(_perturbed(model, units, trial))
-        if isinstance(made, str):
-            return made
+        perturbed = run(_perturbed(model, units, trial))
+        if isinstance(perturbed, str):
+            return perturbed
         for name, right in golden.items():
-            if name not in found or off(made[name], right) > off(found[name], right):
-                found[name] = made[name]
-    return found
+            if name not in outputs or off(perturbed[name], right) > off(outputs[name], right):
+                outputs[name] = perturbed[name]
+    return outputs
 
 
 def _perturbed(model: onnx.ModelProto, units: Mapping[str, float], seed: int) -> onnx.ModelProto:
@@ -296,12 +296,12 @@ def _decides(node: onnx.NodeProto) -> bool:
 
 def mark_decisions(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with the tensors that its deciding nodes read and make among its outputs; the same if it has none."""
-    known = {value.name for value in (*model.graph.input, *model.graph.output)}
-    made = {name for node in model.graph.node for name in node.output} - known
+    ends = {value.name for value in (*model.graph.input, *model.graph.output)}
+    tensors = {name for node in model.graph.node for name in node.output} - ends
     deciding = [
         name for node in model.graph.node if _decides(node) for name in (*node.input, *node.output)
     ]
-    added = list(dict.fromkeys(name for name in deciding if name in made))
+    added = list(dict.fromkeys(name for name in deciding if name in tensors))
     if not added:
         return model
     marked = clone(model)
@@ -352,7 +352,9 @@ def rounding_turns(
     reference = sides[0]
     names = [name for name in node.input if name]
     stored = (
-        each for each in model.graph.initializer if each.name in names and not each.external_data
+        tensor
+        for tensor in model.graph.initializer
+        if tensor.name in names and not tensor.external_data
     )
     weights = {each.name: np.asarray(numpy_helper.to_array(each)) for each in stored}
     known = {**reference, **inputs, **weights}
@@ -424,7 +426,7 @@ def rounding_turns(
 
 def _explains(node: onnx.NodeProto, results: Sequence[Array], decided: Array) -> bool:
     """Return whether each element of a decision is among the results of moved inputs, or between them."""
-    alike = [each for each in results if each.shape == decided.shape]
+    alike = [result for result in results if result.shape == decided.shape]
     if not alike:
         return False
     if node.op_type in _MONOTONIC:
@@ -435,17 +437,20 @@ def _explains(node: onnx.NodeProto, results: Sequence[Array], decided: Array) ->
 
 def with_decision(model: onnx.ModelProto, node: onnx.NodeProto, target: Values) -> onnx.ModelProto:
     """Return the model without a node, with the target's results of that node as inputs."""
-    taken = clone(model)
-    keep_only(taken.graph.node, [each for each in taken.graph.node if each.output != node.output])
+    reduced = clone(model)
     keep_only(
-        taken.graph.output, [each for each in taken.graph.output if each.name not in node.output]
+        reduced.graph.node, [each for each in reduced.graph.node if each.output != node.output]
+    )
+    keep_only(
+        reduced.graph.output,
+        [each for each in reduced.graph.output if each.name not in node.output],
     )
     decided = {name: target[name] for name in node.output if name in target}
     for name, value in decided.items():
-        taken.graph.input.append(
+        reduced.graph.input.append(
             helper.make_tensor_value_info(name, element_type(value.dtype), value.shape)
         )
-    return taken
+    return reduced
 
 
 def _difference(one: Array, other: Array | None, unit: float | None) -> float:

@@ -152,16 +152,16 @@ def _parameters_fit(network: Network) -> bool:
     infos = {name: info.shape for name, info in network.infos.items() if info.is_static}
     infos |= {tensor.name: tuple(tensor.dims) for tensor in network.proto.graph.initializer}
     for node in network.nodes:
-        made = infos.get(node.output[0] if node.output else "") or ()
+        shape = infos.get(node.output[0] if node.output else "") or ()
         axis = attribute(node, "axis", 1) if "Linear" in node.op_type[-6:] else 1
         if (
             node.domain not in DEFAULT_DOMAINS
-            or not -len(made) <= axis < len(made)
+            or not -len(shape) <= axis < len(shape)
             or attribute(node, "block_size", 0)
         ):
             continue
         for place, scalar in _PARAMETERS.get(node.op_type, {}).items():
-            fitting = [(made[axis],), *([(), (1,)] if scalar else [])]
+            fitting = [(shape[axis],), *([(), (1,)] if scalar else [])]
             if infos.get(dict(enumerate(node.input)).get(place, ""), fitting[0]) not in fitting:
                 return False
     return True
@@ -201,7 +201,10 @@ def shrink(session: Session, answer: Candidate) -> Candidate:
 
 def _distance(comparisons: Sequence[TensorComparison]) -> float:
     """Return how far the worst output is off; infinite where no outputs were compared."""
-    return max((each.distance for each in comparisons if not each.passed), default=math.inf)
+    return max(
+        (comparison.distance for comparison in comparisons if not comparison.passed),
+        default=math.inf,
+    )
 
 
 class _Shrinker:
@@ -245,14 +248,14 @@ class _Shrinker:
         candidate = candidate if freed is None else freed.dress(candidate)
         self.probes += 1
         record = self._session.prober.probe(candidate)
-        seen = self._session.outcome(record).comparisons
+        comparisons = self._session.outcome(record).comparisons
         is_same = record.fails and record.signature == self._signature
-        if not is_same or _distance(seen) < self._least:
+        if not is_same or _distance(comparisons) < self._least:
             return False
         self.piece = replace(piece, proto=proto)
         self.best = candidate
         self._golden = golden
-        self._seen = seen
+        self._seen = comparisons
         return True
 
     def _expected(self, piece: Piece) -> Values | None:
@@ -318,13 +321,19 @@ class _Shrinker:
 
     def _worst(self, place: int, size: int) -> int | None:
         """Return where the worst element is along an output's axis of this size: the axis at this place, else the first."""
-        found: dict[int, int] = {}
-        for seen in self._seen:
-            if not seen.passed and seen.worst is not None and seen.name in self._golden:
-                axes = enumerate(zip(seen.worst.index, self._golden[seen.name].shape, strict=True))
-                found |= {
+        places: dict[int, int] = {}
+        for comparison in self._seen:
+            if (
+                not comparison.passed
+                and comparison.worst is not None
+                and comparison.name in self._golden
+            ):
+                axes = enumerate(
+                    zip(comparison.worst.index, self._golden[comparison.name].shape, strict=True)
+                )
+                places |= {
                     axis: index
                     for axis, (index, length) in axes
-                    if length == size and axis not in found
+                    if length == size and axis not in places
                 }
-        return found.get(place, next(iter(found.values()), None))
+        return places.get(place, next(iter(places.values()), None))

@@ -90,7 +90,7 @@ def make_panel(
     suspects = operators if case else suspected_operators(session)
     switches = target.target.switches(target, Looked(trace, operators, suspects, wanted))
     if target.target.compiles:  # what one release keeps another drops
-        switches = [each for each in switches if _taken(models.workers, each.turn(target))]
+        switches = [switch for switch in switches if _taken(models.workers, switch.turn(target))]
     if not switches:
         raise UnsuitableModelError(f"{target.target.title} has no switches with these settings.")
     base = replace(base, title="the minimal case") if case else base
@@ -175,15 +175,16 @@ def search_switches(session: Session, engines: Engines, most: int | None = None)
         return _alone([unit for unit in wholes if panel.switches[unit].within not in shut], ask)
 
     def limited(oracle: Oracle) -> Answers | None:
-        heard = Transcript(oracle)
+        transcript = Transcript(oracle)
         shut.clear()
         found = _first_found(
-            (outer, inner, whole), lambda: Limited(about_units(heard), frozenset(weights), most)
+            (outer, inner, whole),
+            lambda: Limited(about_units(transcript), frozenset(weights), most),
         )
         if found is None:
             return None
-        failing = heard.heard(Verdict.FAIL)
-        asked = [units for verdict in Verdict for units in heard.heard(verdict)]
+        failing = transcript.heard(Verdict.FAIL)
+        asked = [units for verdict in Verdict for units in transcript.heard(verdict)]
         failures = sum(not any(each <= units for each in found.found) for units in failing)
         return Answers(found, failures, len(frozenset().union(*asked)))
 
@@ -247,7 +248,7 @@ def explain(
         panel = make_panel(session, check, base, case=base is case, wanted=wanted)
         if case is not None:  # precision has a step of its own
             panel = replace(
-                panel, switches=[each for each in panel.switches if each.kind != "precision"]
+                panel, switches=[switch for switch in panel.switches if switch.kind != "precision"]
             )
         most = _MOST_COSTLY if costly else None
         sized = check.limits is not None and not check.limits.others
@@ -299,7 +300,7 @@ def _with_larger(
     if larger is None:
         return detail
     entry = structs.replace(fixing[0], larger=keep(larger))
-    others = (each for each in detail.alternatives if each is not fixing[0])
+    others = (alternative for alternative in detail.alternatives if alternative is not fixing[0])
     return structs.replace(detail, alternatives=(entry, *others))
 
 
@@ -386,11 +387,11 @@ def _print(session: Session, detail: CauseDetail) -> list[str]:
     """Print the answers, or why there is none; return them in sentences."""
     console = session.console
     if not detail.alternatives:
-        why = "; ".join(detail.doubted) or (
+        reason = "; ".join(detail.doubted) or (
             f"none of the {tried_of(detail)} of {detail.target} fixes it, nor do all of a kind together"
         )
-        console.answer(f"No cause among the switches: {why}.")
-        return [f"{why[0].upper()}{why[1:]}."]
+        console.answer(f"No cause among the switches: {reason}.")
+        return [f"{reason[0].upper()}{reason[1:]}."]
     answers = list[str]()
     for entry in detail.alternatives:
         where = "the model" if entry.whole else "the minimal case, but not the whole model,"

@@ -87,19 +87,21 @@ def _candidate(session: Session, model: onnx.ModelProto, title: str) -> Candidat
     return replace(session.subject.original, made=model, title=title, target=target)
 
 
-def _confirmed(session: Session, way: WorkaroundTried, candidate: Candidate) -> WorkaroundTried:
+def _confirmed(
+    session: Session, workaround: WorkaroundTried, candidate: Candidate
+) -> WorkaroundTried:
     """Return a workaround that passed once, probed again until chance can be excluded."""
     believed = reconfirm(session.prober, session.subject.original, candidate)
     if not believed.passes:
-        return structs.replace(way, passes=False, why=believed.record.reason)
+        return structs.replace(workaround, passes=False, why=believed.record.reason)
     worst = max(
-        (each.tolerance_ratio for each in session.outcome(believed.record).comparisons),
+        (comparison.tolerance_ratio for comparison in session.outcome(believed.record).comparisons),
         default=None,
     )
-    return structs.replace(way, passes=True, worst_error=worst, why=believed.seen)
+    return structs.replace(workaround, passes=True, worst_error=worst, why=believed.seen)
 
 
-def _held(session: Session, way: WorkaroundTried, candidate: Candidate) -> WorkaroundTried:
+def _held(session: Session, workaround: WorkaroundTried, candidate: Candidate) -> WorkaroundTried:
     """Return a workaround that passes on the given inputs, run on fresh ones; it fails if one of them fails."""
     check = session.prober.check
     fresh = Fresh(session.subject, FRESH_INPUTS)
@@ -108,20 +110,25 @@ def _held(session: Session, way: WorkaroundTried, candidate: Candidate) -> Worka
     samples = None if none is not None else fresh.round(0)
     if samples is None:
         return structs.replace(
-            way, why=_joined(way.why, f"no fresh inputs: {none or 'the reference fails'}")
+            workaround,
+            why=_joined(workaround.why, f"no fresh inputs: {none or 'the reference fails'}"),
         )
     count = len(samples)
     what = f"{count} fresh inputs"
     outcome = probe_on(session.prober, candidate, samples, check.tolerances, what)
     if not outcome.errors:
         return structs.replace(
-            way, passes=False, why=f"on {what}: {outcome.reason}", fresh=FreshCount(count, 0)
+            workaround, passes=False, why=f"on {what}: {outcome.reason}", fresh=FreshCount(count, 0)
         )
     passed = sum(error <= 1 for error in outcome.errors)
-    worst = max(way.worst_error or 0.0, *outcome.errors)
-    why = _joined(way.why, f"{passed} of {what} pass")
+    worst = max(workaround.worst_error or 0.0, *outcome.errors)
+    reason = _joined(workaround.why, f"{passed} of {what} pass")
     return structs.replace(
-        way, passes=passed == count, worst_error=worst, why=why, fresh=FreshCount(count, passed)
+        workaround,
+        passes=passed == count,
+        worst_error=worst,
+        why=reason,
+        fresh=FreshCount(count, passed),
     )
 
 
@@ -130,7 +137,7 @@ def _joined(*reasons: str | None) -> str:
 
 
 def _written(
-    session: Session, way: WorkaroundTried, change: Change, output: Path
+    session: Session, workaround: WorkaroundTried, change: Change, output: Path
 ) -> WorkaroundTried:
     """Write the patched form of the user's file, with its free dimensions, and confirm the file that was written.
 
@@ -145,7 +152,7 @@ def _written(
     declared = input_infos(Network(proto))
     take_input_shapes(proto, subject.network)
     candidate = _candidate(session, proto, f"{output.name}, read back")
-    tried = _confirmed(session, structs.replace(way, file=str(output)), candidate)
+    tried = _confirmed(session, structs.replace(workaround, file=str(output)), candidate)
     if tried.passes:
         tried = _held(session, tried, candidate)
     if tried.passes and declared == input_infos(subject.network):
@@ -157,18 +164,18 @@ def _written(
 
 
 def _run_as_file(
-    session: Session, way: WorkaroundTried, candidate: Candidate, output: Path
+    session: Session, workaround: WorkaroundTried, candidate: Candidate, output: Path
 ) -> WorkaroundTried:
     """Return a workaround that passes, run at its path in a process that has run nothing else, as the user will run it."""
     check = session.prober.check
     if not check.compares:
-        return way
+        return workaround
     files = replace(session.prober.write(candidate), model=output.absolute())
     outcome = check.under(fresh=True, same=False).run(files)
     if outcome.ending is Ending.PASSED:
-        return way
+        return workaround
     return structs.replace(
-        way, passes=False, why=f"the file fails in a new process: {outcome.reason}"
+        workaround, passes=False, why=f"the file fails in a new process: {outcome.reason}"
     )
 
 
@@ -238,8 +245,8 @@ def bar(
         if minimum is not None and len(minimum.units) <= _MOST_BARRIERS:
             chosen = quoted([can[place] for place in sorted(minimum.units)], _SHOWN)
             words = f"a barrier ({_BARRIERS[op]}, which prevents fusions) after {chosen}"
-            way = WorkaroundTried("barrier", words, None)
-            tried = _written(session, way, partial(change, minimum.units), output)
+            workaround = WorkaroundTried("barrier", words, None)
+            tried = _written(session, workaround, partial(change, minimum.units), output)
             if tried.passes:
                 break
     return tried
@@ -285,13 +292,13 @@ def rewrite(
     """
     subject = session.subject
     view = NetworkView(Network(subject.settings.load()))
-    found = {name: matches(view, name) for name in (RULES if ranged else ALL_RULES)}
-    near = {
+    fragments = {name: matches(view, name) for name in (RULES if ranged else ALL_RULES)}
+    candidates = {
         name: hit
-        for name in found
-        if (hit := [each for each in found[name] if each.matched & frozenset(nodes)])
+        for name in fragments
+        if (hit := [each for each in fragments[name] if each.matched & frozenset(nodes)])
     }
-    if not near:
+    if not candidates:
         return WorkaroundTried(
             "rewrite",
             "an equivalent form of the culprit",
@@ -301,19 +308,19 @@ def rewrite(
     # With several wrong places, a change of one of them cannot be enough.
     several = ranged and len(session.result.origins or ()) > 1
     plans: list[tuple[str, list[Fragment]]] = []
-    for name, touching in near.items():
-        plans += [(name, touching)] * (not several and len(touching) != len(found[name]))
-        plans.append((name, found[name]))
-    if len(near) > 1:
-        apart = disjoint({name: found[name] for name in near})
-        plans.append((" and ".join(near), [*chain(*apart.values())]))
+    for name, touching in candidates.items():
+        plans += [(name, touching)] * (not several and len(touching) != len(fragments[name]))
+        plans.append((name, fragments[name]))
+    if len(candidates) > 1:
+        apart = disjoint({name: fragments[name] for name in candidates})
+        plans.append((" and ".join(candidates), [*chain(*apart.values())]))
     tried: list[str] = []
-    for name, some in plans[:most]:
-        change = partial(_spliced, some)
-        tried.append(f"{name} in {len(some)} place{'s' if len(some) > 1 else ''}")
+    for name, plan in plans[:most]:
+        change = partial(_spliced, plan)
+        tried.append(f"{name} in {len(plan)} place{'s' if len(plan) > 1 else ''}")
         candidate = _candidate(session, change(subject.network), tried[-1])
         if session.prober.probe(candidate).passes:
-            anchors = [view.network.describe(fragment.anchor) for fragment in some]
+            anchors = [view.network.describe(fragment.anchor) for fragment in plan]
             few = len(anchors) <= _SHOWN
             places = (
                 first_few(anchors, _SHOWN)
@@ -329,7 +336,7 @@ def rewrite(
             )
     return WorkaroundTried(
         "rewrite",
-        f"other forms: {', '.join(near)}",
+        f"other forms: {', '.join(candidates)}",
         False,
         why=f"tried without success: {'; '.join(tried)}",
     )
@@ -355,17 +362,19 @@ def work_around(
     order = session.subject.network.order
     nodes = frozenset(order[unit] for unit in case.minimum.units)
     ranged = fault.whose == "precision"
-    ways: list[WorkaroundTried] = []
+    workarounds: list[WorkaroundTried] = []
     try:
         if ranged:
-            why = "the error is rounding, so barriers cannot help"
-            ways.append(WorkaroundTried("barrier", "behind tensors of the culprit", None, why=why))
+            reason = "the error is rounding, so barriers cannot help"
+            workarounds.append(
+                WorkaroundTried("barrier", "behind tensors of the culprit", None, why=reason)
+            )
         else:
-            ways += turn(session.result)
-            ways.append(bar(session, nodes, output, most, everywhere=everywhere))
-        passing = any(way.passes for way in ways)
+            workarounds += turn(session.result)
+            workarounds.append(bar(session, nodes, output, most, everywhere=everywhere))
+        passing = any(workaround.passes for workaround in workarounds)
         if everywhere or not passing:
-            ways.append(
+            workarounds.append(
                 rewrite(
                     session, nodes, rewritten(output) if passing else output, most, ranged=ranged
                 )
@@ -373,10 +382,10 @@ def work_around(
     except BudgetSpent as error:
         session.console.say(f"  {error}")
     session.result.artifacts["patched"] = next(
-        (way.file for way in ways if way.file is not None), None
+        (workaround.file for workaround in workarounds if workaround.file is not None), None
     )
-    session.result.workarounds = ways
-    return ways
+    session.result.workarounds = workarounds
+    return workarounds
 
 
 def work_around_limits(
@@ -405,9 +414,9 @@ def work_around_limits(
     session = replace(
         session, probing=replace(prober, check=prober.check.under(yardstick=yardstick))
     )
-    ways = work_around(session, Case(minimum), Fault("target", record.reason), output)
+    workarounds = work_around(session, Case(minimum), Fault("target", record.reason), output)
     print_ways(result, console)
-    passes = any(way.passes for way in ways)
+    passes = any(workaround.passes for workaround in workarounds)
     session.conclude(
         minimum if passes else replace(minimum, proven=False, why="no workaround was found")
     )
@@ -419,44 +428,44 @@ def add_precision(result: Result) -> None:
     file = result.artifacts.get("mixed")
     if not isinstance(result.workarounds, list) or not result.keep_fp32 or file is None:
         return
-    way = WorkaroundTried(
+    workaround = WorkaroundTried(
         "precision",
         f"{len(result.keep_fp32)} nodes in fp32",
         any(use.passed for use in result.uses or ()),
         file,
     )
     if seen := result.validation:
-        way = structs.replace(
-            way,
+        workaround = structs.replace(
+            workaround,
             worst_error=seen.worst_error,
             why=f"{seen.passed} of {seen.samples} fresh inputs pass",
             fresh=FreshCount(seen.samples, seen.passed),
         )
-    result.workarounds.append(way)
+    result.workarounds.append(workaround)
 
 
 def print_ways(result: Result, console: Console) -> None:
     """Print the workarounds as a table."""
-    ways = result.workarounds or []
-    first = next((way for way in ways if way.passes), None)
+    workarounds = result.workarounds or []
+    first = next((workaround for workaround in workarounds if workaround.passes), None)
     if first is None:
-        console.answer("No workaround was found:" if ways else "No workaround was searched.")
+        console.answer("No workaround was found:" if workarounds else "No workaround was searched.")
     else:
         where = f" ({first.file})" if first.file else ""
         console.answer(f"Workaround: {first.what}{where}.")
-    if ways:
+    if workarounds:
         console.table(
             ("kind", "what", "whole model", "worst error", "file", ""),
-            [*map(_row, ways)],
-            len(ways),
+            [*map(_row, workarounds)],
+            len(workarounds),
         )
 
 
-def _row(way: WorkaroundTried) -> tuple[str, ...]:
-    verdict = {True: "passes", False: "fails", None: "not tried"}[way.passes]
-    worst = way.worst_error
+def _row(workaround: WorkaroundTried) -> tuple[str, ...]:
+    verdict = {True: "passes", False: "fails", None: "not tried"}[workaround.passes]
+    worst = workaround.worst_error
     error = "" if worst is None or not math.isfinite(worst) else in_tolerances(worst)
-    return way.kind, way.what, verdict, error, way.file or "", way.why
+    return workaround.kind, workaround.what, verdict, error, workaround.file or "", workaround.why
 
 
 def after_diagnosis(
@@ -476,24 +485,28 @@ def after_diagnosis(
     result = session.result
     console.step("Search barriers and rewrites")
     command = session.command("workaround", check)
-    ways = list[WorkaroundTried]()
+    workarounds = list[WorkaroundTried]()
     if not steady or check.runtime.target.compiles:
         add_precision(result)
-        why = f"each probe is a build; to search: {command}"
+        reason = f"each probe is a build; to search: {command}"
         console.say(
-            f"  not searched: {why if steady else 'the failure is flaky, so a pass may be chance'}"
+            f"  not searched: {reason if steady else 'the failure is flaky, so a pass may be chance'}"
         )
         return
     try:
-        ways = work_around(
+        workarounds = work_around(
             session, case, fault, folder / PATCHED, _IN_A_DIAGNOSIS, everywhere=False
         )
     except BisectError as error:  # does not end the diagnosis
         console.say(f"  no workaround was found: {error}")
-    is_worked_around = any(way.passes for way in ways)  # the result adds the fix by precision
+    is_worked_around = any(
+        workaround.passes for workaround in workarounds
+    )  # the result adds the fix by precision
     add_precision(result)
     print_ways(result, console)
     if not is_worked_around:
         console.answer(f"  to search further: {command}")
-        if not any(way.passes for way in result.workarounds or ()):  # else precision is the fix
+        if not any(
+            workaround.passes for workaround in result.workarounds or ()
+        ):  # else precision is the fix
             result.suggest(command)
