@@ -90,7 +90,7 @@ def run(call: Call) -> Result:
 
 
 def _open_reproducer(call: Call, folder: Path) -> None:
-    """Take the model, and the inputs where none are given, if the folder is that of a reproducer."""
+    """Take the model of a reproducer's folder, and its inputs where none are given."""
     model = folder / MODEL
     if not model.is_file():
         return
