@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from os import PathLike
 from pathlib import Path
@@ -349,44 +349,28 @@ def _run(
 
     groups = [group for group in COMMANDS[command].groups if group not in (Run, General)]
     fields = {entry.python: entry.name for group in groups for entry in entries(group)}
-    values = {fields.get(name, name): value for name, value in options.items() if value is not None}
-    _refuse_target(check, target)
-    if target is not None:
-        values.setdefault(
-            target, True
-        )  # the flag of a target may have a value, which is a keyword then
-    fixed = {name: value for name, value in sorted(values.items()) if name not in _FREE}
+    _refuse(check, target)
+    values = _values(command, fields, options, target)
     words = [
-        f"{name}={json.dumps(value, default=str, sort_keys=True)}" for name, value in fixed.items()
+        f"{name}={json.dumps(value, default=str, sort_keys=True)}"
+        for name, value in sorted(values.items())
+        if name not in _FREE
     ]
-    home = COMMANDS[command].output
-    for name in values.keys() - (
-        {*fields.values()} - {"model"} - ({"output"} if home is not None else set())
-    ):
-        raise UnknownNameError(
-            f"`{command}` has no option '{name}'; `bisect-trt {command} --help-all` lists them.",
-            name,
-            fields,
-        )
     if check is not None and not callable(check):
-        if not isinstance(check, Sequence):
-            raise ValueRefusedError(
-                f"check: give a function, a command or the list of its words, not {check!r:.60}; "
-                "input values are given by keyword (inputs=)."
-            )
         values["check"] = [check] if isinstance(check, str) else list(check)
         words.append(f"check={values['check']}")
     source = Source(model, inputs)
-    paths = Paths.of(groups, {**values, "model": source.named, "output": output}, inputs)
+    values["model"] = source.named
+    paths = Paths.of(groups, {**values, "output": output}, inputs)
     paths.refuse()
     folder = Workspace.new_folder(command, source.named) if run is None else Path(run)
     resumed = (folder / RUN_FILE).exists()
-    if not resumed and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    if not resumed and (folder.is_file() or (folder.is_dir() and any(folder.iterdir()))):
         raise OutputFileError(
             f"run: {folder} exists and is no run of a Python function; name another folder."
         )
-    values |= {"model": source.named} if "model" in fields else {}
-    values |= {} if home is None else {"output": folder / home if output is None else output}
+    if (home := COMMANDS[command].output) is not None:
+        values["output"] = folder / home if output is None else output
     console = Console(int(verbose)) if verbose else QuietConsole()
     result = Result(command)
     function = check if callable(check) else None
@@ -418,20 +402,46 @@ def _run(
     return answer_of(result.to_json())
 
 
-def _refuse_target(check: object, target: str | None) -> None:
-    """Refuse an unknown target, and the name of a target in place of a check.
+def _values(
+    command: str, fields: Mapping[str, str], options: Mapping[str, Any], target: str | None
+) -> dict[str, Any]:
+    """Return the options that are given, by field name.
+
+    Raises:
+        UsageError: One does not exist.
+    """
+    values = {fields.get(name, name): value for name, value in options.items() if value is not None}
+    if target is not None:
+        # The flag of a target may have a value, which is a keyword then.
+        values.setdefault(target, True)
+    for name in values.keys() - {*fields.values()}:
+        raise UnknownNameError(
+            f"`{command}` has no option '{name}'; `bisect-trt {command} --help-all` lists them.",
+            name,
+            fields,
+        )
+    return values
+
+
+def _refuse(check: object, target: str | None) -> None:
+    """Refuse a check of another type, an unknown target, and the name of a target in place of a check.
 
     Raises:
         UsageError: It is one.
     """
-    known = [plugin.name for plugin in selectable()]
-    if target is not None and target not in known:
-        raise UnknownNameError(
-            f"there is no target '{target}'; write one of {', '.join(map(repr, known))}.",
-            target,
-            known,
+    if not (check is None or callable(check) or isinstance(check, Sequence)):
+        raise ValueRefusedError(
+            f"check: give a function, a command or the list of its words, not {check!r:.60}; "
+            "input values are given by keyword (inputs=)."
         )
-    if isinstance(check, str) and check in known and shutil.which(check) is None:
+    names = [plugin.name for plugin in selectable()]
+    if target is not None and target not in names:
+        raise UnknownNameError(
+            f"there is no target '{target}'; write one of {', '.join(map(repr, names))}.",
+            target,
+            names,
+        )
+    if isinstance(check, str) and check in names and shutil.which(check) is None:
         raise ValueRefusedError(
             f"there is no program '{check}' to check with; did you mean target='{check}'?"
         )

@@ -39,13 +39,7 @@ def run(call: Call) -> Result:
     check = inner_check(call, target, options.timeout)
     folder = options.output or Path(f"{options.model.stem.lstrip('-')}-reproducer".lstrip("-"))
     archive = archive_of(folder) if options.archive else None
-    packed = [] if archive is None else [archive]
-    call.paths.add_outputs(packed)
-    for number in range(1, MOST_FAILURES + 1 if options.find_all else 2):
-        place = folder_of(folder, number)
-        call.paths.add_outputs([place / name for name in (*WRITTEN, ISSUE, NOTES, MIXED)])
-        ours = call.paths.wrote([place / MODEL, place / INPUTS, place / GOLDEN, *packed])
-        check_folder(place, archive if number == 1 else None, overwrite=options.overwrite or ours)
+    _check_outputs(call, folder, archive)
     opened = call.open()
     # The latency of the original is measured here, so that a fix is compared with it without
     # another build.
@@ -61,3 +55,19 @@ def run(call: Call) -> Result:
                     return call.result.end()
             diagnosis = Diagnosis(session, check, call[Search], options, folder)
             return diagnosis.run() if compares else diagnose_whole(diagnosis)
+
+
+def _check_outputs(call: Call, folder: Path, archive: Path | None) -> None:
+    """Check that the folders of all reproducers can be written.
+
+    Raises:
+        UsageError: One cannot be written.
+    """
+    options = call[Diagnose]
+    packed = list(filter(None, [archive]))
+    call.paths.add_outputs(packed)
+    for number in range(1, MOST_FAILURES + 1 if options.find_all else 2):
+        place = folder_of(folder, number)
+        call.paths.add_outputs([place / name for name in (*WRITTEN, ISSUE, NOTES, MIXED)])
+        ours = call.paths.wrote([place / MODEL, place / INPUTS, place / GOLDEN, *packed])
+        check_folder(place, archive if number == 1 else None, overwrite=options.overwrite or ours)
