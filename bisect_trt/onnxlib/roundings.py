@@ -378,34 +378,98 @@ def widen_tensor(tensor: TensorProto, name: str) -> TensorProto:
     return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), name)
 
 
-def widened(model: ModelProto, weights: Path) -> ModelProto:
-    """Return the model in float64: every float32 tensor, weight, constant and Cast to float32 becomes float64.
+def widened(
+    model: ModelProto,
+    weights: Path,
+    narrow: int = TensorProto.FLOAT,
+    wide: int = TensorProto.DOUBLE,
+) -> ModelProto:
+    """Return the model in a wider type: every tensor, weight, constant and Cast of the narrow type becomes wide.
 
-    Other types stay: a Cast to fp16 is the model's own rounding. ``weights`` is the folder of its
-    external weights.
+    Other types stay: a Cast to fp16 is the model's own rounding.
+
+    Args:
+        model: The model.
+        weights: The folder of its external weights.
+        narrow: ONNX's number of an element type; by default float32.
+        wide: ONNX's number of a type that holds its values exactly; by default float64.
     """
-    wide = clone(model)
-    for tensor in model_tensors(wide):
-        if tensor.data_type == TensorProto.FLOAT:
-            values = read_weight(tensor, weights).astype(np.float64)
+    changed = clone(model)
+    dtype = helper.tensor_dtype_to_np_dtype(wide)
+    for tensor in model_tensors(changed):
+        if tensor.data_type == narrow:
+            values = read_weight(tensor, weights).astype(dtype)
             tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-    nodes = list(all_nodes(wide))
-    for graph in (wide.graph, *(body for node in nodes for body in bodies(node))):
+    nodes = list(all_nodes(changed))
+    for graph in (changed.graph, *(body for node in nodes for body in bodies(node))):
         for value in (*graph.input, *graph.output, *graph.value_info):
-            if _element(value) == TensorProto.FLOAT:
-                value.type.tensor_type.elem_type = TensorProto.DOUBLE
+            if _element(value) == narrow:
+                value.type.tensor_type.elem_type = wide
     for node in nodes:
-        _widen_attributes(node)
-    return wide
+        _widen_attributes(node, narrow, wide)
+    return changed
 
 
-def _widen_attributes(node: NodeProto) -> None:
+def computed_wide(model: ModelProto, weights: Path) -> ModelProto:
+    """Return a bf16 model that computes in fp32, with the same inputs, outputs and Casts to bf16.
+
+    Args:
+        model: The model.
+        weights: The folder of its external weights.
+    """
+    low = TensorProto.BFLOAT16
+    changed = widened(model, weights, low, TensorProto.FLOAT)
+    types = Network(model).element_types
+    ends = [each.name for each in (*changed.graph.input, *changed.graph.output)]
+    renamed = {name: f"{name}/fp32" for name in ends if types.get(name) == low}
+    nodes = list(all_nodes(changed))
+    for node in nodes:
+        for names in (node.input, node.output):
+            names[:] = [renamed.get(name, name) for name in names]
+    inner = (body for node in nodes for body in bodies(node))
+    rounded = {
+        renamed.get(node.output[0], node.output[0])
+        for node in all_nodes(model)
+        if node.op_type == "Cast" and attribute(node, "to", 0) == low
+    }
+    for graph in (changed.graph, *inner):
+        _round_casts(graph, rounded)
+    for value in changed.graph.input:
+        if value.name in renamed:
+            value.type.tensor_type.elem_type = low
+            to_wide = _cast(value.name, renamed[value.name], TensorProto.FLOAT)
+            changed.graph.node.insert(0, to_wide)
+    for value in changed.graph.output:
+        if value.name in renamed:
+            value.type.tensor_type.elem_type = low
+            changed.graph.node.append(_cast(renamed[value.name], value.name, low))
+    return changed
+
+
+def _round_casts(graph: GraphProto, names: Collection[str]) -> None:
+    """Round to bf16 in fp32 what Casts of these outputs make."""
+    for place in reversed(range(len(graph.node))):
+        node = graph.node[place]
+        if node.op_type == "Cast" and node.output[0] in names:
+            made = node.output[0]
+            node.CopyFrom(_cast(node.input[0], f"{made}/bf16", TensorProto.BFLOAT16))
+            graph.node.insert(place + 1, _cast(f"{made}/bf16", made, TensorProto.FLOAT))
+
+
+def _cast(source: str, made: str, kind: int) -> NodeProto:
+    return helper.make_node("Cast", [source], [made], name=f"{made}/cast", to=kind)
+
+
+def _widen_attributes(node: NodeProto, narrow: int, wide: int) -> None:
     for parameter in node.attribute:
         if (
             parameter.name in ("to", "dtype", "stash_type", "output_dtype")
-            and parameter.i == TensorProto.FLOAT
+            and parameter.i == narrow
         ):
-            parameter.i = TensorProto.DOUBLE
+            parameter.i = wide
+    if narrow != TensorProto.FLOAT:  # what is written in no type is fp32
+        return
+    for parameter in node.attribute:
         if node.op_type == "Constant" and parameter.name in ("value_float", "value_floats"):
             value = parameter.f if parameter.name == "value_float" else list(parameter.floats)
             tensor = numpy_helper.from_array(np.array(value, np.float32).astype(np.float64))

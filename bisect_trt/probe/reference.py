@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from bisect_trt.errors import ModelRefusedError, ResourceError
 from bisect_trt.onnxlib.cleanup import constant_value, shape_value
 from bisect_trt.onnxlib.cut import StoredValue, cut, mark_outputs, nothing_stored, plan_slices
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.roundings import computed_wide
 from bisect_trt.onnxlib.shapes import free_inputs, infer, input_infos
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.oracle import Verdict
@@ -37,14 +38,28 @@ class Models:
     """Runs models for their values, by default on the reference runtime; with ``build_only`` nothing is to be compared."""
 
     def __init__(
-        self, workspace: Workspace, workers: WorkerPool, target: TargetSettings | None = None
+        self,
+        workspace: Workspace,
+        workers: WorkerPool,
+        target: TargetSettings | None = None,
+        warn: Callable[[str], object] = str,
     ) -> None:
-        """``workspace`` gets the files of this session; ``target`` is what the reference is for, where that matters."""
+        """Run none yet.
+
+        Args:
+            workspace: Gets the files of this session.
+            workers: Run the models.
+            target: What the reference is for, where that matters.
+            warn: Prints that the reference computes in a wider type than the model has.
+        """
         self.reference = reference_settings(target)
         self.build_only = target is not None and target.build_only
         self._reference_once = reference_settings(target, spinning=False)
+        self._workspace = workspace
         self._scratch = workspace.scratch
         self.workers = workers
+        self._warn = warn
+        self._widens = False
 
     def write(self, name: str, model: onnx.ModelProto) -> Path:
         """A file that holds a model; it lies beside the candidates, where the shared weights are."""
@@ -90,12 +105,48 @@ class Models:
     ) -> Failed | None:
         """Run a model and leave its outputs in a file or a store; why it is not run, if so.
 
-        The reference always runs here.
+        The reference always runs here; in fp32 where it has no kernels for bf16.
 
         Raises:
             UnavailableError: The reference takes too long or too much memory, or another process
                 ends the workers that run it.
         """
+        is_reference = target is None
+        if is_reference:
+            model = self.for_reference(model)
+        failed = self._ask(model, inputs, to, target, timeout, append=append)
+        if failed is None or failed.kind != "build" or self._widens or not is_reference:
+            return failed
+        wide = self._widened(model)
+        if wide is None or self._ask(wide, inputs, to, target, timeout, append=append) is not None:
+            return failed
+        self._widens = True
+        self._warn(
+            "ONNX Runtime has no bf16 kernels for this model on the CPU, so the reference computes in fp32, from the same "
+            "weights and inputs."
+        )
+        return None
+
+    def for_reference(self, model: Path) -> Path:
+        """The file of a model that the reference runs instead, where it computes bf16 in fp32."""
+        return (self._widened(model) if self._widens else None) or model
+
+    def _widened(self, model: Path) -> Path | None:
+        """Return a bf16 model that computes in fp32; ``None`` if it has no bf16 tensors."""
+        low = onnx.load(str(model), load_external_data=False)
+        wide = computed_wide(low, self._workspace.weights.folder_of(low))
+        return None if wide == low else self.write(f"{model.parent.name}-{model.stem}.wide", wide)
+
+    def _ask(
+        self,
+        model: Path,
+        inputs: Path,
+        to: Path,
+        target: TargetSettings | None,
+        timeout: float | None,
+        *,
+        append: bool,
+    ) -> Failed | None:
         settings = self.reference if target is None else target
         asked = self._reference_once if target is None else target
         reply = self.workers.ask(

@@ -402,7 +402,8 @@ def make_vet(subject: Subject) -> Vet:
         )
 
     def vet(files: CandidateFiles, outcome: Outcome, cancel: Cancel | None) -> Outcome:
-        request = Compare(models.reference, files.model, files.samples[:1], ToleranceOptions())
+        model = models.for_reference(files.model)
+        request = Compare(models.reference, model, files.samples[:1], ToleranceOptions())
         reply = subject.workers.ask(request, cancel=cancel, here=True)
         if not isinstance(reply, Failed):
             return outcome

@@ -157,7 +157,7 @@ class Subject:
             bring=workspace.weights.bring,
             deadline=deadline,
         )
-        self.models = Models(workspace, self.workers, target)
+        self.models = Models(workspace, self.workers, target, console.warn)
         self._sparse: list[onnx.SparseTensorProto] = []
         proto = load_model(settings.path, settings.data.external_data_dir, sparse=self._sparse)
         self._lower_version(proto)

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from building import save_text
+from building import evaluate, save_text, text_model
 from conftest import CommandLine
+from onnx import TensorProto, helper
+
+from bisect_trt.onnxlib.roundings import computed_wide
 
 DRAW = np.random.default_rng(0)
 HALF = DRAW.standard_normal((4, 4)).astype(np.float16)
@@ -73,12 +76,38 @@ def test_types_of_inputs_and_outputs(
     cli("diagnose", *words).ended(1)
 
 
-@pytest.mark.parametrize("command", ["run", "layerwise", "diagnose"])
-def test_a_bf16_model_without_a_reference_is_no_match(
-    cli: CommandLine, here: Path, command: str
+BF16 = "(bfloat16[2, 4] x, bool c) => (bfloat16[2, 4] y)"
+BRANCHES = """a = Mul(x, x)
+    y = If(c) <then_branch = t () => (bfloat16[2, 4] p) { p = Add(a, x) },
+        else_branch = e () => (bfloat16[2, 4] q) { q = Sub(a, x) }>"""
+WIDE = "the reference computes in fp32, from the same weights and inputs"
+
+
+@pytest.mark.parametrize(("command", "status"), [("run", 0), ("layerwise", 1), ("diagnose", 1)])
+def test_the_reference_of_a_bf16_model_computes_in_fp32(
+    cli: CommandLine, here: Path, command: str, status: int
 ) -> None:
     """ONNX Runtime has no kernels for bf16 on the CPU, and OpenVINO has."""
     pytest.importorskip("openvino")
-    ends = "(bfloat16[2, 4] x) => (bfloat16[2, 4] y)"
-    model = save_text(here / "m.onnx", ends, "a = Mul(x, x) y = Add(a, x)")
-    cli(command, model, "--openvino").refused("BT2004")
+    body = BRANCHES if command == "run" else "a = Mul(x, x) y = Add(a, x)"
+    ran = cli(command, save_text(here / "m.onnx", BF16, body), "--openvino").ended(status)
+    assert ran.err.count(WIDE) == 1
+
+
+def test_a_node_without_a_bf16_kernel_is_named(cli: CommandLine, here: Path) -> None:
+    body = "b = Cast<to = 16>(x) s = Mul(b, b) f = Cast<to = 1>(s) y = Tanh(f)"
+    model = save_text(here / "m.onnx", "(float[2, 4] x) => (float[2, 4] y)", body)
+    ran = cli("diagnose", model, "--onnxrt", "-o", "out", "--json", "r.json").ended(0)
+    assert [node["op"] for node in ran.result["culprits"]] == ["Mul"]
+    assert WIDE in ran.err
+
+
+def test_a_wide_model_rounds_where_the_model_casts() -> None:
+    """Casts to bf16 are the model's own rounding; what nodes compute is not rounded."""
+    body = "b = Cast<to = 16>(x) s = Mul(b, b) f = Cast<to = 1>(s) y = Identity(f)"
+    model = text_model("(float[2, 4] x) => (float[2, 4] y, bfloat16[2, 4] b)", body)
+    x = np.random.default_rng(0).normal(0, 3, (2, 4)).astype(np.float32)
+    made = evaluate(computed_wide(model, Path()), {"x": x})
+    low = x.astype(helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16))
+    np.testing.assert_array_equal(made["b"], low)
+    np.testing.assert_array_equal(made["y"], low.astype(np.float32) ** 2)
