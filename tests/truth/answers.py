@@ -101,8 +101,10 @@ def test_a_planted_bug_is_named_exactly(
 
 @pytest.mark.parametrize("case", [*openvino_cases()], ids=str)
 def test_a_bug_of_openvino_is_named_exactly(
-    case: Case, tmp_path: Path, record_property: Record
+    case: Case, tmp_path: Path, record_property: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Its kernels for AMX do not have the bug, and those without VNNI saturate.
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")
     network = case.make()
     onnx.save(network.model, str(tmp_path / "model.onnx"))
     release = f"openvino=={case.release}"
