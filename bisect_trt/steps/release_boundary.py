@@ -452,7 +452,7 @@ def since_when(
 
 def _failing_releases(session: Session, target: TargetSettings) -> list[str]:
     """Return the releases of the target's packages in the places of the run, or in this environment."""
-    names = [package.name for package in target.target.packages]
+    names = [package.name for package in target.target.builds(target)]
     if seen := session.subject.seen.values():
         # The version that the runtime itself reports: another build may be installed beside it.
         if reported := [str(each.target["version"]) for each in seen if each.target.get("version")]:

@@ -128,6 +128,6 @@ def right_here(session: Session, check: Comparing, case: Candidate) -> Since | N
 
 def installed_versions(target: TargetSettings) -> Iterator[str]:
     """Yield the versions of the target's packages in this environment."""
-    for package in target.target.packages:
+    for package in target.target.builds(target):
         with suppress(metadata.PackageNotFoundError):
             yield metadata.version(package.name)

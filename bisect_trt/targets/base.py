@@ -200,6 +200,10 @@ class Target(ABC):
         """Return the package that it is released in; ``None`` for a target without releases."""
         return self.packages[0] if self.packages else None
 
+    def builds(self, settings: TargetSettings) -> Sequence[Package]:
+        """Return the packages of which one has the runtime."""
+        return self.packages
+
     def does_not_know(self, message: str, *, newest: bool = False) -> bool:
         """Return whether a runtime's message means that the model is newer than this release, not that something is wrong.
 

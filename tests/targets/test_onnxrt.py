@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from bisect_trt.steps.second_opinion import installed_versions
 from bisect_trt.targets.base import RuntimeSession, make_runtime
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.onnxrt import ALL, FIXED, OFF, OPTIMIZER, OnnxRuntimeSettings, runner
@@ -277,3 +279,20 @@ def test_all_optimizers_are_switches_where_a_session_is_refused(refused: bool) -
         {"ConstantFolding", "SimplifiedLayerNormFusion", "TransposeOptimizer"} <= names
     ) is refused
     assert not names & set(FIXED)
+
+
+@pytest.mark.parametrize(("providers", "expected"), [((), "1.31.1"), (("qnn",), "2.7.0")])
+def test_the_version_of_a_provider_is_not_that_of_the_runtime(
+    monkeypatch: pytest.MonkeyPatch, providers: Sequence[str], expected: str
+) -> None:
+    """The newest version here is recommended: ONNX Runtime 2.7.0 does not exist."""
+    installed = {"onnxruntime-gpu": "1.31.1", "onnxruntime-qnn": "2.7.0"}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    target = reference_settings().with_own(providers=tuple(providers))
+    assert [*installed_versions(target)] == [expected]

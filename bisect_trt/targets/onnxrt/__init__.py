@@ -172,9 +172,13 @@ class OnnxRuntimeTarget(Target):
 
     def package(self, settings: TargetSettings) -> Package:
         """The build for CPUs, where it runs on nothing else; the package of a provider that is not built in."""
+        return self.builds(settings)[0 if self.emulates_low(settings) else -1]
+
+    def builds(self, settings: TargetSettings) -> Sequence[Package]:
+        """The builds of the runtime, or the package of a provider that is not built in, which has a version of its own."""
         providers = {_short(name) for name in settings.of(OnnxRuntimeSettings).providers}
-        plugged = next((each for each in self.packages[2:] if each.name[12:] in providers), None)
-        return plugged or self.packages[0 if self.emulates_low(settings) else 1]
+        plugged = [each for each in self.packages[2:] if each.name[12:] in providers]
+        return plugged or self.packages[:2]
 
     def lower(self, settings: TargetSettings, model: Path, facts: Plain) -> ModelProto | None:
         """Return the model with Casts to the low precision; ``None`` if it runs unchanged.
