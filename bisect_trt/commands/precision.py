@@ -173,10 +173,11 @@ def _find(fix: Fix, search: Search) -> Result:
             task.probe_original(search, task.lowering.candidate(nothing))
         except DoesNotReproduce:
             raise refusal(task, nothing) from None
-    # A quantized model that passes needs nothing; a float one is still to be lowered. A command or a
-    # metric that passes says that the failure is not there.
+    # A quantized model that passes needs nothing; a float one is still to be lowered. A command that
+    # passes says that the failure is not there.
     check = task.prober.check
-    whole = not task.settings.bits and check.metric is None and check.tolerances is not None
+    judged = check.metric is not None or check.tolerances is not None
+    whole = not task.settings.bits and judged
     fix.search(nothing_may_pass=whole or bool(task.settings.bits and task.settings.half))
     return deliver_ladder(fix) if task.settings.rungs else deliver(fix)
 

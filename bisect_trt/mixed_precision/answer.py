@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,9 +44,14 @@ from bisect_trt.search.statistics import rate_interval
 from bisect_trt.session.checks import CheckSettings, make_check
 from bisect_trt.session.session import Session
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.process import workers_within
+from bisect_trt.worker.protocol import Compare, Failed
+from bisect_trt.worker.protocol import Sample as SampleFiles
 
+_FASTER = 0.95
+"""A model is faster than another one if it takes at most this share of its time."""
 _SHOWN_SUSPECTS = 5
 _SHOWN = 30
 
@@ -86,6 +91,8 @@ def write_answer(fix: Fix) -> Minimum:
         why = f"the final re-check disagreed: {record.reason}"
     elif problem is not None:
         why = f"ONNX's checker refuses {output}: {problem}"
+    elif task.result.slow:
+        why = f"it is as slow as the model in {task.space.high}"
     elif point is not None and not point.holds:
         why = f"the fix does not hold: {row_of(point.to_part())}"
         if fix.traded is not None:
@@ -217,22 +224,66 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     result.measured_on = measured_on(task)
     result.accuracy = [] if outcome is None else list(map(Comparison.of, outcome.comparisons))
     result.uses = try_uses(task, fix.kept, written)
-    result.latency_ms = None
     space.fill_in(result, fix.kept, minimum.units)
-    if settings.target is not None and settings.target.target.compiles:
-        sets = {
-            "fp32": task.everything,
-            "mixed": fix.kept,
-            "lowered": frozenset(),
-            "minimal": minimum.units,
-        }
+    result.latency_ms = _latency(fix, timed=written is not None)
+    if _is_slow(result.latency_ms or {}) and not settings.emulated:
+        result.slow = True
+    if settings.by_layer:
+        result.artifacts["engine"] = str(engine_path(settings.output))
+
+
+def _latency(fix: Fix, *, timed: bool) -> dict[str, float | None] | None:
+    """Return the milliseconds of one run with all units kept, with the answer's, and with none.
+
+    A target that compiles was timed with each probe. On others the files are timed now, one after
+    the other; ``timed`` says whether there is time for it.
+    """
+    task = fix.task
+    target = task.settings.target
+    if target is None or target.build_only:
+        return None
+    sets = {
+        "fp32": task.everything,
+        "mixed": fix.kept,
+        "lowered": frozenset[int](),
+        "minimal": fix.minimum.units,
+    }
+    latency: dict[str, float | None]
+    if target.target.compiles:
         seen = {name: task.outcome_of(units) for name, units in sets.items()}
         latency = {name: None if each is None else each.latency_ms for name, each in seen.items()}
-        result.latency_ms = (
-            latency if any(value is not None for value in latency.values()) else None
-        )
-        if settings.by_layer:
-            result.artifacts["engine"] = str(engine_path(settings.output))
+    else:
+        del sets["minimal"]
+        latency = {name: _time(task, units, name) for name, units in sets.items() if timed}
+    return latency if any(value is not None for value in latency.values()) else None
+
+
+def _is_slow(latency: Mapping[str, float | None]) -> bool:
+    """Return whether a mixed model is as slow as the one in fp32, and the lowered one is faster."""
+    full, mixed, lowered = (latency.get(name) for name in ("fp32", "mixed", "lowered"))
+    if full is None or mixed is None or lowered is None:
+        return False
+    return lowered < _FASTER * full <= mixed
+
+
+def _time(task: Task, units: Subset, name: str) -> float | None:
+    """Time the model with some units kept, as it would be written; ``None`` where it does not run."""
+    subject = task.subject
+    target = task.settings.target
+    path = subject.workspace.scratch(f"timed-{name}.onnx")
+    assert target is not None, "it runs"
+    try:
+        task.lowering.write(units, path)
+    except UsageError:  # there is no room
+        return None
+    outputs = subject.reference.select(subject.network.outputs)
+    sample = SampleFiles(
+        subject.models.feed("timed-in", subject.samples[0]),
+        subject.models.feed("timed-out", outputs),
+    )
+    plain = replace(target, fp16=False, bf16=False)  # the graph has the types
+    reply = subject.workers.ask(Compare(plain, path, (sample,), ToleranceOptions(), timed=True))
+    return None if isinstance(reply, Failed) else reply.latency_ms
 
 
 def _atol_option(fix: Fix) -> str:
@@ -378,8 +429,9 @@ def _models(task: Task, lowering: LayerLowering, keep: Subset, *, tried: bool) -
 
 
 def recommended(result: Result) -> str | None:
-    """The file of the first use that was seen to pass."""
-    return next((use.what for use in result.uses or () if use.passed), None)
+    """The file of the first use that was seen to pass, unless it is as slow as the model in fp32."""
+    passed = (use.what for use in result.uses or () if use.passed and not result.slow)
+    return next(passed, None)
 
 
 def tell_suspects(task: Task) -> None:

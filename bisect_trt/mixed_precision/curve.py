@@ -312,12 +312,22 @@ class Fix(Watcher):
         return units or None
 
     def _validate(self, units: Subset) -> None:
-        """Write and validate a set before the search, if it was enough when it was probed."""
+        """Write and validate a set before the search, if it is enough, else with its neighbours.
+
+        An engine may compute in the low precision what a suspect reads or makes.
+        """
         task = self.task
-        if task.prober.probe(task.lowering.candidate(units)).verdict is Verdict.PASS:
+        passes = self._probe(units) is Verdict.PASS
+        if not passes:
+            units = task.space.widen()
+            passes = self._probe(units) is Verdict.PASS
+        if passes:
             self._first_round = self._fresh.round(0)
             if self._first_round is not None:
                 self._run_on(units, self._first_round)
+
+    def _probe(self, units: Subset) -> Verdict:
+        return self.task.prober.probe(self.task.lowering.candidate(units)).verdict
 
     def _search_minimal(self) -> Minimum:
         """The minimal set; where rounding in many nodes is the reason, a set by the errors that they cause, unproven.
@@ -333,12 +343,8 @@ class Fix(Watcher):
         cure = task.space.losing
         if first.proven or not self._is_large(first.units) or not self._is_cured(cure):
             return first if first.proven else search_keep(task, settings.most)
-
-        def ask(units: Subset) -> Verdict:
-            return task.prober.probe(task.lowering.candidate(units)).verdict
-
         order = task.space.order([])
-        grown = grow_and_shrink(cure, cure, order, ask, most=_FIRST_PROBES) or first.units
+        grown = grow_and_shrink(cure, cure, order, self._probe, most=_FIRST_PROBES) or first.units
         why = "rounding adds up in many nodes, and the fewest of these were not searched"
         return Minimum(min(grown, first.units, key=len), proven=False, why=why)
 
@@ -369,9 +375,6 @@ class Fix(Watcher):
 
         lower_is_better = check.metric.metric.lower_is_better
 
-        def ask(units: Subset) -> Verdict:
-            return prober.probe(task.lowering.candidate(units)).verdict
-
         def score(units: Subset) -> float:
             outcome = task.outcome_of(units)
             if outcome is None or outcome.ending is not Ending.PASSED or outcome.metric is None:
@@ -380,13 +383,15 @@ class Fix(Watcher):
             return -value if lower_is_better else value
 
         others = task.everything - minimum.units
-        if task.cheap and ask(others) is Verdict.PASS:
-            find_keep(sorted(others), ask, suspects=[each.unit for each in task.space.suspects])
+        if task.cheap and self._probe(others) is Verdict.PASS:
+            find_keep(
+                sorted(others), self._probe, suspects=[each.unit for each in task.space.suspects]
+            )
         equal = [each.units for each in prober.ledger.passed if len(each.units) == size]
         best = max(equal, key=score, default=minimum.units)
         if score(best) > score(minimum.units):
             self.minimum = replace(
-                make_minimal(best, lambda units: ask(units).opposite), steps=minimum.steps
+                make_minimal(best, lambda units: self._probe(units).opposite), steps=minimum.steps
             )
 
     def _run_rounds(self) -> None:
@@ -410,7 +415,8 @@ class Fix(Watcher):
         cured = None
         if self._is_large(minimal) and not task.settings.bits:
             cured = self._run_on(task.space.losing, samples)
-        point = self._run_on(self._start, samples)
+        same = cured is not None and cured.units == self._start
+        point = cured if same else self._run_on(self._start, samples)
         if point is not None and not (cured is not None and cured.cures):
             self._grow(point)
         self._keep_best()
@@ -499,7 +505,7 @@ class Fix(Watcher):
         engines = task.prober.check.engines
         if engines is not None:
             engines.clear()
-        return task.prober.probe(task.lowering.candidate(units)).verdict is Verdict.PASS
+        return self._probe(units) is Verdict.PASS
 
     def _run_on(self, units: Subset, samples: Round) -> Point | None:
         """Run a set on samples, as a new point of the curve; ``None`` where they cannot be compared."""
@@ -567,7 +573,7 @@ class Fix(Watcher):
         if (
             passed and self.task.cheap
         ):  # with more nodes in fp32 roundings may cancel less on the given samples
-            return self.task.prober.probe(self.task.lowering.candidate(units)).verdict
+            return self._probe(units)
         return Verdict.PASS if passed else Verdict.FAIL
 
 

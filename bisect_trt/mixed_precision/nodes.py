@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -19,6 +20,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
+from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.lowering import low_slots, make_lowering, refuse_lowered
 from bisect_trt.mixed_precision.plain import stored_value
 from bisect_trt.mixed_precision.search import (
@@ -34,10 +36,12 @@ from bisect_trt.onnxlib.low_plan import LOW_TYPES, Slots
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import bodies, clone, mentioned_names
 from bisect_trt.onnxlib.roundings import EXACT_OPS
+from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.report.parts import Unit
 from bisect_trt.search.oracle import Subset
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.subject import Subject
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import FP16_MAX, finite_range
 from bisect_trt.tensors.inputs import Sample
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
@@ -144,6 +148,22 @@ def make_nodes(subject: Subject, settings: PrecisionSettings) -> NodeSpace:
     """
     refuse_lowered(subject.network, str(subject.settings.path))
     return NodeSpace(subject, make_lowering(subject, settings), settings)
+
+
+def find_losing(subject: Subject, target: TargetSettings | None) -> list[int]:
+    """Return the nodes that lose values alone in the low precision of a target by the reference run.
+
+    They are in topological order; none where the target has no such precision.
+    """
+    if target is None or target.fp16 == target.bf16:
+        return []
+    precision: Low = "fp16" if target.fp16 else "bf16"
+    options = PrecisionOptions(subject.settings.path, Path())
+    try:
+        space = make_nodes(subject, PrecisionSettings(options, precision, target))
+    except UsageError:  # none can be lowered
+        return []
+    return [subject.network.order[unit] for unit in sorted(space.certain & {*space.lowering.main})]
 
 
 _PEAKS = {"Softmax": 0.0, "Sigmoid": 0.1}

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -301,6 +301,25 @@ class PrecisionSpace(ABC):
                 for scope in accumulate(path.split("."), "{}.{}".format):
                     found[scope].add(unit)
         return set(map(frozenset, found.values()))
+
+    def widen(self) -> Subset:
+        """Suspect the nodes beside the suspects too, and return all of them."""
+        network = self.subject.network
+        units = frozenset(each.unit for each in self.suspects)
+        others = set(self.lowering.main) - units
+        beside = dict[int, int]()
+        for unit in units.intersection(self.lowering.main):
+            index = network.order[unit]
+            readers = (network.consumers.get(name, ()) for name in network.made(index))
+            near = (network.rank[each] for each in chain(network.parents(index), *readers))
+            beside |= dict.fromkeys(others.intersection(near), unit)
+        why = f"beside {{}}; the target fails with the suspects in {self.high}"
+        more = [
+            Suspect(each, 0.0, "neighbour", why.format(self.label(unit)))
+            for each, unit in sorted(beside.items())
+        ]
+        self.suspects = [*self.suspects, *more]
+        return units.union(beside)
 
     def notes(self) -> Iterator[str]:
         """Warnings before the search, a sentence each."""

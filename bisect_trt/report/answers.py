@@ -146,6 +146,7 @@ class _Mixed(Answer, kw_only=True):
     accuracy: tuple[Comparison, ...] = ()
     uses: tuple[Use, ...] = ()
     latency_ms: dict[str, float | None] = {}
+    slow: bool = False
     emulated: str | None = None
     groups: tuple[QuantizedGroup, ...] = ()
     ladder: Ladder | None = None

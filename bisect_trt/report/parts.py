@@ -442,10 +442,11 @@ class FailureRate(Part):
 
 
 class ProbeScore(Part):
-    """The score of a probe."""
+    """The score of a probe, and its number of units: of `precision`, the units that are kept."""
 
     probe: int
     candidate: float
+    size: int
 
 
 class MetricValues(MetricScore, frozen=True, omit_defaults=True):

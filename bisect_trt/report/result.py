@@ -160,6 +160,7 @@ class Result(msgspec.Struct):
     accuracy: Sought[list[Comparison]] = UNSET
     uses: Sought[list[Use]] = UNSET
     latency_ms: Sought[dict[str, float | None] | None] = UNSET
+    slow: Sought[bool] = UNSET
     emulated: Sought[str | None] = UNSET
     groups: Sought[list[QuantizedGroup]] = UNSET
     ladder: Sought[Ladder] = UNSET

@@ -413,7 +413,7 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     units = "groups in floats" if result.groups and not result.ladder else "nodes in fp32"
     of = f": {grouped(kept)}" if kept else ""
     validation = result.validation or None
-    holds = validation is None or validation.holds
+    holds = (validation is None or validation.holds) and not result.slow
     if not kept and not result.groups:
         count = f"all {result.lowered}"
         units = f"nodes; so {low} is not the reason for a failure seen elsewhere"
@@ -428,9 +428,7 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     )
     if not holds and not result.trade_off:
         yield "", "So this set is no fix"
-    if (metric := result.metric) and metric.sampling_error is not None:
-        error = f"sampling error {metric.sampling_error:.2g}, 95% confidence"
-        yield "", f"{metric.name} {metric.candidate:.4g} on {metric.of} samples ({error})"
+    yield from _scored(result)
     minimal = result.minimal or ()
     proven = result.minimal_proven
     if len(minimal) < len(kept):
@@ -450,6 +448,31 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     times = {name: value for name, value in (result.latency_ms or {}).items() if value is not None}
     if times:
         yield "", f"latency: {', '.join(f'{name} {value:.3g} ms' for name, value in times.items())}"
+    if result.slow:
+        yield (
+            "",
+            f"As slow as the model in fp32, where {low} as a whole is faster: try a smaller set",
+        )
+
+
+_SETS = 8
+"""The number of sets of which the score is shown."""
+
+
+def _scored(result: Result) -> Iterator[Row]:
+    """Yield the metric of a set with its sampling error, and the best score of sets of each size."""
+    metric = result.metric
+    if not metric:
+        return
+    if metric.sampling_error is not None:
+        error = f"sampling error {metric.sampling_error:.2g}, 95% confidence"
+        yield "", f"{metric.name} {metric.candidate:.4g} on {metric.of} samples ({error})"
+    if result.command == "precision":
+        scores = sorted(metric.probes or (), key=lambda each: each.candidate)
+        best = reversed(scores) if metric.lower_is_better else scores
+        by_size = {each.size: f"{each.size} ({each.candidate:.4g})" for each in best}
+        sets = ", ".join(by_size[size] for size in sorted(by_size)[:_SETS])
+        yield "", f"Sets by size, with their {metric.name}: {sets}"
 
 
 def _sentence(text: str) -> str:

@@ -371,7 +371,7 @@ class Session:
             self.console.warn(f"the answer could not be scored on the whole set: {outcome.reason}")
             return
         scores = (
-            ProbeScore(probe=record.number, candidate=seen.candidate)
+            ProbeScore(probe=record.number, candidate=seen.candidate, size=record.size)
             for record in prober.ledger.records
             if (seen := self.outcome(record).metric) is not None
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from bisect_trt.mixed_precision.nodes import find_losing
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.probe.candidate import Candidate
@@ -112,7 +113,7 @@ def find_suspects(session: Session, show: Callable[[LayerComparison], None]) -> 
         console.say(
             f"  the target does not run the model with every tensor marked: {layers.refused}"
         )
-        return []
+        return find_losing(subject, session.prober.check.runtime)
     show(layers)
     return layers.origins if layers.outputs_fail else []
 

@@ -290,6 +290,20 @@ def test_a_model_that_passes_as_a_whole_is_written(cli: CommandLine, here: Path)
     to_half = helper.make_attribute("to", TensorProto.FLOAT16)
     assert any(to_half in node.attribute for node in onnx.load("mixed.onnx").graph.node)
     assert "all 2 nodes" in ran.out
+    # Three files are timed by ONNX Runtime: the answer has what fp16 costs or saves there.
+    assert set(ran.result["latency_ms"]) == {"fp32", "mixed", "lowered"}
+    assert all(0 < each < 1000 for each in ran.result["latency_ms"].values())
+    assert "latency: fp32 " in ran.out
+
+
+def test_a_model_that_keeps_its_metric_as_a_whole_is_written(cli: CommandLine, here: Path) -> None:
+    save_text(here / "model.onnx", "(float[4, 8] x) => (float[4, 8] y)", "t = Tanh(x) y = Neg(t)")
+    ran = cli(*SAFE, "--metric", "psnr", "--min", "30", "--iterations", "2").ended(0)
+    assert ran.result["keep_fp32"] == []
+    assert ran.result["metric"]["candidate"] > 30
+    scores = {each["size"]: each["candidate"] for each in ran.result["metric"]["probes"]}
+    assert scores.keys() == {0, 2}
+    assert f"Sets by size, with their psnr: 0 ({scores[0]:.4g}), 2 (" in " ".join(ran.out.split())
 
 
 @pytest.mark.slow
@@ -497,11 +511,10 @@ def test_the_set_with_the_best_score_of_its_size_is_taken(cli: CommandLine, here
 
 
 def test_a_metric_that_does_not_drop(cli: CommandLine, model: Path) -> None:
-    for name, out in (("precision", "o.onnx"), ("diagnose", "o")):
-        scored = ["--metric", "whole.py", "--max-drop", "40%", "--json", "r.json"]
-        ran = cli(name, model, "-o", out, *TARGET, *DATA, *scored).ended(1)
-        assert (ran.result["status"], ran.result["metric"]["name"]) == (
-            "not_reproduced",
-            "whole.py:metric",
-        )
-    assert "or a smaller --max-drop" in " ".join(ran.out.split())  # diagnose's, the last
+    scored = ["--metric", "whole.py", "--max-drop", "40%", "--json", "r.json"]
+    ran = cli("diagnose", model, "-o", "o", *TARGET, *DATA, *scored).ended(1)
+    seen = ran.result
+    assert (seen["status"], seen["metric"]["name"]) == ("not_reproduced", "whole.py:metric")
+    assert "or a smaller --max-drop" in " ".join(ran.out.split())
+    written = cli("precision", model, "-o", "o.onnx", *TARGET, *DATA, *scored).ended(0)
+    assert written.result["keep_fp32"] == []

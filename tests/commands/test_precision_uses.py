@@ -29,17 +29,19 @@ from bisect_trt.options.shared import Search
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.report.result import Result
+from bisect_trt.report.summary import summary
 from bisect_trt.session.checks import CheckSettings, make_prober, open_ledger
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import ModelSettings, Subject
+from bisect_trt.steps.minimal_case import find_suspects
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.files import load_npz
-from bisect_trt.worker.protocol import About, BuildEngine, Compare, Compared
+from bisect_trt.worker.protocol import About, BuildEngine, Compare, Compared, Failed
 
 FP16 = TargetSettings("trt", fp16=True)
-NEEDED = {"big_out", "small_out"}
+NEEDED = frozenset({"big_out", "small_out"})
 
 
 @dataclass
@@ -50,12 +52,18 @@ class TensorRt:
         strong: Whether it has strongly typed networks.
         heeds_casts: Whether a weakly typed build heeds the Casts of a graph.
         loads: Whether an engine that it wrote is right when it is read.
+        needed: The outputs of the nodes that it has to run in fp32.
+        region: Whether any such node makes it run the whole model in fp32.
+        marks: Whether it runs models with every tensor as an output.
         asked: What it was asked to compare.
     """
 
     strong: bool = False
     heeds_casts: bool = False
     loads: bool = True
+    needed: frozenset[str] = NEEDED
+    region: bool = False
+    marks: bool = True
     asked: list[Compare] = field(default_factory=list)
 
     def ask(self, request: Any, *rest: Any, **more: Any) -> Any:
@@ -66,10 +74,12 @@ class TensorRt:
             return {"lowers_by": "layer"}
         own = settings.of(TrtSettings)
         if isinstance(request, BuildEngine):
-            Path(own.save_engine).write_text(json.dumps(set(settings.keep) >= NEEDED))
+            Path(own.save_engine).write_text(json.dumps(set(settings.keep) >= self.needed))
             return None
         assert isinstance(request, Compare)
         self.asked.append(request)
+        if not self.marks and len(onnx.load(str(request.model)).graph.output) > 1:
+            return Failed("build", "such outputs are not supported", "refused")
         if own.strongly_typed and not self.strong:
             raise UsageError("--strongly-typed needs TensorRT 9 or later")
         if own.load_engine:
@@ -80,7 +90,9 @@ class TensorRt:
             model = onnx.load(str(request.model))
             typed = any(node.op_type == "Cast" for node in model.graph.node)
             right = (
-                (typed and self.heeds_casts) or not settings.fp16 or set(settings.keep) >= NEEDED
+                (typed and self.heeds_casts)
+                or not settings.fp16
+                or set(settings.keep) >= self.needed
             )
             if own.save_engine:
                 Path(own.save_engine).write_text(json.dumps(right))
@@ -88,7 +100,7 @@ class TensorRt:
         made = {
             name: value if right else np.full_like(value, np.inf) for name, value in golden.items()
         }
-        latency = 1.0 + len(settings.keep)
+        latency = 1.0 + (9 * bool(settings.keep) if self.region else len(settings.keep))
         return Compared(tuple(compare_all(golden, made, request.tolerance)), latency_ms=latency)
 
 
@@ -147,6 +159,47 @@ def test_the_suspects_are_validated_before_the_search_for_fewer(tmp_path: Path) 
     fresh = [len(request.samples) > 1 for request in target.asked]
     assert fresh.index(True) < 4, fresh
     assert len(suspects) <= 2
+
+
+def test_a_set_that_makes_the_engine_as_slow_as_fp32_is_not_recommended(tmp_path: Path) -> None:
+    with searching(TensorRt(region=True), tmp_path) as task:
+        find_precision(task, Search(workers=1))
+    result = task.result
+    assert result.latency_ms == {"fp32": 10.0, "mixed": 10.0, "lowered": 1.0, "minimal": 10.0}
+    assert (result.slow, recommended(result), result.minimality) == (True, None, "unproven")
+    assert "as slow as the model in fp32" in (result.why or "")
+    result.artifacts["run"] = str(tmp_path)
+    (row,) = (text for label, text in summary(result) if label == "Mixed")
+    assert "2 of 8 nodes in fp32" in row
+
+
+@pytest.mark.parametrize("beside", ["a2_out", "b0_out"])
+def test_neighbours_of_suspects_are_kept_where_the_engine_needs_them(
+    tmp_path: Path, beside: str
+) -> None:
+    """The engine computes what the first suspect reads, or the last one makes, in fp16: asked at once."""
+    target = TensorRt(needed=NEEDED | {beside})
+    with searching(target, tmp_path) as task:
+        find_precision(task, Search(workers=1))
+        result = task.result
+        kept = {node.outputs[0]: node for node in result.keep_fp32 or ()}
+        assert set(kept) == NEEDED | {beside}
+        assert kept[beside].rule == "neighbour"
+        assert "beside Mul" in (kept[beside].reason or "")
+    sets = [request.target.keep for request in target.asked]
+    assert (
+        sum(beside in each for each in sets[:4]) == 2
+    )  # all nodes, and the suspects with neighbours
+
+
+def test_nodes_that_lose_values_are_suspects_where_marks_are_refused(tmp_path: Path) -> None:
+    with searching(TensorRt(marks=False), tmp_path) as task:
+        task.prober.probe_original(task.subject.original)
+        target = task.prober.check.runtime
+        assert target is not None
+        suspects = find_suspects(task, lambda layers: pytest.fail(str(layers)))
+        network = task.subject.network
+        assert {network.nodes[index].output[0] for index in suspects} == NEEDED
 
 
 @pytest.mark.parametrize("loads", [False, True])
