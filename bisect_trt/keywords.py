@@ -226,6 +226,14 @@ class ReleasesGroup(TypedDict, total=False):
     with_: str | Sequence[str]
 
 
+class MatrixGroup(TypedDict, total=False):
+    """Options of one group."""
+
+    over: str | Sequence[str] | Mapping[str, object]
+    all: bool
+    timeout: float
+
+
 class RepeatGroup(TypedDict, total=False):
     """Options of one group."""
 
@@ -372,6 +380,14 @@ class ReleasesKeywords(
     total=False,
 ):
     """Keywords of :func:`bisect_trt.releases`."""
+
+    output: File
+    run: File
+    verbose: bool | int
+
+
+class MatrixKeywords(MatrixGroup, TargetGroup, CompareGroup, DataGroup, total=False):
+    """Keywords of :func:`bisect_trt.matrix`."""
 
     output: File
     run: File

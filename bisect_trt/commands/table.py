@@ -105,6 +105,7 @@ _PANELS: dict[str, dict[str, tuple[tuple[type, ...], str | None]]] = {
             (searches.Releases, *_CHECKS, Target, CompareOptions, Limits, *_RUN),
             None,
         ),
+        "matrix": ((searches.Matrix, Target, CompareOptions, Data, General), None),
         "repeat": ((searches.Repeat, *_LIMITED), None),
         "sweep": ((searches.Sweep, *_LIMITED), None),
         "samples": ((searches.Samples, *_SEARCH), "minimal-input.npz"),

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from bisect_trt.errors import ConflictError
 from bisect_trt.options.compare import BASELINE
-from bisect_trt.options.reading import Sizes, compiler_option, swept_shape
+from bisect_trt.options.reading import Sizes, assignment, compiler_option, swept_shape
 from bisect_trt.options.shared import FindAll, Model, NoOtherRelease, Overwrite, time_out, to_file
 from bisect_trt.options.spec import MOST, argument, counted, option, switch
 from bisect_trt.search.oracle import Mode
@@ -440,6 +440,30 @@ class Layerwise:
     ] = False
     baseline: Annotated[str | None, BASELINE] = None
     no_other_release: NoOtherRelease = False
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Compare a target with the reference in each combination of releases, precisions or other options, and print one table.
+
+    Examples:
+        matrix model.onnx --onnxrt --over release=1.28..1.32
+        matrix model.onnx --over target=trt,onnxrt precision=fp32,fp16
+    """
+
+    model: Model
+    over: Annotated[
+        list[tuple[str, str]],
+        option(
+            metavar="AXIS=VALUES",
+            help="Values with commas of an axis: release (also FIRST..LAST), precision, target, or an option of `run`.",
+            read=assignment,
+        ),
+    ] = field(default_factory=list)
+    find_all: Annotated[
+        bool, option("--all", help="Ask every release, instead of bisecting them.")
+    ] = False
+    timeout: Annotated[float | None, time_out("the target")] = None
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from bisect_trt.report.parts import (
     Inside,
     Ladder,
     Latency,
+    MatrixCell,
     MetricValues,
     Minimality,
     Model,
@@ -272,6 +273,13 @@ class SweepAnswer(Answer, kw_only=True):
     sweep: SweptSizes | None = None
 
 
+class MatrixAnswer(Answer, kw_only=True):
+    """The answer of ``matrix``."""
+
+    axes: Names = ()
+    cells: tuple[MatrixCell, ...] = ()
+
+
 class SamplesAnswer(Answer, kw_only=True):
     """The answer of ``samples``."""
 
@@ -325,6 +333,7 @@ ANSWERS: dict[str, type[Answer]] = {
     "releases": ReleasesAnswer,
     "repeat": RepeatAnswer,
     "sweep": SweepAnswer,
+    "matrix": MatrixAnswer,
     "samples": SamplesAnswer,
     "precision": PrecisionAnswer,
     "sanitize": SanitizeAnswer,

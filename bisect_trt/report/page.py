@@ -190,6 +190,8 @@ def _sections(result: Result) -> Iterator[tuple[str, str, Markup]]:
         yield "metric", "Metric", macro("metric", result.metric)
     if (sweep := result.sweep) and sweep.dimensions:
         yield "sweep", "Sizes", macro("sweep", sweep, _size_grid(sweep))
+    if result.cells:
+        yield "matrix", "Matrix", macro("matrix", result.axes, result.cells)
     if result.builds and result.interval:
         yield "builds", "Builds", macro("builds", result)
     if findings := macro("findings", result):

@@ -14,6 +14,7 @@ from typing_extensions import dataclass_transform
 from bisect_trt.onnxlib.nodes import Module, Node
 from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.outcome import MetricScore
+from bisect_trt.search.oracle import Verdict
 from bisect_trt.tensors.comparison import TensorComparison, ValueRange
 
 Status = Literal["found", "not_reproduced", "inconclusive", "interrupted", "error"]
@@ -486,6 +487,26 @@ class WorstSamples(Part):
     of: int
     fail: Numbers
     stay: Numbers
+
+
+class MatrixCell(Part):
+    """A combination of ``matrix``.
+
+    Attributes:
+        values: Of each axis.
+        verdict: Whether the target matches there.
+        why: Why there is no answer.
+        seconds: From start to end.
+        run: The folder of its run.
+        command: The command line that runs it alone.
+    """
+
+    values: Names
+    verdict: Verdict
+    why: str
+    seconds: float
+    run: str | None
+    command: str
 
 
 class BuildVerdict(Part):

@@ -28,6 +28,7 @@ from bisect_trt.report.parts import (
     Inside,
     Ladder,
     Latency,
+    MatrixCell,
     MetricValues,
     Minimality,
     Model,
@@ -188,6 +189,8 @@ class Result(msgspec.Struct):
     first_passing: Sought[str | None] = UNSET
     failing: Sought[list[tuple[str, str]]] = UNSET
     sweep: Sought[SweptSizes] = UNSET
+    axes: Sought[list[str]] = UNSET
+    cells: Sought[list[MatrixCell]] = UNSET
     samples: Sought[SamplesVerdict] = UNSET
     # one file, one machine
     changes: Sought[Entry] = UNSET

@@ -171,6 +171,21 @@ def test_boundaries(
     assert said in json.dumps(result["reasons"])
 
 
+@pytest.mark.parametrize("every", [False, True])
+def test_a_matrix_bisects_the_releases_of_each_row(
+    here: Path, monkeypatch: pytest.MonkeyPatch, every: bool
+) -> None:
+    releases(here, "PPPPPFFF").tell(monkeypatch)
+    words = ["--onnxrt", "--over", "release=1.1..1.7", "--json", "result.json"]
+    ran = bisect_trt("matrix", "model.onnx", *words, *(["--all"] if every else []), cwd=here)
+    cells = json.loads((here / "result.json").read_text())["cells"]
+    verdicts = {cell["values"][0]: cell["verdict"] for cell in cells}
+    assert ran.status == 1
+    assert len(verdicts) == 7 if every else {"1.1", "1.4", "1.5", "1.7"} <= set(verdicts)
+    assert len(verdicts) <= 5 + 2 * every
+    assert all((verdict == "FAIL") == (name >= "1.5") for name, verdict in verdicts.items())
+
+
 @pytest.mark.slow
 def test_samples_of_several_lengths_are_run_in_each_release(
     here: Path, monkeypatch: pytest.MonkeyPatch
