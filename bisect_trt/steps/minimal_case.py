@@ -21,7 +21,16 @@ from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.parts import Failure
 from bisect_trt.search.confirm import read_back
-from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, Verdict, about_units
+from bisect_trt.search.oracle import (
+    Minimum,
+    Mode,
+    Oracle,
+    Subset,
+    Transcript,
+    Units,
+    Verdict,
+    about_units,
+)
 from bisect_trt.search.strategy import make_minimal
 from bisect_trt.session.record import prepare_report
 from bisect_trt.session.session import FAILURE_LOST, Case, Session
@@ -175,6 +184,9 @@ def find_minimum(
 
     def search(oracle: Oracle) -> Minimum:
         minimum = session.minimise(oracle, mode, suspect)
+        inner = _between_ends(subject.network, minimum.units)
+        if inner and oracle(Units(frozenset(inner))) is Verdict.FAIL:
+            minimum = session.minimise(oracle, mode, searched=inner)
         if confirm and minimum is not FAILURE_LOST:
             return read_back(minimum, oracle)
         return minimum
@@ -182,6 +194,20 @@ def find_minimum(
     return _followed(
         session, session.found(session.prober.search_from(subject.original, search, subject.cut))
     )
+
+
+def _between_ends(network: Network, units: Subset) -> list[int]:
+    """Return the units between a QuantizeLinear at the inputs of a case and a DequantizeLinear at its outputs; none without both.
+
+    Without one of these two a runtime may compute in floats, and fail all the same without both.
+    """
+    nodes = {network.order[unit] for unit in units}
+    fed = {index for index in nodes if nodes.isdisjoint(network.parents(index))}
+    read = {parent for index in nodes for parent in network.parents(index)}
+    first = {index for index in fed if network.nodes[index].op_type == "QuantizeLinear"}
+    last = {index for index in nodes - read if network.nodes[index].op_type == "DequantizeLinear"}
+    inner = nodes - first - last if first and last else set()
+    return sorted(network.rank[index] for index in inner)
 
 
 def _followed(session: Session, minimum: Minimum, *, held: bool = False) -> Minimum:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+from building import save_text
 
 from truth.answers import Record, bisect_trt, judge, script_status
 from truth.cases import Case, cases_elsewhere
@@ -93,3 +95,24 @@ def test_a_release_that_refuses_the_files_ir_version_runs_what_needs_none_so_new
     status, result = bisect_trt(here, tmp_path, *words)
     assert (status, result["first_passing"]) == (0, TRANSPOSED_GEMM.went)
     assert result["releases"]["1.16.0"] == "FAIL"
+
+
+STEP = "q{0} = QuantizeLinear(x{0}, s, z) d{0} = DequantizeLinear(q{0}, s, z) x{1} = Tanh(d{0})"
+RESIZED = """q2 = QuantizeLinear(x2, s, z) d2 = DequantizeLinear(q2, s, z) r = Resize<mode = "linear",
+    coordinate_transformation_mode = "pytorch_half_pixel">(d2, , , sizes)
+    q = QuantizeLinear(r, s, z) x3 = DequantizeLinear(q, s, z)"""
+
+
+def test_a_quantized_step_is_three_nodes(tmp_path: Path) -> None:
+    """ONNX Runtime 1.26.0 computes a linear Resize between Q and DQ in int8, off by a step."""
+    steps = [STEP.format(0, 1), STEP.format(1, 2), RESIZED, STEP.format(3, 4), STEP.format(4, 5)]
+    weights = {"s": 0.05, "z": np.int8(0), "sizes": np.array([1, 4, 16, 16])}
+    ends = "(float[1, 4, 8, 8] x0) => (float[1, 4, 16, 16] y)"
+    save_text(tmp_path / "model.onnx", ends, f"{' '.join(steps)} y = Neg(x5)", weights, opset=19)
+    here = interpreter(onnxruntime(NEWEST), tool=True)
+    words = ("--on", f"env={onnxruntime('1.26.0')}", "-o", "out", "--json", "result.json")
+    status, result = bisect_trt(here, tmp_path, "diagnose", "model.onnx", "--onnxrt", *words)
+    assert (status, result["minimality"]) == (0, "1-minimal"), result["why"]
+    operators = {node["op"] for node in result["culprits"]}
+    assert len(result["culprits"]) == 3
+    assert operators == {"QuantizeLinear", "DequantizeLinear", "Resize"}

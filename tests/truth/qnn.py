@@ -164,6 +164,14 @@ class Batches(CalibrationDataReader):  # type: ignore[misc]
         return next(self.samples, None)
 
 
+def kept_in_floats(cli: CommandLine, model: Path, floats: Path) -> set[str]:
+    """The groups that an int8 model needs in floats: none, if it passes as it is."""
+    words = ["precision", model, *HTP, "--int8", "--reference", floats, "-o", "fixed.onnx"]
+    ran = cli(*words, "--overwrite", "--json", "r.json")
+    assert ran.status in (0, 1), ran.out + ran.err
+    return {node["name"] for node in read_json(Path("r.json"))["culprits"]}
+
+
 @pytest.mark.parametrize("seed", range(13, 20))
 def test_a_group_whose_scale_saturates_is_named(cli: CommandLine, here: Path, seed: int) -> None:
     grown = Grown(seed)
@@ -173,14 +181,14 @@ def test_a_group_whose_scale_saturates_is_named(cli: CommandLine, here: Path, se
     floats = grown.write(here / "floats.onnx")
     quantize_static(str(floats), "int8.onnx", Batches(grown.luck), quant_format=QuantFormat.QDQ)
     model = onnx.load("int8.onnx")
+    needed = kept_in_floats(
+        cli, Path("int8.onnx"), floats
+    )  # int8 may be too coarse without a fault
     block = blocks - int(grown.luck.integers(1, 3))
     scale = next(each for each in model.graph.initializer if each.name == f"sum{block}_out_scale")
     too_small = np.float32(0.05) * onnx.numpy_helper.to_array(scale)
     scale.CopyFrom(onnx.numpy_helper.from_array(np.asarray(too_small, np.float32), scale.name))
     onnx.save(model, "int8.onnx")
-    words = ["precision", "int8.onnx", *HTP, "--int8", "--reference", floats, "-o", "fixed.onnx"]
-    ran = cli(*words, "--json", "r.json")
-    assert ran.status == 0, ran.out + ran.err
-    named = {node["name"] for node in read_json(Path("r.json"))["culprits"]}
-    assert named == {f"mul{block}"}, ran.out
+    named = kept_in_floats(cli, Path("int8.onnx"), floats)
+    assert named == {f"mul{block}", *needed}
     cli("run", "fixed.onnx", *HTP).ended(0)
