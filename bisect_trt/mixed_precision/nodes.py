@@ -20,7 +20,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from bisect_trt.errors import UsageError
+from bisect_trt.errors import ModelRefusedError, UsageError
 from bisect_trt.mixed_precision.lowering import low_slots, make_lowering, refuse_lowered
 from bisect_trt.mixed_precision.plain import stored_value
 from bisect_trt.mixed_precision.search import (
@@ -320,6 +320,10 @@ _MOST_WORK = 4e9
 """The largest product of nodes and elements of all tensors: about half a minute on one core."""
 
 
+_PATIENCE = 120.0
+"""Seconds that it may take for a sample; nodes are not measured on a machine that takes longer."""
+
+
 class Sensitivity:
     """Measures the error that each of some nodes causes alone."""
 
@@ -334,12 +338,10 @@ class Sensitivity:
         self._subject = subject
         network = subject.network
         self._model: onnx.ModelProto | None = None
-        shapes = [
-            *(info.shape or () for info in subject.infos.values()),
-            *(each.dims for each in network.initializers.values()),
-        ]
-        elements = sum(
-            math.prod(size for size in shape if isinstance(size, int)) for shape in shapes
+        # Together, samples of several sizes have free shapes.
+        runs = subject.reference.more or (subject.reference,)
+        elements = sum(math.prod(each.dims) for each in network.initializers.values()) + max(
+            sum(math.prod(info.sizes or ()) for info in run.infos.values()) for run in runs
         )
         fixed = not any(
             any(bodies(node))
@@ -352,15 +354,20 @@ class Sensitivity:
 
     def errors(self, samples: Sequence[Sample]) -> list[Errors]:
         """The error of each node in units of the tolerance, ``inf`` for NaN, on those samples where it can be measured."""
+        found = list[Errors]()
+        run = self._subject.models.run
         model = self._model
-        models = self._subject.models
-        runs = (
-            []
-            if model is None
-            else [models.run("sensitivity-nodes", model, sample) for sample in samples]
-        )
-        found = [list(made.values()) for made in runs if not isinstance(made, Failed)]
-        return [np.max(each, axis=0).astype(np.float64) for each in found]
+        if model is None:
+            return found
+        for sample in samples:
+            try:
+                made = run("sensitivity-nodes", model, sample, timeout=_PATIENCE)
+            except ModelRefusedError:  # it takes too long, or too much memory
+                self._model = None
+                return found
+            if not isinstance(made, Failed):
+                found.append(np.max(list(made.values()), axis=0).astype(np.float64))
+        return found
 
 
 class _Looped:

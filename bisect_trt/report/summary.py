@@ -416,7 +416,7 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     holds = (validation is None or validation.holds) and not result.slow
     if not kept and not result.groups:
         count = f"all {result.lowered}"
-        units = f"nodes; so {low} is not the reason for a failure seen elsewhere"
+        units = f"nodes{f'; so {low} is not the reason for a failure seen elsewhere' * holds}"
     yield "Fix" if holds else "Mixed", f"{used}: {low}, with {count} {units}{of}"
     yield (
         "",

@@ -296,6 +296,18 @@ def test_a_model_that_passes_as_a_whole_is_written(cli: CommandLine, here: Path)
     assert "latency: fp32 " in ran.out
 
 
+def test_fp16_is_not_cleared_where_other_samples_fail(cli: CommandLine, here: Path) -> None:
+    """The given sample passes as a whole; the user's own overflows, and the probes end before a set for it is known."""
+    save_text(here / "model.onnx", "(float[4, 8] x) => (float[4, 8] y)", "y = Mul(x, x)")
+    for name, value in (("given", 2), ("own", 300)):
+        np.savez(f"{name}.npz", x=np.full((4, 8), value, np.float32))
+    line = (*SAFE, "--load-inputs", "given.npz", "--validation-data", "own.npz")
+    ran = cli(*line, "--max-probes", "4").ended(3)
+    said = " ".join(ran.out.split())
+    assert "Mixed mixed.onnx: fp16, with all 1 nodes" in said
+    assert "is not the reason" not in said
+
+
 def test_a_model_that_keeps_its_metric_as_a_whole_is_written(cli: CommandLine, here: Path) -> None:
     save_text(here / "model.onnx", "(float[4, 8] x) => (float[4, 8] y)", "t = Tanh(x) y = Neg(t)")
     ran = cli(*SAFE, "--metric", "psnr", "--min", "30", "--iterations", "2").ended(0)

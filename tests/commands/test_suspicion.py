@@ -219,3 +219,23 @@ def test_the_error_of_each_node_alone_is_that_of_the_model_with_this_node_lowere
             Sensitivity(subject, range(10**9), "fp16", {"same": (0.01, 0.0)}).errors([{"x": x}])
             == []
         )
+
+
+def test_nodes_are_not_measured_where_that_takes_too_long(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples of several sizes count with their sizes; a run past its time is no error."""
+    model = text_model("(float[N, 8] x) => (float[N, 8] y)", "t = Tanh (x) y = Neg (t)", {})
+    onnx.save(model, str(here / "model.onnx"))
+    for rows in (4000, 5000):
+        save_npz(here / f"{rows}.npz", {"x": np.ones((rows, 8), np.float32)})
+    data = Data(load_inputs=[here / "4000.npz", here / "5000.npz"])
+    settings = ModelSettings(here / "model.onnx", data=data)
+    with Subject(settings, Workspace(here / "run"), Console(-1)) as subject:
+        samples = subject.samples[:1]
+        allowed = {"y": (0.01, 0.0)}
+        assert Sensitivity(subject, range(10**5), "fp16", allowed).errors(samples) == []
+        order = subject.network.order
+        assert len(Sensitivity(subject, order, "fp16", allowed).errors(samples)) == 1
+        monkeypatch.setattr("bisect_trt.mixed_precision.nodes._PATIENCE", 1e-4)
+        assert Sensitivity(subject, order, "fp16", allowed).errors(samples) == []
