@@ -337,7 +337,7 @@ class Fix(Watcher):
         """
         task = self.task
         settings = task.settings
-        if not task.cheap or settings.bits or _why_not_judged(task) is not None:
+        if not task.cheap or not task.space.measured or _why_not_judged(task) is not None:
             return search_keep(task, settings.most)
         first = search_keep(task, settings.most or _FIRST_PROBES)
         cure = task.space.losing
@@ -413,7 +413,7 @@ class Fix(Watcher):
         if minimal != self._start and task.cheap:
             self._run_on(minimal, samples)
         cured = None
-        if self._is_large(minimal) and not task.settings.bits:
+        if self._is_large(minimal) and task.space.measured:
             cured = self._run_on(task.space.losing, samples)
         same = cured is not None and cured.units == self._start
         point = cured if same else self._run_on(self._start, samples)
@@ -527,7 +527,7 @@ class Fix(Watcher):
             return None
         self._drawn += 0 if given else len(kept)
         learned = len(self._learned) if given else 0
-        suspects_only = not task.settings.bits and units <= task.space.losing
+        suspects_only = task.space.measured and units <= task.space.losing
         point = Point(units, kept, task.space.allowed, learned, outcome.comparisons, suspects_only)
         self.curve.append(point)
         self._keep_best()

@@ -69,7 +69,7 @@ class NodeSpace(PrecisionSpace):
         self._precision = settings.precision
         self._meters = list[Sensitivity]()
         self._errors = list[list[Errors]]()
-        self._measured = 0
+        self._seen = 0
         if settings.calibrated or subject.models.build_only:
             return
         tolerance = settings.tolerance or ToleranceOptions()
@@ -107,6 +107,7 @@ class NodeSpace(PrecisionSpace):
             for errors in self._errors
         )
         self.losing = _certain(by_automatic[0] if by_automatic else self.suspects)
+        self.measured = any(self._errors) or bool(self.losing)
 
     @property
     def certain(self) -> Subset:
@@ -119,8 +120,8 @@ class NodeSpace(PrecisionSpace):
         A node that breaks the tolerance alone counts as one, and is certain from here on. Errors of
         roundings add up as independent ones, so squares are added.
         """
-        more = failing[self._measured : _MOST_MEASURED]
-        self._measured = len(failing)
+        more = failing[self._seen : _MOST_MEASURED]
+        self._seen = len(failing)
         if more and self._meters:
             self._learn(more)
         units = self.lowering.units

@@ -259,9 +259,11 @@ class PrecisionSpace(ABC):
         ways: How fresh samples are drawn; ``None`` for all ways of ``FreshSamples``.
         losing: The units that lose values alone by the automatic tolerance: by overflow, underflow
             or lost digits.
+        measured: Whether it is known which these are.
     """
 
     losing: Subset = frozenset()
+    measured = False
     noun = "node"
     high = "fp32"
     state = "lowered"

@@ -239,3 +239,17 @@ def test_nodes_are_not_measured_where_that_takes_too_long(
         assert len(Sensitivity(subject, order, "fp16", allowed).errors(samples)) == 1
         monkeypatch.setattr("bisect_trt.mixed_precision.nodes._PATIENCE", 1e-4)
         assert Sensitivity(subject, order, "fp16", allowed).errors(samples) == []
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_nodes_in_bodies_are_not_measured_so_none_is_known_to_lose_values(
+    here: Path, *, inside: bool
+) -> None:
+    """Then rounding that adds up is not distinguished from lost digits, and the search goes on to its end."""
+    t = "If (c) <then_branch = a () => (float[4] p) { p = Tanh (x) }, else_branch = b () => (float[4] q) { q = Neg (x) }>"
+    body = f"c = IsNaN (n) t = {t if inside else 'Tanh (x)'} y = Neg (t)"
+    model = text_model("(float[4] x, float n) => (float[4] y)", body, {})
+    onnx.save(model, str(here / "model.onnx"))
+    with subject_of(here / "model.onnx", None, here) as subject:
+        options = PrecisionOptions(subject.settings.path, Path("mixed.onnx"))
+        assert make_nodes(subject, PrecisionSettings(options, "fp16")).measured is not inside
