@@ -317,11 +317,9 @@ class _Ranges:
         return self._known[name]
 
 
-_MOST_WORK = 4e9
-"""The largest product of nodes and elements of all tensors: about half a minute on one core."""
-
-
-_PATIENCE = 120.0
+_MOST_WORK = 1.6e10
+"""The largest product of nodes, elements of all tensors, and samples: about two minutes on one core."""
+_PATIENCE = 300.0
 """Seconds that it may take for a sample; nodes are not measured on a machine that takes longer."""
 
 
@@ -349,7 +347,9 @@ class Sensitivity:
             for index, node in enumerate(network.nodes)
             if not network.constant[index]
         )
-        if fixed and allowed and len(nodes) * elements <= _MOST_WORK:
+        self._left = int(_MOST_WORK / max(len(nodes) * elements, 1))
+        """The number of samples that may still be measured."""
+        if fixed and allowed and self._left:
             slots = low_slots(subject, precision)
             self._model = _Looped(network, LOW_TYPES[precision]).build(nodes, slots, allowed)
 
@@ -360,6 +360,8 @@ class Sensitivity:
         model = self._model
         if model is None:
             return found
+        samples = samples[: self._left]
+        self._left -= len(samples)
         for sample in samples:
             try:
                 made = run("sensitivity-nodes", model, sample, timeout=_PATIENCE)

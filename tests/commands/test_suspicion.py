@@ -234,9 +234,13 @@ def test_nodes_are_not_measured_where_that_takes_too_long(
     with Subject(settings, Workspace(here / "run"), Console(-1)) as subject:
         samples = subject.samples[:1]
         allowed = {"y": (0.01, 0.0)}
-        assert Sensitivity(subject, range(10**5), "fp16", allowed).errors(samples) == []
+        assert Sensitivity(subject, range(10**6), "fp16", allowed).errors(samples) == []
         order = subject.network.order
         assert len(Sensitivity(subject, order, "fp16", allowed).errors(samples)) == 1
+        # Of a large network few samples are measured, in all.
+        monkeypatch.setattr("bisect_trt.mixed_precision.nodes._MOST_WORK", 5e5)
+        meter = Sensitivity(subject, order, "fp16", allowed)
+        assert [len(meter.errors(samples * 2)) for _ in range(2)] == [2, 0]
         monkeypatch.setattr("bisect_trt.mixed_precision.nodes._PATIENCE", 1e-4)
         assert Sensitivity(subject, order, "fp16", allowed).errors(samples) == []
 
