@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from onnx import numpy_helper
 from onnx.helper import make_tensor_value_info
 
+from bisect_trt.aliases import Names
 from bisect_trt.errors import UnknownNameError, quoted
 from bisect_trt.onnxlib.load import has_external_data, tensor_bytes
 from bisect_trt.onnxlib.network import Network
@@ -61,8 +62,8 @@ class Cut:
     """A model as a file's bytes, since most are written and never parsed again; ``inside`` if it has no external weight."""
 
     content: bytearray
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    inputs: Names
+    outputs: Names
     inside: bool
 
     @cached_property
@@ -360,7 +361,7 @@ class Isolated:
 
     proto: onnx.ModelProto
     fed: dict[str, str]
-    outputs: tuple[str, ...]
+    outputs: Names
     left_out: dict[str, str]
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
+from bisect_trt.aliases import Names
 from bisect_trt.errors import ModelFileError
 from bisect_trt.onnxlib.functions import flattened
 from bisect_trt.onnxlib.load import has_external_data
@@ -119,9 +120,9 @@ class Network:
         self.returned = frozenset(self.outputs)
         # Protobuf is slow, and makes a new string of each name. Most tensors have one maker and one
         # reader.
-        shared: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self._made: list[tuple[str, ...]] = []
-        self.reads: list[tuple[str, ...]] = []
+        shared: dict[Names, Names] = {}
+        self._made: list[Names] = []
+        self.reads: list[Names] = []
         for node in self.nodes:
             outputs = tuple(name for name in map(intern, node.output) if name)
             read = tuple(dict.fromkeys(map(intern, reads(node))))
@@ -198,7 +199,7 @@ class Network:
         """Return the nodes that make what a node reads."""
         return [self.producer[name] for name in self.reads[index] if name in self.producer]
 
-    def made(self, index: int) -> tuple[str, ...]:
+    def made(self, index: int) -> Names:
         """Return the tensors that a node makes."""
         return self._made[index]
 

@@ -12,6 +12,7 @@ from typing import Literal
 import onnx
 from onnx import TensorProto, helper
 
+from bisect_trt.aliases import Sizes
 from bisect_trt.onnxlib.cleanup import remove_unread
 from bisect_trt.onnxlib.functions import inline_functions, opened
 from bisect_trt.onnxlib.network import Network
@@ -88,8 +89,8 @@ class Pair:
 
     tensor: str
     kind: Kind
-    quantize: tuple[int, ...]
-    dequantize: tuple[int, ...]
+    quantize: Sizes
+    dequantize: Sizes
     scale: str
     zero_point: str | None
     element: int
@@ -98,7 +99,7 @@ class Pair:
     clip: tuple[float, float | None] | None = None
 
     @property
-    def nodes(self) -> tuple[int, ...]:
+    def nodes(self) -> Sizes:
         """All of its nodes."""
         return (*self.quantize, *self.dequantize)
 
@@ -118,7 +119,7 @@ class Group:
 
     name: str
     pairs: tuple[Pair, ...]
-    operators: tuple[int, ...]
+    operators: Sizes
 
     @property
     def rung(self) -> str:
@@ -325,7 +326,7 @@ def _group_links(
             yield readers[maker][0], place
 
 
-def _computing(network: Network, pair: Pair) -> tuple[int, ...]:
+def _computing(network: Network, pair: Pair) -> Sizes:
     """Return the nodes that compute with a pair's outputs, past nodes that move values."""
     operators = set[int]()
     waiting = [name for index in pair.dequantize for name in network.made(index)]

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 
+from bisect_trt.aliases import Sizes
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import is_dequantize
 from bisect_trt.search.oracle import Subset
@@ -66,8 +67,8 @@ class NetworkUnits:
         feedable = set(feedable) | set(network.inputs)
         # A runtime has another kernel for weights that are integers than for their values.
         quantized: set[int] = set()
-        self._weights: list[tuple[int, ...]] = []
-        self._bare: list[tuple[int, ...]] = []
+        self._weights: list[Sizes] = []
+        self._bare: list[Sizes] = []
         for index in order:
             makers = {
                 name: network.producer[name]
@@ -107,7 +108,7 @@ class NetworkUnits:
         """The searched units as one shared set: 200,000 units take 8 MB."""
         return frozenset(self.searched)
 
-    def _units(self, nodes: Iterable[int]) -> tuple[int, ...]:
+    def _units(self, nodes: Iterable[int]) -> Sizes:
         return tuple(dict.fromkeys(self.network.rank[index] for index in nodes))
 
     def with_weights(self, units: Iterable[int]) -> frozenset[int]:
@@ -197,7 +198,7 @@ def _light(info: TensorInfo | None) -> bool:
     return info is not None and info.nbytes is not None and info.nbytes <= STORED_LIMIT_BYTES
 
 
-def _close(units: Iterable[int], edges: list[tuple[int, ...]]) -> frozenset[int]:
+def _close(units: Iterable[int], edges: list[Sizes]) -> frozenset[int]:
     start = frozenset(units)
     pending = [unit for unit in start if edges[unit]]
     if not pending:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx
 
+from bisect_trt.aliases import Names
 from bisect_trt.onnxlib.cut import Cut
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.search.oracle import Subset, Units, Verdict
@@ -49,7 +50,7 @@ class Setup:
         target: How the target is set up for it.
     """
 
-    keep: tuple[str, ...] | None = None
+    keep: Names | None = None
     held: bool = False
     engine: Path | None = None
     packages: str = ""
@@ -79,8 +80,8 @@ class Candidate(Setup):
     """
 
     made: onnx.ModelProto | Cut
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    inputs: Names
+    outputs: Names
     title: str
     units: Subset = frozenset()
     values: Values | None = None

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
+from bisect_trt.aliases import Fields
 from bisect_trt.errors import UnknownNameError
 from bisect_trt.options.compare import Limits
 from bisect_trt.options.spec import entries
@@ -166,7 +166,7 @@ class LimitCheck(BuiltinCheck):
             found.append((seen.slow, SLOW, said))
         failed = next((each for each in found if each[0]), None)
         undecided = next((each for each in found if each[0] is None), None)
-        known: dict[str, Any] = {"measured": _plain(seen), "latency_ms": _ms(seen.seconds)}
+        known: Fields = {"measured": _plain(seen), "latency_ms": _ms(seen.seconds)}
         if failed is not None:
             severity = None
             if failed[1] == SLOW and request.lost_s is None and seen.baseline:
@@ -219,7 +219,7 @@ def _said(request: Measure, seen: Measured) -> str:
     return f"{mine:.4g} ms, the baseline {other:.4g} ms: ratio {mine / max(other, 1e-9):.3g} (limit {request.ratio:g})"
 
 
-def _plain(seen: Measured) -> dict[str, Any]:
+def _plain(seen: Measured) -> Fields:
     """Plain values for the journal and the result."""
     mine = _ms(seen.seconds)
     other = _ms(seen.baseline)

@@ -8,10 +8,11 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from bisect_trt.aliases import Fields
 from bisect_trt.errors import OutputFileError, ValueRefusedError
 from bisect_trt.options.spec import written
 from bisect_trt.probe.check import Check, Conditions
@@ -96,7 +97,7 @@ class BuiltinCheck(Check):
     def under(self, **conditions: Unpack[Conditions]) -> BuiltinCheck:
         """Return the same check under other conditions."""
         names = {entry.name for entry in fields(self)}
-        known: dict[str, Any] = {name: value for name, value in conditions.items() if name in names}
+        known: Fields = {name: value for name, value in conditions.items() if name in names}
         return replace(self, **known)
 
     def on_samples(self, samples: Sequence[Sample], tolerance: ToleranceOptions) -> FreshCheck:
@@ -224,7 +225,7 @@ def outcome_of_comparisons(
         if strict
         else max((weight * comparison.severity for comparison in comparisons), default=None)
     )
-    known: dict[str, Any] = {
+    known: Fields = {
         "comparisons": tuple(comparisons),
         "latency_ms": reply.latency_ms,
         "severity": severity,

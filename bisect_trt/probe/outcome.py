@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import msgspec
 
+from bisect_trt.aliases import Fields, Plain
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.messages import error_class
 from bisect_trt.tensors.comparison import TensorComparison, required_severity
@@ -112,12 +111,12 @@ class Outcome:
     failures: int = 1
     severity: float | None = None
     latency_ms: float | None = None
-    layers: tuple[dict[str, Any], ...] = ()
+    layers: tuple[Fields, ...] = ()
     sample: int | None = None
     place: str | None = None
     errors: tuple[float, ...] = ()
     metric: MetricScore | None = None
-    measured: Mapping[str, Any] | None = None
+    measured: Plain | None = None
 
     @property
     def cancelled(self) -> bool:

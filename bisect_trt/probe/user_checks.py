@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from bisect_trt.aliases import Names, Sizes
 from bisect_trt.errors import BisectError, CheckCommandError, MissingOptionError, ScriptError
 from bisect_trt.probe.check import Check
 from bisect_trt.probe.outcome import Ending, Outcome
@@ -86,15 +87,15 @@ class CommandCheck(Check):
         memory_limit: Bytes that a candidate's check and all that it starts may hold.
     """
 
-    argv: tuple[str, ...]
-    fail_codes: tuple[int, ...] = ()
-    ignore_fail_codes: tuple[int, ...] = ()
+    argv: Names
+    fail_codes: Sizes = ()
+    ignore_fail_codes: Sizes = ()
     fail_regexes: tuple[re.Pattern[str], ...] = ()
     timeout: float | None = None
     memory_limit: int | None = None
 
     @classmethod
-    def parse(cls, words: Sequence[str]) -> tuple[str, ...]:
+    def parse(cls, words: Sequence[str]) -> Names:
         """The command from the words after ``--check``: the command itself, or one quoted string.
 
         Raises:

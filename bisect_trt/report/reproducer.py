@@ -55,8 +55,8 @@ _LINE_LENGTH = 400
 _SYMPTOMS = {"signal ": "crash in", "time-out": "time-out in", "nan": "NaN from", "inf": "Inf from"}
 """Symptoms in titles, by the start of the signature of the failure."""
 _SHARED = (
-    *("bisect_trt.errors", "bisect_trt.tensors.info", "bisect_trt.targets.messages"),
-    "bisect_trt.targets.reproduce",
+    *("bisect_trt.aliases", "bisect_trt.errors", "bisect_trt.tensors.info"),
+    *("bisect_trt.targets.messages", "bisect_trt.targets.reproduce"),
 )
 """The modules of every script, each after those it needs."""
 _FOR_LINTERS = re.compile(r"  # (?:noqa|type: ignore)[^\n]*")

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from bisect_trt.aliases import Fields, Names, Plain, Sizes
 from bisect_trt.options.spec import entries
-from bisect_trt.targets.messages import Plain
 from bisect_trt.targets.runtime import ELSEWHERE, Arrays, Lowering, Runtime, RuntimeSession
 
 if TYPE_CHECKING:  # nothing of them is needed to parse a command line
@@ -54,7 +54,7 @@ _NO_KERNEL = re.compile(
 """Messages about a missing operator, which a runtime may have put into the model itself."""
 Value = Any
 """The value of a setting: plain, or a tuple."""
-ShapeRange = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+ShapeRange = tuple[Sizes, Sizes, Sizes]
 """The smallest, the usual and the largest shape of an input."""
 
 
@@ -72,7 +72,7 @@ class Script:
     """
 
     needs: str
-    modules: tuple[str, ...]
+    modules: Names
     settings: Plain
     hints: Plain = field(default_factory=dict)
 
@@ -88,14 +88,14 @@ class Package:
     """
 
     name: str
-    parts: tuple[str, ...] = ()
+    parts: Names = ()
 
     @property
     def index_name(self) -> str:
         """The package on the index."""
         return self.parts[0] if self.parts else self.name
 
-    def requirements(self, release: str) -> tuple[str, ...]:
+    def requirements(self, release: str) -> Names:
         """Return what is installed of a release, as pip takes it."""
         return tuple(f"{name}=={release}" for name in self.parts or (self.name,))
 
@@ -158,19 +158,19 @@ class Target(ABC):
     title: ClassVar[str]
     own: ClassVar[type[OwnSettings]] = OwnSettings
     help: ClassVar[str] = ""
-    precisions: ClassVar[tuple[str, ...]] = ("fp16", "bf16")
+    precisions: ClassVar[Names] = ("fp16", "bf16")
     selectable: ClassVar[bool] = True
     compiles: ClassVar[bool] = False
     engines: ClassVar[bool] = False
     needs: ClassVar[str] = ""
     emulator: ClassVar[str] = ""
     packages: ClassVar[tuple[Package, ...]] = ()
-    files: ClassVar[tuple[str, ...]] = ()
-    not_reproducible: ClassVar[tuple[str, ...]] = ()
-    sent: ClassVar[tuple[str, ...]] = ()
+    files: ClassVar[Names] = ()
+    not_reproducible: ClassVar[Names] = ()
+    sent: ClassVar[Names] = ()
     reads_graph: ClassVar[bool] = False
     writes_casts: ClassVar[bool] = False
-    sent_back: ClassVar[tuple[str, ...]] = ()
+    sent_back: ClassVar[Names] = ()
     stays: ClassVar[bool] = False
 
     @property
@@ -189,7 +189,7 @@ class Target(ABC):
         """
         return importlib.import_module(self.sent[-1]).make(self.plain(settings))
 
-    def plain(self, settings: TargetSettings) -> dict[str, Any]:
+    def plain(self, settings: TargetSettings) -> Fields:
         """Return the settings as a runner takes them: the shared ones and its own."""
         return {
             **{name: value for name, value in settings.to_json().items() if name != "own"},
@@ -227,9 +227,7 @@ class Target(ABC):
         """Return whether what :meth:`lower` returns computes anything else than the model, and does not only name its nodes."""
         return True
 
-    def hints(
-        self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain
-    ) -> Mapping[str, Any]:
+    def hints(self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain) -> Plain:
         """Return what its runner has to know of a model, as plain values.
 
         Args:
@@ -375,7 +373,7 @@ class Target(ABC):
         return []
 
     def check_inputs(  # noqa: B027 - of those that are told
-        self, settings: TargetSettings, shapes: Mapping[str, tuple[int, ...]]
+        self, settings: TargetSettings, shapes: Mapping[str, Sizes]
     ) -> None:
         """Check that the settings fit the shapes of the inputs.
 

@@ -6,8 +6,9 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bisect_trt.aliases import Fields, Plain
 from bisect_trt.targets.base import Target
-from bisect_trt.targets.messages import BuildError, Feed, Plain, RunError
+from bisect_trt.targets.messages import BuildError, Feed, RunError
 from bisect_trt.targets.settings import TargetSettings
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class EvaluatorSession:
         self.inputs = input_infos(Network(model))
         self.skipped = dict[str, str]()
 
-    def run(self, inputs: Feed) -> dict[str, Any]:
+    def run(self, inputs: Feed) -> Fields:
         """Return all outputs, by name.
 
         Raises:

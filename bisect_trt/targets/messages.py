@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from bisect_trt.aliases import Fields
 from bisect_trt.errors import RuntimeMissingError, UnknownNameError, ValueRefusedError
 
-Plain = Mapping[str, Any]
-"""Settings, hints or facts by name, of types that JSON has, as they go over to a place."""
 Feed = Mapping[str, Any]
 """Arrays by the name of their input."""
 Found = dict[str, Any]
@@ -238,7 +237,7 @@ def profiled(run: Callable[[], object]) -> None:
 
 def layer_times(
     times: Mapping[str, Sequence[float]], tensors: Mapping[str, Sequence[str]]
-) -> dict[str, Any]:
+) -> Fields:
     """Return a profile, given the milliseconds of each run of each layer, and the ends or nodes of layers."""
     return {
         "layers": [
@@ -297,7 +296,7 @@ def require_kept(option: str, wanted: object, actual: object) -> None:
         )
 
 
-def _like(current: Any, members: dict[str, Any], value: str) -> object:  # noqa: ANN401 - of a runtime
+def _like(current: Any, members: Fields, value: str) -> object:  # noqa: ANN401 - of a runtime
     """Return a word as a value of the type that another value has; a member of an enumeration also by its last part."""
     if members:
         short = {

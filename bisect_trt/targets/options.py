@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from bisect_trt.aliases import Fields, Names
 from bisect_trt.errors import ConflictError, MissingOptionError, UnavailableError
 from bisect_trt.options.spec import changed, entries, option, switch
 from bisect_trt.targets import find, names
@@ -28,7 +29,7 @@ class TargetOptions:
         bool, switch("All layers in the low precision, fp32 only where there is no other (T).")
     ] = False
     keep_fp32: Annotated[
-        tuple[str, ...],
+        Names,
         option(
             metavar="TENSOR",
             help="But the nodes that make these tensors first stay in fp32; OUTER/INNER is a node in the body of another.",
@@ -182,7 +183,7 @@ def target_group() -> type[TargetOptions]:
     )
 
 
-def _shared() -> dict[str, Any]:
+def _shared() -> Fields:
     """The options that all targets share, with their types."""
     return typing.get_type_hints(TargetOptions, include_extras=True)
 

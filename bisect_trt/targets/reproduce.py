@@ -13,13 +13,13 @@ import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from bisect_trt.aliases import Fields, Plain
 from bisect_trt.errors import BisectError
-from bisect_trt.targets.messages import Plain
 from bisect_trt.tensors.info import dtype_from_name
 
 THERE = 1
@@ -29,7 +29,7 @@ _INSIDE = "--inside"
 """Marks the process that runs the model."""
 _INSIDE_STATUS = 40
 """Added to the exit status of that process: Python itself has no use for 40 to 42."""
-Make = Callable[[Mapping[str, Any]], Any]
+Make = Callable[[Plain], Any]
 """Makes a runner; see :mod:`bisect_trt.targets.runtime`."""
 
 
@@ -151,7 +151,7 @@ def _refused(case: Plain, error: Any) -> int:
     return UNKNOWN
 
 
-def load_arrays(path: pathlib.Path) -> dict[str, Any]:
+def load_arrays(path: pathlib.Path) -> Fields:
     """Read tensors by name; the file's comments name the types that NumPy lacks."""
     arrays = {}
     with zipfile.ZipFile(path) as file:
@@ -224,7 +224,7 @@ def differs(
         failed = bool(bad.any())
     else:
         name, _, quantile = statistic.partition(" ")
-        numbers: dict[str, Any] = {"max": np.max, "mean": np.mean, "median": np.median}
+        numbers: Fields = {"max": np.max, "mean": np.mean, "median": np.median}
         number = numbers.get(name, lambda errors: np.quantile(errors, float(quantile)))
         failed = not (number(absolute) <= atol or number(relative) <= rtol)
     worst = np.unravel_index(

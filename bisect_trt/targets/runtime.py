@@ -24,7 +24,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from bisect_trt.targets.messages import BuildError, Plain
+from bisect_trt.aliases import Fields, Plain, Sizes
+from bisect_trt.targets.messages import BuildError
 
 if (
     TYPE_CHECKING
@@ -97,7 +98,7 @@ class Runtime:
         self,
         model: Path,
         feed: Mapping[str, NDArray[Any]] | None = None,
-        ranges: Mapping[str, Sequence[tuple[int, ...]]] | None = None,
+        ranges: Mapping[str, Sequence[Sizes]] | None = None,
     ) -> RuntimeSession:
         """Prepare a model for the values that it will be fed; a runtime that compiles may compile for them.
 
@@ -123,7 +124,7 @@ class Runtime:
         model: Path,
         feed: Mapping[str, NDArray[Any]] | None = None,
         method: Literal["trace", "profile", "fusions"] = "trace",
-    ) -> dict[str, Any]:
+    ) -> Fields:
         """Return its changes to a model before running it, as plain values that the target's ``switches`` read; or a profile.
 
         A model that it refuses has a trace too, of what was done before. Empty where the runtime
@@ -142,7 +143,7 @@ class Runtime:
         """Return the bytes of GPU memory in use, by any process; 0 if the runtime does not report it."""
         return int(self.runner.gpu_memory()) if hasattr(self.runner, "gpu_memory") else 0
 
-    def _hints(self, model: Path) -> dict[str, Any]:
+    def _hints(self, model: Path) -> Fields:
         """Collect the plain values that the runner needs, with the model's content where that is not its file's."""
         lowered = self._target.lower(self._settings, model, self.facts)
         elsewhere = model.with_name(ELSEWHERE).exists()
@@ -155,7 +156,7 @@ class Runtime:
         return hints
 
 
-def content_of(proto: ModelProto, path: Path) -> dict[str, Any]:
+def content_of(proto: ModelProto, path: Path) -> Fields:
     """Return the hints ``content`` and, where the model has weights outside it, ``weights``: their folder.
 
     Raises:

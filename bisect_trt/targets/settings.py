@@ -5,12 +5,13 @@ A switch of a runtime is one change of its settings that may make a failure disa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from functools import partial
 from typing import Any, TypeVar
 
+from bisect_trt.aliases import Fields, Names, Plain
 from bisect_trt.targets import find
 from bisect_trt.targets.base import OwnSettings, Target
 
@@ -36,7 +37,7 @@ class TargetSettings:
     fp8: bool = False
     int8: bool = False
     tf32: bool = False
-    keep: tuple[str, ...] = ()
+    keep: Names = ()
     held: bool = False
     own: OwnSettings | None = None
 
@@ -71,7 +72,7 @@ class TargetSettings:
         return replace(self, own=replace(self.of(self.target.own), **changes))
 
     @property
-    def low_precisions(self) -> tuple[str, ...]:
+    def low_precisions(self) -> Names:
         """The precisions below fp32 that it may run in, as their options are called."""
         return tuple(name for name in PRECISIONS if getattr(self, name))
 
@@ -80,12 +81,12 @@ class TargetSettings:
         """Whether models are only parsed and built, and neither the target nor the reference runs them."""
         return bool(getattr(self.own, "build_only", False))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Fields:
         """Plain values."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, plain: Mapping[str, Any]) -> TargetSettings:
+    def from_json(cls, plain: Plain) -> TargetSettings:
         """Read the output of :meth:`to_json`, before or after it was JSON.
 
         Raises:
@@ -193,10 +194,10 @@ class Looked:
     ``compiler`` has the switches of the compiler that the user asks for; no others are searched then.
     """
 
-    trace: Mapping[str, Any] | None = None
+    trace: Plain | None = None
     operators: frozenset[str] = frozenset()
     suspects: frozenset[str] = frozenset()
-    compiler: tuple[str, ...] = ()
+    compiler: Names = ()
 
 
 def setting(**values: Any) -> Turn:  # noqa: ANN401 - of many types
@@ -246,7 +247,7 @@ def _without(dropped: object, entries: tuple[Any, ...]) -> tuple[Any, ...]:
 def precision_switches(settings: TargetSettings) -> list[Switch]:
     """Each low precision that it may run in, left out."""
 
-    def without(precision: Mapping[str, Any], settings_before: TargetSettings) -> TargetSettings:
+    def without(precision: Plain, settings_before: TargetSettings) -> TargetSettings:
         turned = replace(settings_before, **precision)
         return turned if turned.fp16 or turned.bf16 else replace(turned, keep=(), held=False)
 

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from bisect_trt.aliases import Fields, Plain, Sizes
 from bisect_trt.errors import InputValuesError, ScriptError, quoted
 from bisect_trt.options.compare import ErrorStat
 from bisect_trt.tensors.comparison import (
@@ -140,7 +141,7 @@ def compare_tensor(
         _describe_nonfinite(reference, target) if options.validate and target is not None else ""
     )
     tolerance, stat = options.for_output(name)
-    known: dict[str, Any] = {"name": name, "stat": stat, "total": reference.size}
+    known: Fields = {"name": name, "stat": stat, "total": reference.size}
     known |= {"reference_shape": reference.shape, "reference_dtype": _dtype_name(reference)}
     if target is None:
         return TensorComparison(passed=False, kind=ComparisonKind.MISSING, **known)
@@ -211,7 +212,7 @@ def _dtype_name(values: Array) -> str:
     return "string" if values.dtype.kind == "U" else values.dtype.name
 
 
-def _compare_strings(reference: Array, target: Array, known: Mapping[str, Any]) -> TensorComparison:
+def _compare_strings(reference: Array, target: Array, known: Plain) -> TensorComparison:
     """Compare tensors of one shape exactly, of which one at least has strings; ``known`` is as in :func:`_compare_numbers`."""
     mismatch = np.asarray(reference.astype(np.str_) != target.astype(np.str_))
     count = int(np.count_nonzero(mismatch))
@@ -264,7 +265,7 @@ def _compare_numbers(
     reference: Array,
     target: Array,
     tolerance: ResolvedTolerance,
-    known: dict[str, Any],
+    known: Fields,
     options: ToleranceOptions,
     *,
     details: bool,
@@ -287,7 +288,7 @@ def _compare_numbers(
         relative[same] = 0
 
     stat: ErrorStat = known["stat"]
-    found: dict[str, Any] = {
+    found: Fields = {
         "max_abs": float(absolute.max()),
         "max_rel": float(relative.max()),
         "mean_abs": float(absolute.mean(dtype=np.float32)),
@@ -405,13 +406,11 @@ def _errors(target: Array, reference: Array) -> tuple[Array, Array]:
     return absolute, absolute / divisor
 
 
-def _forgive_ties(
-    step: Step, absolute: Array, mismatch: Array, shape: tuple[int, ...]
-) -> dict[str, Any]:
+def _forgive_ties(step: Step, absolute: Array, mismatch: Array, shape: Sizes) -> Fields:
     """Remove ties from the mismatching elements in place; return the result's fields that describe them."""
     ties = step.ties(absolute, mismatch, shape)
     mismatch &= ~ties
-    known: dict[str, Any] = {"ties": int(np.count_nonzero(ties))}
+    known: Fields = {"ties": int(np.count_nonzero(ties))}
     if step.size is not None and step.size.size == 1:
         known |= {"step": float(step.size[0]), "most_ties": step.most(mismatch.size)}
     return known

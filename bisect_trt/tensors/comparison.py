@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from bisect_trt.aliases import Sizes
 from bisect_trt.options.compare import ErrorStat
 from bisect_trt.tensors.tolerance import Precision
 
@@ -100,7 +101,7 @@ class WorstElement(msgspec.Struct, frozen=True):
         error: Their absolute difference; NaN where either is NaN.
     """
 
-    index: tuple[int, ...]
+    index: Sizes
     target: bool | int | float | str
     reference: bool | int | float | str
     error: float
@@ -209,8 +210,8 @@ class TensorComparison(msgspec.Struct, frozen=True):
     worst: WorstElement | None = None
     mismatching: int = 0
     total: int = 0
-    reference_shape: tuple[int, ...] | None = None
-    target_shape: tuple[int, ...] | None = None
+    reference_shape: Sizes | None = None
+    target_shape: Sizes | None = None
     reference_dtype: str | None = None
     target_dtype: str | None = None
     quantile: float | None = None

@@ -38,6 +38,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy_format
 
+from bisect_trt.aliases import Fields, Sizes
 from bisect_trt.errors import (
     BisectError,
     InputValuesError,
@@ -54,7 +55,7 @@ _KINDS = "biufcUV"
 """Numbers, strings, and raw bytes (``ml_dtypes`` types, as plain NumPy saves them)."""
 
 
-def shapes_of(values: Values) -> dict[str, tuple[int, ...]]:
+def shapes_of(values: Values) -> dict[str, Sizes]:
     """Return the shapes of arrays by name."""
     return {name: value.shape for name, value in values.items()}
 
@@ -554,7 +555,7 @@ def _encode(values: Array) -> dict[str, str]:
     return {"array": base64.b64encode(stream.getvalue()).decode(), **extension, _CLASS: "ndarray"}
 
 
-def _decode(entry: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever the file holds
+def _decode(entry: Fields) -> Any:  # noqa: ANN401 - whatever the file holds
     """Return the value that an object of JSON encodes; a tuple for runs."""
     kind = entry.get(_CLASS)
     if kind == "ndarray":

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from bisect_trt.aliases import Fields, Plain, Sizes
 from bisect_trt.errors import PackageError
 
 Array = NDArray[Any]
@@ -118,7 +119,7 @@ class TensorInfo:
     shape: tuple[int | str | None, ...] | None
 
     @property
-    def sizes(self) -> tuple[int, ...] | None:
+    def sizes(self) -> Sizes | None:
         """The shape, if every dimension is a known number."""
         sizes = tuple(dim for dim in self.shape or () if isinstance(dim, int))
         return None if self.shape is None or len(sizes) < len(self.shape) else sizes
@@ -144,7 +145,7 @@ class ByName(Mapping[str, Value]):
     A subclass fills ``_index``, with what it makes each value of, and has ``__getitem__``.
     """
 
-    _index: dict[str, Any]
+    _index: Fields
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._index)
@@ -159,7 +160,7 @@ class ByName(Mapping[str, Value]):
 class Infos(Mapping[str, TensorInfo]):
     """Types and shapes of tensors by name, each made on access: a network has 100,000 tensors of some ten kinds."""
 
-    def __init__(self, kinds: Mapping[str, Any], known: Callable[[Any], TensorInfo | None]) -> None:
+    def __init__(self, kinds: Plain, known: Callable[[Any], TensorInfo | None]) -> None:
         """``kinds`` says of what kind each is, ``known`` what kinds are; a tensor of an unknown kind is not contained."""
         self._kinds = kinds
         self._known = known

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from bisect_trt.aliases import Plain
 from bisect_trt.errors import (
     ConflictError,
     InputValuesError,
@@ -205,9 +206,7 @@ def given_samples(data: Data) -> list[Values]:
     return [sample for sample, _ in _loaded(data.load_inputs)]
 
 
-def _without_labels(
-    infos: Sequence[TensorInfo], sample: Mapping[str, Any]
-) -> tuple[Mapping[str, Any], Any]:
+def _without_labels(infos: Sequence[TensorInfo], sample: Plain) -> tuple[Plain, Any]:
     """Return a sample's inputs, and the labels among them."""
     if LABELS not in sample or any(info.name == LABELS for info in infos):
         return sample, None
@@ -319,7 +318,7 @@ def _as_wide(values: Array, dtype: np.dtype[Any]) -> Array:
     return fitted if lossless else values
 
 
-def _loaded(paths: Sequence[Path]) -> Iterator[tuple[Mapping[str, Any], str]]:
+def _loaded(paths: Sequence[Path]) -> Iterator[tuple[Plain, str]]:
     """Yield the samples in files, each with its origin."""
     files = [(path, run.samples) for path in paths for run in load_runs(path)]
     names = [name for _, samples in files for sample in samples for name in sample]

@@ -16,6 +16,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 
+from bisect_trt.aliases import Fields
 from bisect_trt.errors import RunFolderError
 from bisect_trt.tensors.files import cannot_write, replacing
 from bisect_trt.tensors.info import (
@@ -71,7 +72,7 @@ def write_store(folder: Path, values: Mapping[str, object], *, append: bool = Fa
         UsageError: The folder cannot be written or the disk is full.
     """
     data = folder / _DATA
-    index = _read(folder) if append else dict[str, Any]()
+    index = _read(folder) if append else Fields()
     types = {
         (dtype, tuple(dims)): kind for kind, (dtype, dims) in enumerate(index.get("types", ()))
     }
@@ -122,7 +123,7 @@ def _append(file: IO[bytes], tensor: Array) -> int:
     return place
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def _read(folder: Path) -> Fields:
     """Return the index of a store.
 
     Raises:
@@ -130,7 +131,7 @@ def _read(folder: Path) -> dict[str, Any]:
             one.
     """
     try:
-        index: dict[str, Any] = json.loads((folder / _INDEX).read_bytes())
+        index: Fields = json.loads((folder / _INDEX).read_bytes())
         if index["schema"] != _SCHEMA:
             raise RunFolderError(
                 f"The activations in {folder} were written by another version of bisect-trt; delete the folder"

@@ -10,12 +10,14 @@ import json
 import os
 import signal
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from bisect_trt.aliases import Fields, Plain
 
 Buffer = Any
 """Bytes, a bytearray or a memoryview of bytes."""
-Message = tuple[dict[str, Any], bytearray]
+Message = tuple[Fields, bytearray]
 """Its header and its payload."""
 LAST = (0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGHUP)
 """Exit statuses of a process in a place after which the place ends: the driver is gone, or a
@@ -42,7 +44,7 @@ class ProcessDied(Exception):  # noqa: N818 - as above
         self.code = code
 
 
-def send(fd: int, header: Mapping[str, Any], payload: Sequence[Buffer] = ()) -> None:
+def send(fd: int, header: Plain, payload: Sequence[Buffer] = ()) -> None:
     """Write a message; the payload is written piece by piece.
 
     Raises:
@@ -93,7 +95,7 @@ def receive(fd: int, wait: Callable[[], object] = bool) -> Message:
         Closed: It is missing or incomplete.
     """
     length, size = _HEAD.unpack(_read_exactly(fd, _HEAD.size, wait))
-    header: dict[str, Any] = json.loads(bytes(_read_exactly(fd, length, wait)))
+    header: Fields = json.loads(bytes(_read_exactly(fd, length, wait)))
     return header, _read_exactly(fd, size, wait)
 
 

@@ -24,10 +24,11 @@ from typing import IO, Any
 
 import onnx
 
+from bisect_trt.aliases import Fields, Plain, Sizes
 from bisect_trt.errors import ConflictError, PlaceError, UnavailableError, kind_of
 from bisect_trt.onnxlib.load import external_files
 from bisect_trt.targets import find, names
-from bisect_trt.targets.messages import BuildError, Plain, RunError
+from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import Arrays, Values, replacing, sha256_of
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
@@ -54,6 +55,7 @@ _LAST_WORDS_SECONDS = 5.0
 _LINES = 3
 _FILE_PART = 8 << 20
 _MODULES = (
+    "bisect_trt.aliases",
     "bisect_trt.errors",
     "bisect_trt.tensors.info",
     "bisect_trt.tensors.kernel",
@@ -129,9 +131,9 @@ class Connection:
     def call(
         self,
         method: str,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Plain | None = None,
         payload: Sequence[Buffer] = (),
-    ) -> dict[str, Any]:
+    ) -> Fields:
         """Call a method of ``host.Host``; returns its reply, with the ``payload``.
 
         Raises:
@@ -165,7 +167,7 @@ class Connection:
             _raise_error(**header["error"])
         return {**header, "payload": content}
 
-    def _receive(self) -> tuple[dict[str, Any], bytearray]:
+    def _receive(self) -> tuple[Fields, bytearray]:
         header, content = receive(self._out)
         self.printed += header["printed"]
         return header, content
@@ -232,7 +234,7 @@ class Connection:
         second = _SECOND.format(size=len(program))
         write_all(self._in, f"{second!r}\n".encode() + program)
 
-    def _first_words(self) -> tuple[int, ...]:
+    def _first_words(self) -> Sizes:
         """The version of the interpreter; what a host prints before it is skipped."""
         seen = b""
         deadline = time.monotonic() + START_SECONDS
@@ -298,7 +300,7 @@ class RemoteRunner:
         self._known = {"module": target.sent[-1], "settings": self._sent_settings(settings)}
         self.facts: Plain = connection.call("make", self._known)["facts"]
 
-    def _sent_settings(self, settings: TargetSettings) -> dict[str, Any]:
+    def _sent_settings(self, settings: TargetSettings) -> Fields:
         """The settings, with the hash of each file in place of its path."""
         target, values = settings.target, settings.target.plain(settings)
         files: dict[str, bytes | Path] = {}
@@ -334,17 +336,15 @@ class RemoteRunner:
             del content[:size]
         return RemoteModel(self._connection, loaded)
 
-    def trace(self, path: Path, feed: Values, hints: Plain, what: str = "trace") -> dict[str, Any]:
+    def trace(self, path: Path, feed: Values, hints: Plain, what: str = "trace") -> Fields:
         """Return its changes to a model before running it, or its profile."""
-        traced: dict[str, Any] = self._call("trace", path, feed, hints, what=what)["trace"]
+        traced: Fields = self._call("trace", path, feed, hints, what=what)["trace"]
         return traced
 
     profile = partialmethod(trace, what="profile")
     fusions = partialmethod(trace, what="fusions")
 
-    def _call(
-        self, method: str, path: Path, feed: Values, hints: Plain, **more: object
-    ) -> dict[str, Any]:
+    def _call(self, method: str, path: Path, feed: Values, hints: Plain, **more: object) -> Fields:
         """Call a method about a model, which goes over with its weights and what it is fed."""
         content = hints.get("content") or path.read_bytes()
         files: dict[str, bytes | Path] = {(model := hashlib.sha256(content).hexdigest()): content}
@@ -362,7 +362,7 @@ class RemoteRunner:
 class RemoteModel:
     """A model that is loaded in a place; a :class:`~bisect_trt.targets.base.RuntimeSession`."""
 
-    def __init__(self, connection: Connection, loaded: Mapping[str, Any]) -> None:
+    def __init__(self, connection: Connection, loaded: Plain) -> None:
         self._connection = connection
         self.inputs = [
             TensorInfo(name, dtype_from_name(kind), None if shape is None else tuple(shape))
@@ -370,9 +370,9 @@ class RemoteModel:
         ]
         self.skipped: dict[str, str] = dict(loaded["skipped"])
 
-    def layers(self) -> list[dict[str, Any]]:
+    def layers(self) -> list[Fields]:
         """The layers of the engine there."""
-        layers: list[dict[str, Any]] = self._connection.call("layers")["layers"]
+        layers: list[Fields] = self._connection.call("layers")["layers"]
         return layers
 
     def run(self, inputs: Values) -> Arrays:

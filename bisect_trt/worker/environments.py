@@ -27,6 +27,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from bisect_trt.aliases import Names
 from bisect_trt.errors import PlaceError, ResourceError, ValueRefusedError
 from bisect_trt.worker.guard import scratch
 from bisect_trt.worker.place import OLDEST
@@ -74,7 +75,7 @@ class Environment:
     empty.
     """
 
-    requirements: tuple[str, ...]
+    requirements: Names
     python: str = ""
     alone: bool = False
 
@@ -125,7 +126,7 @@ def _checked(word: str) -> str:
     return str(Path(word).absolute())
 
 
-def with_numpy(requirements: Sequence[str]) -> tuple[str, ...]:
+def with_numpy(requirements: Sequence[str]) -> Names:
     """The requirements with NumPy, of a version that the pinned releases work with."""
     if any(
         canonicalize_name(Requirement(each).name) == "numpy"

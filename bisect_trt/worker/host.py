@@ -24,10 +24,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from bisect_trt.aliases import Fields, Plain
 from bisect_trt.errors import BisectError, PlaceError
 from bisect_trt.targets.messages import RuntimeFailure
 from bisect_trt.tensors.kernel import end_with_parent, forget_peak, status_bytes
@@ -160,7 +161,7 @@ class Host:
         """``own`` is the folder of the worker; the files that were sent, by their hashes, outlive this process there."""
         self._files = own / "files"
         self.folder = Path(tempfile.mkdtemp(prefix=_PROCESS, dir=own))
-        self._runtimes: dict[str, Any] = {}
+        self._runtimes: Fields = {}
         self._session: Any = None
         self._models = 0
 
@@ -292,7 +293,7 @@ def held(runtimes: Iterable[Any]) -> dict[str, int]:
     return {"host": status_bytes("VmRSS:"), "peak": status_bytes("VmHWM:"), "gpu": gpu}
 
 
-def run_times(session: Any, feed: Mapping[str, Any], runs: int) -> list[float]:  # noqa: ANN401 - of a runner module
+def run_times(session: Any, feed: Plain, runs: int) -> list[float]:  # noqa: ANN401 - of a runner module
     """Seconds of each of several runs of a loaded model."""
     seconds = []
     for _ in range(runs):
@@ -302,7 +303,7 @@ def run_times(session: Any, feed: Mapping[str, Any], runs: int) -> list[float]: 
     return seconds
 
 
-def pack(arrays: Mapping[str, Any]) -> bytes:
+def pack(arrays: Plain) -> bytes:
     """Arrays of numbers, bools or ``ml_dtypes`` types as the bytes of an ``.npz`` file."""
     from bisect_trt.tensors.files import write_npz  # noqa: PLC0415 - a reply reports an error of NumPy here
 
@@ -311,7 +312,7 @@ def pack(arrays: Mapping[str, Any]) -> bytes:
     return buffer.getvalue()
 
 
-def unpack(content: bytes | bytearray) -> dict[str, Any]:
+def unpack(content: bytes | bytearray) -> Fields:
     """The arrays that :func:`pack` wrote; none for no bytes.
 
     Raises:
@@ -335,9 +336,9 @@ def failure(error: Exception) -> Reply:
     }
 
 
-def facts(packages: list[str]) -> dict[str, Any]:
+def facts(packages: list[str]) -> Fields:
     """Versions, processor and GPUs of this machine; what is not known is left out."""
-    found: dict[str, Any] = {
+    found: Fields = {
         "host": platform.node(),
         "platform": platform.platform(),
         "machine": platform.machine(),

@@ -17,11 +17,12 @@ import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from bisect_trt.aliases import Fields, Names, Plain
 from bisect_trt.errors import PlaceError, ValueRefusedError
 from bisect_trt.worker.channel import write_all
 from bisect_trt.worker.process import module_command
@@ -71,7 +72,7 @@ class Place:
 
     kind: Kind
     said: str
-    argv: tuple[str, ...]
+    argv: Names
     typed: bool = False
 
     @property
@@ -90,8 +91,8 @@ class Seen:
     """The contents of a place: what ``host.facts`` found there, and the facts of the target."""
 
     place: Place
-    found: Mapping[str, Any]
-    target: Mapping[str, Any]
+    found: Plain
+    target: Plain
 
     @property
     def kind(self) -> dict[str, str]:
@@ -115,7 +116,7 @@ class Seen:
         ]
         return ", ".join(part for part in parts if part)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Fields:
         """Plain values."""
         return {"place": self.place.said, **self.found, "target": dict(self.target)}
 
@@ -172,7 +173,7 @@ def parse(word: str) -> tuple[Kind, dict[str, str]]:
     }
 
 
-def _words(command: str) -> tuple[str, ...]:
+def _words(command: str) -> Names:
     """The words of a command; none if its quotes do not match."""
     try:
         return tuple(shlex.split(command))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+from bisect_trt.aliases import Fields, Names, Plain
 from bisect_trt.worker.place import Place, Seen
 
 if TYPE_CHECKING:  # a driver starts its first worker before it imports NumPy
@@ -63,7 +64,7 @@ class Compared:
 
     comparisons: tuple[TensorComparison, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
-    layers: tuple[dict[str, Any], ...] = ()
+    layers: tuple[Fields, ...] = ()
     latency_ms: float | None = None
 
 
@@ -73,7 +74,7 @@ class Scored:
 
     value: float
     passed: bool | None = None
-    layers: tuple[dict[str, Any], ...] = ()
+    layers: tuple[Fields, ...] = ()
     latency_ms: float | None = None
 
 
@@ -128,7 +129,7 @@ class OnModel(Request[R_co]):
 
 
 @dataclass(frozen=True)
-class About(Request[Mapping[str, Any]]):
+class About(Request[Plain]):
     """Start the target, and return its facts; see :mod:`bisect_trt.targets.runtime`."""
 
 
@@ -194,7 +195,7 @@ class Compare(OnModel[Compared]):
 
     samples: tuple[Sample, ...]
     tolerance: ToleranceOptions
-    names: tuple[str, ...] = ()
+    names: Names = ()
     every: bool = False
     layers: bool = False
     timed: bool = False
@@ -284,12 +285,12 @@ class Measure(OnModel[Measured]):
 
 
 @dataclass(frozen=True)
-class Describe(Request[dict[str, Any]]):
+class Describe(Request[Fields]):
     """Return the contents of the target's prebuilt engine, as plain values."""
 
 
 @dataclass(frozen=True)
-class Trace(OnModel[dict[str, Any]]):
+class Trace(OnModel[Fields]):
     """Return what the target reports of a model for what it will be fed (``.npz``); see ``Runtime.trace``.
 
     Attributes:
@@ -314,7 +315,7 @@ class Lower(OnModel[bool]):
 class Look(Request[Seen]):
     """Return the versions of packages in a place, its hardware, and, unless ``start`` is false, the facts of the target there."""
 
-    packages: tuple[str, ...]
+    packages: Names
     start: bool = True
 
 

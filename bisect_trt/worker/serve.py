@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import structs
 
+from bisect_trt.aliases import Fields, Plain, Sizes
 from bisect_trt.errors import BisectError, kind_of
 from bisect_trt.targets.base import Runtime, RuntimeSession, make_runtime
 from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, RuntimeFailure, names_of
@@ -89,7 +90,7 @@ def feed_of(request: Compare, sample: Sample) -> Feed:
     return feed | state_after(request.state, sample.before)
 
 
-def run(session: RuntimeSession, feed: Mapping[str, Any]) -> Feed:
+def run(session: RuntimeSession, feed: Plain) -> Feed:
     """Run a model on values, possibly more than its inputs."""
     names = {info.name for info in session.inputs}
     return dict(session.run({name: value for name, value in feed.items() if name in names}))
@@ -272,7 +273,7 @@ class Worker:
             request.to.write_bytes(model.SerializeToString())
         return model is not None
 
-    def _trace(self, request: Trace) -> dict[str, Any]:
+    def _trace(self, request: Trace) -> Fields:
         runtime = (
             self._baseline(request.target, request.beside)
             if request.beside
@@ -433,7 +434,7 @@ class Worker:
         return self._last[1]
 
 
-def _ranges(request: Compare) -> dict[str, Sequence[tuple[int, ...]]]:
+def _ranges(request: Compare) -> dict[str, Sequence[Sizes]]:
     """Return the smallest and the largest shape of each input over the samples, where several are compared.
 
     A runtime that compiles for a range of shapes needs them before it sees the second sample.
@@ -448,7 +449,7 @@ def _ranges(request: Compare) -> dict[str, Sequence[tuple[int, ...]]]:
     }
 
 
-def _layers(session: RuntimeSession, request: Compare | Score) -> tuple[dict[str, Any], ...]:
+def _layers(session: RuntimeSession, request: Compare | Score) -> tuple[Fields, ...]:
     """The layers of an engine, where they are asked for and the runtime reports any."""
     return tuple(getattr(session, "layers", tuple)()) if request.layers else ()
 

@@ -6,10 +6,11 @@ A block is some runs of about 20 ms together. Its fastest run counts: other proc
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from bisect_trt.aliases import Plain
 from bisect_trt.search.statistics import SignTest
 from bisect_trt.worker.host import run_times
 from bisect_trt.worker.protocol import Blocks
@@ -36,11 +37,11 @@ class Timed:
     """
 
     session: Any
-    feed: Mapping[str, Any]
+    feed: Plain
     runs: int = 1
 
     @classmethod
-    def of(cls, session: Any, feed: Mapping[str, Any]) -> Timed:  # noqa: ANN401 - of a target
+    def of(cls, session: Any, feed: Plain) -> Timed:  # noqa: ANN401 - of a target
         """Warm a model up; returns it with blocks of about 20 ms."""
         names = {info.name for info in session.inputs}
         timed = cls(session, {name: value for name, value in feed.items() if name in names})

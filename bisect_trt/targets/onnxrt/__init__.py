@@ -15,11 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from bisect_trt.aliases import Names, Plain, Sizes
 from bisect_trt.errors import ConflictError
 from bisect_trt.options.reading import Pairs, existing_file, once, pair
 from bisect_trt.options.spec import option
 from bisect_trt.targets.base import OwnSettings, Package, Target
-from bisect_trt.targets.messages import BuildError, Plain
+from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.runtime import content_of, load_proto, low_type
 from bisect_trt.targets.settings import (
     LIKELY,
@@ -71,7 +72,7 @@ class OnnxRuntimeSettings(OwnSettings):
     """The settings of ONNX Runtime."""
 
     providers: Annotated[
-        tuple[str, ...],
+        Names,
         option(
             "--providers",
             "--ep",
@@ -113,7 +114,7 @@ class OnnxRuntimeSettings(OwnSettings):
         ),
     ] = ALL
     disabled_optimizers: Annotated[
-        tuple[str, ...],
+        Names,
         option(
             "--disable-optimizer",
             metavar="NAME",
@@ -121,7 +122,7 @@ class OnnxRuntimeSettings(OwnSettings):
         ),
     ] = ()
     custom_op_libraries: Annotated[
-        tuple[str, ...],
+        Names,
         option(
             "--custom-op-library",
             metavar="FILE",
@@ -144,7 +145,7 @@ class OnnxRuntimeSettings(OwnSettings):
 
 
 @cache
-def _version(package: str) -> tuple[int, ...]:
+def _version(package: str) -> Sizes:
     """The release of a package; nothing if it is not here."""
     from importlib import metadata  # noqa: PLC0415 - a worker that runs the reference alone starts without
 
@@ -264,9 +265,7 @@ class OnnxRuntimeTarget(Target):
         return "qnn" in map(_short, settings.of(OnnxRuntimeSettings).providers)
 
 
-def _types_onnx_cannot_infer(
-    model: ModelProto, path: Path, libraries: tuple[str, ...]
-) -> dict[str, int]:
+def _types_onnx_cannot_infer(model: ModelProto, path: Path, libraries: Names) -> dict[str, int]:
     """Return element types of tensors behind operators that ONNX Runtime knows and ONNX does not (``com.microsoft``)."""
     import onnx  # noqa: PLC0415 - a command line is read without
 
@@ -302,7 +301,7 @@ def _short(provider: str) -> str:
 OPTIMIZER = "optimizer"
 _GROUP = re.compile(r"Level\d_RuleBasedTransformer")
 """A pass that applies rules, which the log does not name; each rule is disabled by its own name."""
-RULES: Mapping[str, tuple[str, ...]] = {
+RULES: Mapping[str, Names] = {
     "EliminateIdentity": ("Identity",),
     "EliminateSlice": ("Slice",),
     "UnsqueezeElimination": ("Unsqueeze",),

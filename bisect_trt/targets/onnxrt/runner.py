@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bisect_trt.aliases import Fields, Plain
 from bisect_trt.errors import (
     ConflictError,
     MissingOptionError,
@@ -33,7 +34,6 @@ from bisect_trt.targets.messages import (
     BuildError,
     Feed,
     Found,
-    Plain,
     RunError,
     clean_message,
     layer_times,
@@ -145,7 +145,7 @@ class OrtRunner:
                 model.flush()
                 return OrtSession(self._open(model.name))
 
-    def trace(self, path: pathlib.Path, feed: Feed, hints: Plain) -> dict[str, Any]:
+    def trace(self, path: pathlib.Path, feed: Feed, hints: Plain) -> Fields:
         """Return which graph passes ran and which of them changed the model; see :func:`heard`.
 
         Args:
@@ -283,7 +283,7 @@ class OrtSession:
             if ort_type.raw:
                 self._raw_inputs[value.name] = ort_type.element
 
-    def layers(self) -> list[dict[str, Any]]:
+    def layers(self) -> list[Fields]:
         """Return the nodes with the provider that runs each; none with the providers of this build alone.
 
         They are the nodes of the graph when it was divided, after the first optimizations.
@@ -318,7 +318,7 @@ class OrtSession:
             )
         except Exception as error:  # as above
             raise RunError(str(error)) from error
-        arrays = dict[str, Any]()
+        arrays = Fields()
         for name, value in zip(self.names, values, strict=True):
             # NumPy has a value of an optional as a plain array, and no runtime takes that for it.
             arrays.update(members(name, {"value": value} if name in self._optional else value))
@@ -347,7 +347,7 @@ class OrtSession:
         ]
 
 
-def prepare(settings: Plain) -> tuple[Any, dict[str, Any]]:
+def prepare(settings: Plain) -> tuple[Any, Fields]:
     """Return the options of a session, and its further arguments by name.
 
     Raises:
@@ -373,7 +373,7 @@ def prepare(settings: Plain) -> tuple[Any, dict[str, Any]]:
         raise UnknownNameError(
             f"--provider-option {next(iter(provider_options))}: ONNX Runtime's CPU provider has no options; leave it out."
         )
-    arguments: dict[str, Any] = {}
+    arguments: Fields = {}
     if _plugged(names):
         devices = [device for device in onnxruntime.get_ep_devices() if device.ep_name in names]
         options.add_provider_for_devices(devices[:1], provider_options)
@@ -550,7 +550,7 @@ def _to_array(value: Any, dtype: np.dtype[Any]) -> Any:
     return np.frombuffer(copy, np.uint8).view(dtype).reshape(shape)
 
 
-def listen(load: Callable[[], Any]) -> dict[str, Any]:
+def listen(load: Callable[[], Any]) -> Fields:
     """Return the passes that are logged while a session is opened, and whether it is ``refused``; see :func:`heard`."""
     refused = False
     with tempfile.TemporaryFile() as log:
@@ -580,9 +580,7 @@ def heard(log: str) -> dict[str, list[str]]:
     return {"ran": list(ran), "changed": [name for name, changed in ran.items() if changed]}
 
 
-def read_events(
-    events: Iterable[Mapping[str, Any]], outputs_of_nodes: Mapping[str, Sequence[str]]
-) -> Found:
+def read_events(events: Iterable[Plain], outputs_of_nodes: Mapping[str, Sequence[str]]) -> Found:
     """Return the profile in the events of ONNX Runtime's profiler; the time of a Loop includes its body."""
     times = dict[str, list[float]]()
     ends = dict[int, int]()

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from bisect_trt.aliases import Fields, Plain
 from bisect_trt.errors import ConflictError
 from bisect_trt.options.reading import Pairs, once, pair
 from bisect_trt.options.spec import option
 from bisect_trt.targets.base import OwnSettings, Package, Script, Target
-from bisect_trt.targets.messages import Plain
 from bisect_trt.targets.runtime import load_proto, low_type
 from bisect_trt.targets.settings import (
     LIKELY,
@@ -113,9 +113,7 @@ class OpenVinoTarget(Target):
 
         return lower_roundtrip(load_proto(model), settings.keep, None, low_type(settings))
 
-    def hints(
-        self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain
-    ) -> Mapping[str, Any]:
+    def hints(self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain) -> Plain:
         """Return the names of the model's inputs, which OpenVINO does not always know.
 
         Args:
@@ -139,9 +137,7 @@ class OpenVinoTarget(Target):
 
     def script(self, settings: TargetSettings, hints: Plain) -> Script:
         """Return how ``reproduce.py`` runs a model; what the file is rounded to already is not asked for again."""
-        full: dict[str, Any] = (
-            dict.fromkeys(settings.low_precisions, False) if hints["lowered"] else {}
-        )
+        full: Fields = dict.fromkeys(settings.low_precisions, False) if hints["lowered"] else {}
         return super().script(replace(settings, **full), hints)
 
     def switches(self, settings: TargetSettings, looked: Looked) -> list[Switch]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from bisect_trt.aliases import Plain
 from bisect_trt.errors import (
     ConflictError,
     RuntimeMissingError,
@@ -23,7 +24,6 @@ from bisect_trt.targets.messages import (
     BuildError,
     Feed,
     Found,
-    Plain,
     RunError,
     clean_message,
     layer_times,

@@ -12,10 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from bisect_trt.aliases import Fields, Plain
 from bisect_trt.errors import MissingOptionError, ValueRefusedError
 from bisect_trt.options.spec import option
 from bisect_trt.targets.base import OwnSettings, Script, Target
-from bisect_trt.targets.messages import Plain
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 
 if TYPE_CHECKING:
@@ -104,14 +104,12 @@ class ThroughTarget(Target):
         """The option with its command."""
         return ["--through", settings.of(ThroughSettings).through or ""]
 
-    def plain(self, settings: TargetSettings) -> dict[str, Any]:
+    def plain(self, settings: TargetSettings) -> Fields:
         """Return the settings of the tool and of the reference."""
         reference = reference_settings()
         return {**reference.target.plain(reference), **super().plain(settings)}
 
-    def hints(
-        self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain
-    ) -> Mapping[str, Any]:
+    def hints(self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain) -> Plain:
         """Return the names of the model's inputs and outputs, which the tool has to keep.
 
         Args:

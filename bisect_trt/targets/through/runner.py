@@ -10,8 +10,9 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 
+from bisect_trt.aliases import Plain
 from bisect_trt.errors import RuntimeMissingError
-from bisect_trt.targets.messages import BuildError, Feed, Plain
+from bisect_trt.targets.messages import BuildError, Feed
 from bisect_trt.targets.onnxrt.runner import OrtRunner, OrtSession
 
 LAST_WORDS = 400

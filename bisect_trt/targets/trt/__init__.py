@@ -9,9 +9,10 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bisect_trt.aliases import Plain, Sizes
 from bisect_trt.errors import UnknownNameError, UnsuitableModelError, ValueRefusedError, quoted
 from bisect_trt.targets.base import Package, ShapeRange, Target
-from bisect_trt.targets.messages import Plain, names_of
+from bisect_trt.targets.messages import names_of
 from bisect_trt.targets.runtime import load_proto, low_type
 from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 from bisect_trt.targets.trt.settings import (
@@ -91,9 +92,7 @@ class TensorRtTarget(Target):
     def _by_cast(self, settings: TargetSettings, facts: Plain) -> bool:
         return (settings.fp16 or settings.bf16) and facts["lowers_by"] == "cast"
 
-    def hints(
-        self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain
-    ) -> Mapping[str, Any]:
+    def hints(self, settings: TargetSettings, model: ModelProto, path: Path, facts: Plain) -> Plain:
         """Return whether the model is lowered, the types of its outputs, its nodes, and all names for signatures.
 
         Args:
@@ -244,7 +243,7 @@ class TensorRtTarget(Target):
                 "engine (`bisect-trt run --load-engine` runs it), `bisect-trt precision --int8` finds what must leave it."
             )
 
-    def check_inputs(self, settings: TargetSettings, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def check_inputs(self, settings: TargetSettings, shapes: Mapping[str, Sizes]) -> None:
         """Make sure that the inputs' shapes are within the profile.
 
         Raises:

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from bisect_trt.aliases import Plain
 from bisect_trt.errors import ConflictError, OutputFileError, UnknownNameError, ValueRefusedError
-from bisect_trt.targets.messages import Feed, Plain, require_kept, set_option
+from bisect_trt.targets.messages import Feed, require_kept, set_option
 from bisect_trt.targets.trt.process import APIS, describe
 
 LOW_PRECISIONS = ("tf32", "fp16", "bf16", "fp8", "int8")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from bisect_trt.aliases import Plain, Sizes
 from bisect_trt.targets.messages import Feed, Found, RunError, layer_times, profiled
 from bisect_trt.targets.trt.config import layer_parts
 from bisect_trt.targets.trt.network import LAYER_SUFFIX, ParsedNetwork
@@ -99,7 +100,7 @@ class Origins:
         """Return what a node makes, by the names in the original; nothing for a Cast that was added."""
         return self._made[place]
 
-    def named(self, entry: Mapping[str, Any]) -> set[int]:
+    def named(self, entry: Plain) -> set[int]:
         """Return the nodes in a layer's name and metadata, one by one, and the first and last of regions."""
         name = str(entry["Name"])
         words = [*_METADATA.findall(str(entry.get("Metadata", ""))), name]
@@ -118,7 +119,7 @@ class Origins:
         return set(range(min(ends), max(ends) + 1)) if ends else set()
 
 
-def read_layers(layers: Sequence[Mapping[str, Any] | str], origins: Origins) -> list[Found]:
+def read_layers(layers: Sequence[Plain | str], origins: Origins) -> list[Found]:
     """Return the layers in the inspector's JSON, which holds names alone without detailed verbosity.
 
     The name of a region has its first and last layer. A node between them that another layer names
@@ -128,7 +129,7 @@ def read_layers(layers: Sequence[Mapping[str, Any] | str], origins: Origins) -> 
         Of each layer ``name``, ``kind``, ``precisions``, ``tensors`` (of its nodes), ``tactic`` and
         ``formats``.
     """
-    entries: list[Mapping[str, Any]] = [
+    entries: list[Plain] = [
         {"Name": layer} if isinstance(layer, str) else layer for layer in layers
     ]
     named = [origins.named(entry) for entry in entries]
@@ -466,7 +467,7 @@ def make_allocator(trt: Any, cuda: Cuda) -> Any:
         def __init__(self) -> None:
             base.__init__(self)
             self.address = self.size = 0
-            self.shape: tuple[int, ...] = ()
+            self.shape: Sizes = ()
 
         def reallocate_output(self, name: str, memory: int, size: int, alignment: int) -> int:
             # TensorRT may ask again for more within one run; a smaller request needs no new memory.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from bisect_trt.targets.messages import BuildError, Feed, Plain
+from bisect_trt.aliases import Fields, Plain
+from bisect_trt.targets.messages import BuildError, Feed
 from bisect_trt.targets.trt.config import builder_flags, is_strongly_typed, network_inputs
 from bisect_trt.targets.trt.process import TensorRt, clean_parser, signature
 
@@ -133,9 +134,7 @@ def model_of(path: pathlib.Path, hints: Plain) -> tuple[bytes, str]:
     return hints.get("content") or path.read_bytes(), str(lies)
 
 
-def partition(
-    process: TensorRt, settings: Plain, path: pathlib.Path, hints: Plain
-) -> dict[str, Any]:
+def partition(process: TensorRt, settings: Plain, path: pathlib.Path, hints: Plain) -> Fields:
     """Return which nodes the parser refuses, as ``polygraphy inspect capability`` does; nothing is built.
 
     Args:
@@ -225,7 +224,7 @@ def _parser(process: TensorRt, settings: Plain, hints: Plain) -> tuple[Any, Any]
     return network, trt.OnnxParser(network, process.logger)
 
 
-def with_values(model: bytes, values: Mapping[str, Any]) -> bytes:
+def with_values(model: bytes, values: Plain) -> bytes:
     """Return a serialized ONNX model with initializers for some of its inputs.
 
     Protobuf merges a message that is appended to another one, so no ONNX is needed. A parser takes

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from bisect_trt.aliases import Sizes
 from bisect_trt.errors import RuntimeMissingError, UnavailableError
 from bisect_trt.targets.messages import (
     OUT_OF_MEMORY,
@@ -50,7 +51,7 @@ class Api:
     module: str
     title: str
     install: str
-    oldest: tuple[int, ...]
+    oldest: Sizes
     portable: bool = False
 
 
@@ -315,7 +316,7 @@ class Cuda:
             "cudaMemcpyAsync", address, array.ctypes.data, array.nbytes, _TO_DEVICE, self.stream
         )
 
-    def download(self, address: int, dtype: Any, shape: tuple[int, ...]) -> Any:
+    def download(self, address: int, dtype: Any, shape: Sizes) -> Any:
         """Return a copy of an array on the GPU.
 
         Args:

@@ -11,6 +11,7 @@ import pathlib
 import re
 from typing import Any
 
+from bisect_trt.aliases import Plain
 from bisect_trt.errors import (
     OutputFileError,
     RuntimeMissingError,
@@ -18,7 +19,7 @@ from bisect_trt.errors import (
     ValueRefusedError,
 )
 from bisect_trt.targets.choices import LAYERS, RECORD, TIMINGS, choices_of_layers, write_choices
-from bisect_trt.targets.messages import BuildError, Feed, Found, Plain, RunError, is_out_of_memory
+from bisect_trt.targets.messages import BuildError, Feed, Found, RunError, is_out_of_memory
 from bisect_trt.targets.trt.config import (
     PIN_MISSED,
     add_profile,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
+from bisect_trt.aliases import Names, Plain, Sizes
 from bisect_trt.errors import ConflictError, UnknownNameError
 from bisect_trt.options.reading import (
     Pairs,
@@ -22,7 +23,6 @@ from bisect_trt.options.reading import (
 )
 from bisect_trt.options.spec import option, switch
 from bisect_trt.targets.base import OwnSettings
-from bisect_trt.targets.messages import Plain
 from bisect_trt.targets.settings import (
     PRECISIONS,
     Looked,
@@ -40,7 +40,7 @@ from bisect_trt.targets.trt.passes import compiler_switches
 if TYPE_CHECKING:
     from bisect_trt.targets.options import TargetOptions
 
-Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+Shapes = tuple[tuple[str, Sizes], ...]
 """Shapes by tensor name, hashable."""
 _WITH_AN_ENGINE = ("load-engine", "plugins", "fresh-process", *PRECISIONS)
 """Options that may stand beside a prebuilt engine; a precision also sets the tolerance."""
@@ -52,11 +52,11 @@ OWN_OPTIONS = ("builder_optimization_level", "tactic_sources")
 """Attributes of the builder configuration that ``--builder-set`` leaves to their own options."""
 
 
-def _flag_names(names: Sequence[str]) -> tuple[str, ...]:
+def _flag_names(names: Sequence[str]) -> Names:
     return tuple(dict.fromkeys(name.upper() for name in names))
 
 
-def _source_names(names: Sequence[str]) -> tuple[str, ...]:
+def _source_names(names: Sequence[str]) -> Names:
     return tuple(name for name in names if name.lower() != "none")
 
 
@@ -120,7 +120,7 @@ class TrtSettings(OwnSettings):
         ),
     ] = ()
     tactic_sources: Annotated[
-        tuple[str, ...] | None,
+        Names | None,
         option(
             metavar="NAME",
             help="Only these sources of tactics; none: no others (T).",
@@ -131,11 +131,11 @@ class TrtSettings(OwnSettings):
         int | None, option(metavar="0..5", min=0, max=5, help="How hard to search for tactics (T).")
     ] = None
     plugins: Annotated[
-        tuple[str, ...],
+        Names,
         option(metavar="FILE", help="Plugin libraries to load (T).", read=existing_file),
     ] = ()
     builder_flags: Annotated[
-        tuple[str, ...],
+        Names,
         option(
             "--builder-flag",
             metavar="NAME",
@@ -154,7 +154,7 @@ class TrtSettings(OwnSettings):
         ),
     ] = ()
     avoid_tactics: Annotated[
-        tuple[str, ...],
+        Names,
         option(
             "--avoid-tactic",
             metavar="LAYER=IMPLEMENTATION:TACTIC",
@@ -163,7 +163,7 @@ class TrtSettings(OwnSettings):
         ),
     ] = ()
     pin_tactics: Annotated[
-        tuple[str, ...],
+        Names,
         option(
             "--pin-tactic",
             metavar="LAYER=IMPLEMENTATION:TACTIC",
@@ -172,7 +172,7 @@ class TrtSettings(OwnSettings):
         ),
     ] = ()
     compiler_options: Annotated[
-        tuple[str, ...],
+        Names,
         option(
             "--compiler-option",
             metavar="NAME=VALUE",
@@ -207,8 +207,8 @@ class TrtSettings(OwnSettings):
         option(metavar="FILE", help="Where the engine goes (T).", read=absolute, writes=True),
     ] = None
     calibration_cache: str | None = None
-    calibration_data: tuple[str, ...] = ()
-    compute_capabilities: tuple[str, ...] = ()
+    calibration_data: Names = ()
+    compute_capabilities: Names = ()
 
     def checked(self, common: TargetOptions, *, engines: bool) -> TrtSettings:
         """Check that the shapes belong together, and that an engine belongs to the model that is run.
@@ -245,7 +245,7 @@ class RtxSettings(TrtSettings):
     """The settings of TensorRT-RTX: the settings of TensorRT, and the kinds of GPUs to build for, which need no GPU."""
 
     compute_capabilities: Annotated[
-        tuple[str, ...],
+        Names,
         option(
             "--compute-capability",
             metavar="NAME",
@@ -310,7 +310,7 @@ def _tactics(options: TrtSettings, trace: Plain) -> Iterator[Switch]:
         else options.tactic_sources
     )
 
-    def left(without: str, current: Iterable[str] | None) -> tuple[str, ...]:
+    def left(without: str, current: Iterable[str] | None) -> Names:
         return tuple(
             source
             for source in (used if current is None else current)
