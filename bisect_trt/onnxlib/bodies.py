@@ -23,6 +23,8 @@ from bisect_trt.onnxlib.nodes import (
     attribute,
     bodies,
     clone,
+    defined_names,
+    drop,
     first_output,
     free_name,
     function_key,
@@ -202,9 +204,7 @@ class Outer:
                 graph.output.append(onnx.ValueInfoProto(name=name, type=value.type))
         for value in graph.output:  # a scanned output has another size
             value.type.tensor_type.ClearField("shape") if value.HasField("type") else None
-        keep_only(
-            graph.value_info, [each for each in graph.value_info if each.name not in node.output]
-        )
+        drop(graph.value_info, node.output)
         read = {name for each in graph.node for name in reads(each)}
         keep_only(graph.input, [each for each in graph.input if each.name in read])
         inputs = {each.name: values[each.name] for each in graph.input if each.name in values}
@@ -232,11 +232,10 @@ class Outer:
         """Return the model with a body in the place of the node."""
         model = clone(self.model)
         graph = model.graph
-        local = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
-        local |= {name for node in body.node for name in node.output}
+        local = defined_names(body)
         del graph.node[self.place]
         for entries in (graph.input, graph.initializer, graph.value_info):
-            keep_only(entries, [each for each in entries if each.name not in local])
+            drop(entries, local)
         graph.node.extend(body.node)
         add_initializers(model, body.initializer)
         graph.value_info.extend(body.value_info)
@@ -244,10 +243,9 @@ class Outer:
             graph.input.append(
                 helper.make_tensor_value_info(name, element_type(value.dtype), value.shape)
             )
-        made = {name for node in body.node for name in node.output}
-        keep_only(
-            graph.output, {each.name: each for each in body.output if each.name in made}.values()
-        )
+        computed = {name for node in body.node for name in node.output}
+        outputs = {value.name: value for value in body.output if value.name in computed}
+        keep_only(graph.output, outputs.values())
         return _pruned(model, {**self.values, **fed}, self.sources)
 
 

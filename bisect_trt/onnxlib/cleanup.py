@@ -23,6 +23,7 @@ from bisect_trt.onnxlib.nodes import (
     add_initializers,
     attribute,
     clone,
+    drop,
     function_key,
     held,
     inner_nodes,
@@ -154,10 +155,8 @@ def remove_unread(model: onnx.ModelProto) -> Counter[str]:
     idle = set(network.initializers) - read
     results = {name for index in live for name in network.made(index)}
     keep_only(graph.node, [node for index, node in enumerate(network.nodes) if index in live])
-    keep_only(
-        graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in idle]
-    )
-    keep_only(graph.input, [value for value in graph.input if value.name not in idle])
+    drop(graph.initializer, idle)
+    drop(graph.input, idle)
     keep_only(graph.value_info, [value for value in graph.value_info if value.name in results])
     declarations = before[1] - len(graph.value_info)
     return Counter(nodes=before[0] - len(live), weights=len(idle), declarations=declarations)

@@ -25,6 +25,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import (
     IR_WITHOUT_INITIALIZER_INPUTS,
     clone,
+    drop,
     free_name,
     keep_only,
     reads,
@@ -171,13 +172,10 @@ def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue
     graph = onnx.GraphProto()
     fed = set(piece.inputs)
     boundary = {*piece.inputs, *piece.outputs}
-    inside = bytearray(len(network.nodes))
-    for index in piece.nodes:
-        inside[index] = 1
+    inside = frozenset(piece.nodes)
 
     def is_made(name: str) -> bool:
-        maker = network.producer.get(name)
-        return maker is not None and bool(inside[maker])
+        return network.producer.get(name) in inside
 
     # Shape inference takes time, and finds types that a run cannot: those of sequences, and of
     # nodes that did not run.
@@ -272,11 +270,7 @@ def mark_outputs(network: Network, names: Sequence[str], infos: Infos) -> onnx.M
     """
     model = clone(network.proto)
     model.producer_name = PRODUCER
-    marked = set(names)
-    keep_only(
-        model.graph.value_info,
-        [value for value in model.graph.value_info if value.name not in marked],
-    )
+    drop(model.graph.value_info, set(names))
     keep_only(model.graph.output, [value_info(name, infos, network.declared) for name in names])
     return model
 

@@ -20,6 +20,7 @@ from bisect_trt.onnxlib.nodes import (
     first_output,
     free_name,
     keep_only,
+    opset_of,
 )
 
 _SQUEEZE_BY_INPUT = 13
@@ -47,7 +48,7 @@ def keep_on_host(
     }
     moved = clone(model)
     taken = defined_names(moved.graph)
-    opset = next(each.version for each in moved.opset_import if each.domain in ("", "ai.onnx"))
+    opset = opset_of(moved) or 1
     nodes: list[NodeProto] = []
     for node in moved.graph.node:
         inside = (defined_names(body) for body in bodies(node))

@@ -250,23 +250,17 @@ def _by_schema(
     # A variadic last parameter covers all further ones.
     inputs = {i: schema.inputs[min(i, len(schema.inputs) - 1)].type_str for i in floats.inputs}
     outputs = {i: schema.outputs[min(i, len(schema.outputs) - 1)].type_str for i in floats.outputs}
-    half = {
-        variable
-        for variable in inputs.values()
-        if wanted in allowed.get(variable, ()) and (node.op_type, variable) not in _FP32_INPUTS
+    positional = {
+        variable for variable in inputs.values() if (node.op_type, variable) in _FP32_INPUTS
     }
+    half = {variable for variable in inputs.values() if wanted in allowed.get(variable, ())}
+    half -= positional
     # Inputs do not determine the output type of RandomNormalLike and EyeLike: leave them.
     if any(variable in allowed and variable not in half for variable in outputs.values()):
         return Slots(stays=Stays.OPERATOR)
     low_inputs = frozenset(i for i, variable in inputs.items() if variable in half)
     low_outputs = frozenset(i for i, variable in outputs.items() if variable in half)
-    unable = (
-        bool(floats.inputs)
-        and not low_inputs
-        and not any(
-            (node.op_type, type_variable) in _FP32_INPUTS for type_variable in inputs.values()
-        )
-    )
+    unable = bool(floats.inputs) and not low_inputs and not positional
     return Slots(low_inputs, low_outputs, Stays.OPERATOR if unable else None)
 
 

@@ -37,6 +37,7 @@ from bisect_trt.onnxlib.nodes import (
     captured_names,
     clone,
     defined_names,
+    drop,
     first_output,
     free_name,
     held,
@@ -293,9 +294,7 @@ class _Lowering(Rewriter):
         read = {value.name for value in graph.output}
         read = read.union(*({*node.input, *captured_names(node)} for node in graph.node))
         unused = self._replaced - read
-        keep_only(
-            graph.initializer, [item for item in graph.initializer if item.name not in unused]
-        )
+        drop(graph.initializer, unused)
         keep_only(graph.node, [node for node in graph.node if not unused.intersection(node.output)])
         names = mentioned_names(graph)
         keep_only(graph.value_info, [value for value in graph.value_info if value.name in names])

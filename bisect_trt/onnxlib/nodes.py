@@ -58,6 +58,11 @@ def keep_only(field: Any, entries: Iterable[Any]) -> None:  # noqa: ANN401 - pro
         field.extend(selected)
 
 
+def drop(field: Any, names: Collection[str]) -> None:  # noqa: ANN401 - as above
+    """Remove the entries with these names from a repeated field."""
+    keep_only(field, [entry for entry in field if entry.name not in names])
+
+
 def add_initializers(model: onnx.ModelProto, tensors: Iterable[TensorProto]) -> None:
     """Store weights in a model; in an old IR version they become inputs too."""
     for tensor in tensors:
@@ -184,7 +189,7 @@ def free_name(stem: str, used: Collection[str]) -> str:
 
 def label(node: onnx.NodeProto) -> str:
     """Return a node's name for messages: its own, or its first output's."""
-    return node.name or next(filter(None, node.output), "?")
+    return node.name or first_output(node) or "?"
 
 
 def first_output(node: onnx.NodeProto) -> str:

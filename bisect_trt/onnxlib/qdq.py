@@ -21,6 +21,7 @@ from bisect_trt.onnxlib.nodes import (
     attribute,
     clone,
     containing,
+    drop,
     is_dequantize,
     is_end,
     is_quantize,
@@ -414,9 +415,7 @@ def unquantize(network: Network, pairs: Iterable[Pair], weights: Stored) -> onnx
             if index in passed or index not in gone
         )
         keep_only(graph.node, chain.from_iterable(kept))
-        keep_only(
-            graph.value_info, [value for value in graph.value_info if value.name not in retyped]
-        )
+        drop(graph.value_info, retyped)
     remove_unread(model)
     return model
 
@@ -457,7 +456,7 @@ def _passed_on(network: Network, pair: Pair, name: str, to: str) -> Iterator[onn
         if op == "Relu" or (bound is not None and math.isfinite(bound))
     ]
     # Max and Min are the same in all operator sets; Clip is not.
-    for place, (op, bound) in enumerate(steps if pair.clip else ()):
+    for place, (op, bound) in enumerate(steps):
         last = place == len(steps) - 1 and not cast
         output = to if last else f"{to}/{op}_output"
         inputs = [name]

@@ -136,8 +136,9 @@ class NetworkView:
     def scalar(self, name: str) -> float | None:
         """Return the value of a constant of one number."""
         value = self.value(name)
-        known = value is not None and value.size == 1 and value.dtype.kind in "fiu"
-        return float(value.reshape(-1)[0]) if known and value is not None else None
+        if value is None or value.size != 1 or value.dtype.kind not in "fiu":
+            return None
+        return float(value.item())
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of a tensor, if it is static."""

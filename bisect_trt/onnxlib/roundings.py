@@ -39,8 +39,8 @@ from bisect_trt.onnxlib.nodes import (
     bodies,
     clone,
     defined_names,
+    drop,
     held,
-    keep_only,
     mentioned_names,
     reads,
 )
@@ -281,9 +281,7 @@ class _Emulation(Rewriter):
             if node.op_type == "Cast" and attribute(node, "to", 0) == TensorProto.FLOAT
         ]
         merged = {cast.input[0]: cast.output[0] for cast in casts if cast.input[0] in inner}
-        keep_only(
-            graph.value_info, [value for value in graph.value_info if value.name not in merged]
-        )
+        drop(graph.value_info, merged)
         narrowed: list[str] = []
         if outer is None:
             renamed = merged | self.widen_weights(border)

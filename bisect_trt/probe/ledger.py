@@ -428,9 +428,7 @@ def read_journal(path: Path) -> Iterator[Line]:
                     ) from error
 
 
-def read_probes(
-    journal: Path,
-) -> tuple[dict[str, Outcome], dict[int, Record], dict[str, Started]]:
+def read_probes(journal: Path) -> tuple[dict[str, Outcome], dict[int, Record], dict[str, Started]]:
     """Return what a journal says: the outcomes by candidate, the verdicts by number, and what has no outcome by candidate.
 
     Raises:

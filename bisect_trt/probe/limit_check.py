@@ -87,15 +87,10 @@ class LimitCheck(BuiltinCheck):
     lost: Callable[[], float | None] = lambda: None
     parallel: bool = False
 
-    @property
-    def compares(self) -> bool:
-        """No: values are not looked at."""
-        return False
-
-    @property
-    def bounds_whole(self) -> bool:
-        """Limits are of the whole model."""
-        return True
+    compares = False
+    """No: values are not looked at."""
+    bounds_whole = True
+    """Limits are of the whole model."""
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate."""

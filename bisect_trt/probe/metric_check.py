@@ -41,20 +41,16 @@ class MetricCheck(Check):
     rest: Rest
     parallel: bool = True
 
-    @property
-    def runs_user_code(self) -> bool:
-        """No: a metric has one value for the same outputs."""
-        return False
+    runs_user_code = False
+    """No: a metric has one value for the same outputs."""
 
     @property
     def runtime(self) -> TargetSettings:
         """The runtime under test."""
         return self.runs.target
 
-    @property
-    def bounds_whole(self) -> bool:
-        """The bound is of the outputs of the whole model."""
-        return True
+    bounds_whole = True
+    """The bound is of the outputs of the whole model."""
 
     @property
     def metric(self) -> Scale:

@@ -69,10 +69,8 @@ class BuiltinCheck(Check):
     finds_weights: bool = True
     records: bool = False
 
-    @property
-    def runs_user_code(self) -> bool:
-        """No: the target and the reference decide."""
-        return False
+    runs_user_code = False
+    """No: the target and the reference decide."""
 
     @property
     def runtime(self) -> TargetSettings:
@@ -85,11 +83,6 @@ class BuiltinCheck(Check):
         return self.tolerance
 
     @property
-    def compares(self) -> bool:
-        """Whether outputs are compared."""
-        return True
-
-    @property
     def engines(self) -> EngineCache | None:
         """The store of engines."""
         return self.engine_cache
@@ -99,6 +92,9 @@ class BuiltinCheck(Check):
         names = {entry.name for entry in fields(self)}
         known: Fields = {name: value for name, value in conditions.items() if name in names}
         return replace(self, **known)
+
+    compares = True
+    """The outputs are compared."""
 
     def on_samples(self, samples: Sequence[Sample], tolerance: ToleranceOptions) -> FreshCheck:
         """Return a comparison on other samples."""
@@ -263,10 +259,8 @@ class FreshCheck(Check):
     parallel: bool = True
     finds_weights: bool = True
 
-    @property
-    def runs_user_code(self) -> bool:
-        """No: the target and the reference decide."""
-        return False
+    runs_user_code = False
+    """No: the target and the reference decide."""
 
     @property
     def runtime(self) -> TargetSettings:

@@ -383,15 +383,10 @@ _ANSWERS: dict[str, tuple[Ending, str, str] | type[BaseException]] = {
 class PromptCheck(Check):
     """Asks at the terminal: good, bad, skip, undo or quit; first letters do."""
 
-    @property
-    def asks_user(self) -> bool:
-        """A person decides."""
-        return True
-
-    @property
-    def runs_user_code(self) -> bool:
-        """No code decides."""
-        return False
+    asks_user = True
+    """A person decides."""
+    runs_user_code = False
+    """No code decides."""
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:  # noqa: ARG002 - nothing to cancel
         """Ask until the answer is one of the five.

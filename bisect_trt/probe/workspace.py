@@ -27,7 +27,7 @@ from bisect_trt.onnxlib.save import (
     share_weights,
 )
 from bisect_trt.probe.candidate import Candidate, Probe, Setup
-from bisect_trt.targets.base import ELSEWHERE
+from bisect_trt.targets.runtime import ELSEWHERE
 from bisect_trt.tensors.files import Values, replacing, save_npz
 from bisect_trt.worker.protocol import Sample
 

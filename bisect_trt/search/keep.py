@@ -84,10 +84,7 @@ def _find(
     tier = frozenset(prime_suspects)
     ranked = frozenset(ranking)
     # The least suspicious first.
-    order = [
-        *(unit for unit in units if unit not in ranked),
-        *reversed(ranking),
-    ]
+    order = [*(unit for unit in units if unit not in ranked), *reversed(ranking)]
     inside = [unit for unit in order if unit in tier]
     outside = [unit for unit in order if unit not in tier]
     enough = bool(prime_suspects) and state.shrinks_to(tier)
@@ -208,9 +205,7 @@ def grow_and_shrink(
     limited = Limited(ask, everything, most)
 
     # Subsets of a set that is known not to be enough need no question.
-    def enough(
-        units: Subset,
-    ) -> Verdict:
+    def enough(units: Subset) -> Verdict:
         return Verdict.FAIL if start | units <= insufficient else limited(start | units)
 
     try:

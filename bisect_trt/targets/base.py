@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from bisect_trt.aliases import Fields, Names, Plain, Sizes
 from bisect_trt.options.spec import entries
-from bisect_trt.targets.runtime import ELSEWHERE, Arrays, Lowering, Runtime, RuntimeSession
+from bisect_trt.targets.runtime import Runtime
 
 if TYPE_CHECKING:  # nothing of them is needed to parse a command line
     from onnx import ModelProto
@@ -27,20 +27,6 @@ if TYPE_CHECKING:  # nothing of them is needed to parse a command line
     from bisect_trt.targets.settings import Looked, Switch, TargetSettings
 
 
-__all__ = [
-    "ELSEWHERE",
-    "Arrays",
-    "Lowering",
-    "OwnSettings",
-    "Package",
-    "Runtime",
-    "RuntimeSession",
-    "Script",
-    "ShapeRange",
-    "Target",
-    "Value",
-    "make_runtime",
-]
 _TOO_NEW = re.compile(
     r"(?i)is under development and support for this is limited|Unsupported model IR version|unsupported (?:ONNX )?opset"
     r"|Unknown model file format version|max supported (?:IR|opset)|No Op registered for|is not a registered function/op"

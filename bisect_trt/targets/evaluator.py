@@ -153,10 +153,7 @@ class EvaluatorSession:
 
         try:
             # Inf and NaN are the subject of an arbitration, not a reason for warnings.
-            with (
-                warnings.catch_warnings(),
-                np.errstate(all="ignore"),
-            ):
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
                 values = self._evaluator.run(None, dict(inputs))
         except Exception as error:  # as above

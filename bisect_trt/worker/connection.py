@@ -129,10 +129,7 @@ class Connection:
         self._errors: IO[bytes]
 
     def call(
-        self,
-        method: str,
-        arguments: Plain | None = None,
-        payload: Sequence[Buffer] = (),
+        self, method: str, arguments: Plain | None = None, payload: Sequence[Buffer] = ()
     ) -> Fields:
         """Call a method of ``host.Host``; returns its reply, with the ``payload``.
 

@@ -25,8 +25,9 @@ from msgspec import structs
 
 from bisect_trt.aliases import Fields, Plain, Sizes
 from bisect_trt.errors import BisectError, kind_of
-from bisect_trt.targets.base import Runtime, RuntimeSession, make_runtime
+from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, RuntimeFailure, names_of
+from bisect_trt.targets.runtime import Runtime, RuntimeSession
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.files import NpzFile, load_npz, save_npz, shapes_of

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bisect_trt.aliases import Plain, Sizes
 from bisect_trt.errors import UnknownNameError, UnsuitableModelError, ValueRefusedError, quoted

@@ -294,11 +294,7 @@ class TrtSession:
     """
 
     def __init__(
-        self,
-        process: TensorRt,
-        engine: Any,
-        types: Mapping[str, str],
-        built: Built | None = None,
+        self, process: TensorRt, engine: Any, types: Mapping[str, str], built: Built | None = None
     ) -> None:
         """Make an execution context.
 

@@ -70,11 +70,7 @@ class ParsedNetwork:
 
 
 def parse(
-    process: TensorRt,
-    settings: Plain,
-    path: pathlib.Path,
-    feed: Feed,
-    hints: Plain,
+    process: TensorRt, settings: Plain, path: pathlib.Path, feed: Feed, hints: Plain
 ) -> ParsedNetwork:
     """Parse a model.
 

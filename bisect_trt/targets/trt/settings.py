@@ -131,8 +131,7 @@ class TrtSettings(OwnSettings):
         int | None, option(metavar="0..5", min=0, max=5, help="How hard to search for tactics (T).")
     ] = None
     plugins: Annotated[
-        Names,
-        option(metavar="FILE", help="Plugin libraries to load (T).", read=existing_file),
+        Names, option(metavar="FILE", help="Plugin libraries to load (T).", read=existing_file)
     ] = ()
     builder_flags: Annotated[
         Names,
