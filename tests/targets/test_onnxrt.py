@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from bisect_trt.steps.second_opinion import installed_versions
+from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.onnxrt import ALL, FIXED, OFF, OPTIMIZER, OnnxRuntimeSettings, runner
 from bisect_trt.targets.onnxrt.runner import OrtSession, find_providers, listen
-from bisect_trt.targets.runtime import RuntimeSession, make_runtime
+from bisect_trt.targets.runtime import RuntimeSession
 from bisect_trt.targets.settings import Looked, TargetSettings, reference_settings
 
 FP16 = TargetSettings(fp16=True)

@@ -14,8 +14,9 @@ from onnx import NodeProto, TensorProto, helper
 from support import read_json, reproduced
 
 from bisect_trt.errors import BisectError
+from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.runtime import RuntimeSession, make_runtime
+from bisect_trt.targets.runtime import RuntimeSession
 from bisect_trt.targets.settings import Looked, TargetSettings, reference_settings
 
 openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
