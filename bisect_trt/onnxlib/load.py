@@ -344,7 +344,9 @@ def check_model(model: ModelProto) -> None:
     """
     graph = model.graph
     for name in _names(model):
-        _check_name(name)
+        # Protobuf returns text that is not UTF-8 as bytes, whatever its type says.
+        if isinstance(name, bytes):
+            raise _invalid(f"the name {name!r} is not UTF-8 text")
     for kind, field in (
         ("graph input", graph.input),
         ("weight", graph.initializer),
@@ -355,7 +357,6 @@ def check_model(model: ModelProto) -> None:
     for value in (*graph.input, *graph.output, *graph.value_info):
         _check_rank(f"the tensor '{value.name}'", value.type.tensor_type.shape.dim)
     for tensor in model_tensors(model):
-        _check_name(tensor.name)
         _check_tensor(tensor)
     if model.functions:
         _check_functions(model)
@@ -370,12 +371,7 @@ def _names(model: ModelProto) -> Iterator[object]:
     for node in all_nodes(model):
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
         yield from (parameter.name for parameter in node.attribute)
-
-
-def _check_name(name: object) -> None:
-    # Protobuf returns text that is not UTF-8 as bytes, whatever its type says.
-    if isinstance(name, bytes):
-        raise _invalid(f"the name {name!r} is not UTF-8 text")
+    yield from (tensor.name for tensor in model_tensors(model))
 
 
 def _invalid(defect: str) -> UnavailableError:

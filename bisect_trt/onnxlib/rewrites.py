@@ -437,13 +437,6 @@ def _power(view: NetworkView, index: int) -> Fragment | None:
     return fragment
 
 
-def _normalized(fragment: Fragment, value: str, axes: Sequence[int], epsilon: float) -> str:
-    """Add ``(x - mean(x)) / sqrt(mean((x - mean(x))^2) + e)`` to a fragment; the mean is subtracted before it is squared."""
-    centred = fragment.op("Sub", value, fragment.reduce("ReduceMean", value, axes))
-    variance = fragment.reduce("ReduceMean", fragment.op("Mul", centred, centred), axes)
-    return fragment.op("Div", centred, fragment.op("Sqrt", fragment.op("Add", variance, epsilon)))
-
-
 def _norm_in_parts(view: NetworkView, index: int) -> Fragment | None:
     """Replace ``LayerNormalization`` and ``InstanceNormalization`` by the operators that they are made of."""
     node = view.network.nodes[index]
@@ -459,9 +452,13 @@ def _norm_in_parts(view: NetworkView, index: int) -> Fragment | None:
     fragment = Fragment(view, index)
     rank = len(shape)
     start = attribute(node, "axis", -1) % rank if node.op_type == "LayerNormalization" else 2
-    normed = _normalized(
-        fragment, node.input[0], range(start, rank), float(attribute(node, "epsilon", 1e-5))
-    )
+    # (x - mean(x)) / sqrt(mean((x - mean(x))^2) + e): the mean is subtracted before it is squared.
+    axes = range(start, rank)
+    value = node.input[0]
+    centred = fragment.op("Sub", value, fragment.reduce("ReduceMean", value, axes))
+    variance = fragment.reduce("ReduceMean", fragment.op("Mul", centred, centred), axes)
+    shifted = fragment.op("Add", variance, float(attribute(node, "epsilon", 1e-5)))
+    normed = fragment.op("Div", centred, fragment.op("Sqrt", shifted))
     scale, *bias = [name for name in node.input[1:3] if name]
     if node.op_type == "InstanceNormalization":  # a scale and a bias for each channel
         by_channel = np.array([-1, *[1] * (rank - 2)], np.int64)

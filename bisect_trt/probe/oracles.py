@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -204,7 +204,7 @@ def outcome_of_comparisons(
     reply: Compared, tolerance: ToleranceOptions, *, strict: bool = False
 ) -> Outcome:
     """The outcome of comparing a candidate's outputs; its severity counts too, unless any mismatch does (``strict``)."""
-    samples = _by_sample(reply.comparisons)
+    samples = _grouped(reply.comparisons, "sample")
     sample = max(
         samples, key=lambda each: max(found.severity for found in samples[each]), default=None
     )
@@ -238,11 +238,14 @@ def outcome_of_comparisons(
     return Outcome(Ending.MISMATCHED, worst.kind.value, reason, sample=sample, **known)
 
 
-def _by_sample(comparisons: Iterable[TensorComparison]) -> dict[int | None, list[TensorComparison]]:
-    samples: dict[int | None, list[TensorComparison]] = {}
+def _grouped(
+    comparisons: Iterable[TensorComparison], field: str
+) -> dict[Any, list[TensorComparison]]:
+    """Return the comparisons by the value of one of their fields."""
+    groups: dict[Any, list[TensorComparison]] = {}
     for comparison in comparisons:
-        samples.setdefault(comparison.sample, []).append(comparison)
-    return samples
+        groups.setdefault(getattr(comparison, field), []).append(comparison)
+    return groups
 
 
 SEVERE = 10.0
@@ -282,7 +285,7 @@ class FreshCheck(Check):
 
 def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int) -> Outcome:
     """Return the outcome of a candidate from its errors on each sample; of each output it has the worst comparison."""
-    seen = _by_sample(comparisons)
+    seen = _grouped(comparisons, "sample")
     errors = tuple(
         max(each.tolerance_ratio for each in seen[number])
         for number in sorted(seen, key=lambda each: each or 1)
@@ -310,21 +313,17 @@ def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int) ->
 
 def _worst_of_outputs(comparisons: Sequence[TensorComparison]) -> Iterable[TensorComparison]:
     """Yield the comparison of each output with the largest error; its details are the worst ones, and the mean argmax."""
-    outputs: dict[str, list[TensorComparison]] = {}
-    for comparison in comparisons:
-        outputs.setdefault(comparison.name, []).append(comparison)
-    for alike in outputs.values():
+    for alike in _grouped(comparisons, "name").values():
         worst = max(alike, key=lambda each: each.tolerance_ratio)
-        needed = [each.details.atol_needed for each in alike if each.details is not None]
-        shares = [each.details.argmax for each in alike if each.details is not None]
-        rows = [share for share in shares if share is not None]
+        details = [comparison.details for comparison in alike if comparison.details is not None]
+        needed = [each.atol_needed for each in details]
+        rows = [each.argmax for each in details if each.argmax is not None]
         if worst.details is not None:
             atol = math.nan if any(map(math.isnan, needed)) else max(needed)
             argmax = sum(rows) / len(rows) if rows else None
-            ratios = [each.details.snr_db for each in alike if each.details is not None]
-            snr_db = min((ratio for ratio in ratios if ratio is not None), default=None)
-            details = structs.replace(worst.details, atol_needed=atol, argmax=argmax, snr_db=snr_db)
-            worst = structs.replace(worst, details=details)
+            snr_db = min((each.snr_db for each in details if each.snr_db is not None), default=None)
+            summed = structs.replace(worst.details, atol_needed=atol, argmax=argmax, snr_db=snr_db)
+            worst = structs.replace(worst, details=summed)
         yield worst
 
 

@@ -18,6 +18,7 @@ from bisect_trt.errors import ModelRefusedError, ResourceError
 from bisect_trt.onnxlib.cleanup import constant_value, shape_value
 from bisect_trt.onnxlib.cut import StoredValue, cut, mark_outputs, nothing_stored, plan_slices
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import opset_of
 from bisect_trt.onnxlib.roundings import computed_wide
 from bisect_trt.onnxlib.shapes import free_inputs, infer, input_infos
 from bisect_trt.probe.workspace import Workspace
@@ -477,7 +478,7 @@ def nothing_special(model: onnx.ModelProto) -> onnx.ModelProto:
     plain = onnx.ModelProto(
         ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions
     )
-    if all(opset.domain not in {"", "ai.onnx"} for opset in model.opset_import):
+    if opset_of(model) is None:
         plain.opset_import.append(onnx.helper.make_opsetid("", 1))
     value = onnx.helper.make_tensor("value", onnx.TensorProto.FLOAT, [1], [0.0])
     plain.graph.name = "nothing_special"

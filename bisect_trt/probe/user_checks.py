@@ -207,27 +207,15 @@ class CommandCheck(Check):
             return Outcome(
                 Ending.SKIPPED, "skip", f"exit status {SKIP_CODE}: cannot be judged", seconds
             )
+        broken = None
         if end.limit == "time":
-            return Outcome(
-                Ending.BROKEN,
-                "time-out",
-                f"no answer after {self.timeout:g} s",
-                seconds,
-                _tail(log),
-            )
-        if end.limit == "memory":
-            return Outcome(
-                Ending.BROKEN,
-                OVER_MEMORY,
-                "it took more memory than --memory-limit",
-                seconds,
-                _tail(log),
-            )
-        if end.signal_name:
-            name = end.signal_name
-            return Outcome(
-                Ending.BROKEN, f"signal {name}", f"killed by {name}", seconds, _tail(log)
-            )
+            broken = "time-out", f"no answer after {self.timeout:g} s"
+        elif end.limit == "memory":
+            broken = OVER_MEMORY, end.describe()
+        elif end.signal_name:
+            broken = f"signal {end.signal_name}", f"killed by {end.signal_name}"
+        if broken is not None:
+            return Outcome(Ending.BROKEN, *broken, seconds, _tail(log))
         if self.fail_codes or self.fail_regexes:
             return self._read_conditions(end, log)
         if end.code == 0:

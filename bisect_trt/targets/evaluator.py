@@ -127,16 +127,10 @@ class EvaluatorSession:
         from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - as above
 
         from bisect_trt.onnxlib.network import Network  # noqa: PLC0415 - as above
+        from bisect_trt.onnxlib.nodes import opset_of  # noqa: PLC0415 - as above
         from bisect_trt.onnxlib.shapes import input_infos  # noqa: PLC0415 - as above
 
-        opset = next(
-            (
-                opset_import.version
-                for opset_import in model.opset_import
-                if opset_import.domain in ("", "ai.onnx")
-            ),
-            1,
-        )
+        opset = opset_of(model) or 1
         self._evaluator: Any = ReferenceEvaluator(model, new_ops=_mended(opset))
         self.inputs = input_infos(Network(model))
         self.skipped = dict[str, str]()

@@ -252,6 +252,10 @@ def precision_switches(settings: TargetSettings) -> list[Switch]:
         return turned if turned.fp16 or turned.bf16 else replace(turned, keep=(), held=False)
 
     return [
-        Switch(f"precision:{name}", partial(without, {name: False}), Tier.WHOLE)
+        Switch(
+            f"precision:{name}",
+            partial(without, {name: False}),
+            Tier.OPTION if name == "tf32" else Tier.WHOLE,
+        )
         for name in settings.low_precisions
     ]

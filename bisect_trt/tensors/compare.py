@@ -63,6 +63,8 @@ from bisect_trt.tensors.tolerance import (
 COMPARE_FUNCTION = "compare_outputs"
 _KIND = "comparison"
 _EPSILON = 2.0**-52
+_WIDER = dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32")
+_WIDER |= {"float16": "float32", "uint32": "int64"}
 
 
 def compare_all(
@@ -373,16 +375,7 @@ def _promote(values: Array) -> Array:
     """Widen as Polygraphy does: fp16 to fp32, integers below 32 bits to int32, uint32 to int64."""
     if is_extension(values.dtype):
         return values.astype(np.int32 if "int" in values.dtype.name else np.float32)
-    wider = {
-        "float16": "float32",
-        "int8": "int32",
-        "uint8": "int32",
-        "int16": "int32",
-        "uint16": "int32",
-    }
-    return values.astype(
-        {**wider, "uint32": "int64"}.get(values.dtype.name, values.dtype), copy=False
-    )
+    return values.astype(_WIDER.get(values.dtype.name, values.dtype), copy=False)
 
 
 def _errors(target: Array, reference: Array) -> tuple[Array, Array]:

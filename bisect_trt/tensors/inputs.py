@@ -321,14 +321,10 @@ def _as_wide(values: Array, dtype: np.dtype[Any]) -> Array:
 def _loaded(paths: Sequence[Path]) -> Iterator[tuple[Plain, str]]:
     """Yield the samples in files, each with its origin."""
     files = [(path, run.samples) for path in paths for run in load_runs(path)]
-    names = [name for _, samples in files for sample in samples for name in sample]
+    samples_of_all = [sample for _, samples in files for sample in samples]
+    names = [name for sample in samples_of_all for name in sample]
     if len(files) > 1 and len(set(names)) == len(names):
-        merged = {
-            name: values
-            for _, samples in files
-            for sample in samples
-            for name, values in sample.items()
-        }
+        merged = {name: values for sample in samples_of_all for name, values in sample.items()}
         yield merged, f"The inputs from {', '.join(map(str, paths))} together"
         return
     for path, samples in files:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -419,13 +420,8 @@ def _options(options: OnnxRuntimeSettings) -> Iterator[Switch]:
 
 def _levels(options: OnnxRuntimeSettings) -> Iterator[Switch]:
     """Yield the levels of optimisation below the given one; off first, since that has none of the optimizers."""
-    names = [name for name, _ in _LOWER_LEVELS]
-    lower = (
-        names.index(options.graph_optimization_level)
-        if options.graph_optimization_level in names
-        else len(names)
-    )
-    for level, word in _LOWER_LEVELS[:lower]:
+    given = options.graph_optimization_level
+    for level, word in takewhile(lambda lower: lower[0] != given, _LOWER_LEVELS):
         turn = setting(graph_optimization_level=level)
         covers, within = (OPTIMIZER, None) if level == OFF else (None, OPTIMIZER)
         yield Switch(

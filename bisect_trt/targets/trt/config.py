@@ -51,6 +51,11 @@ def low_precisions(settings: Plain) -> list[str]:
     return [name for name in LOW_PRECISIONS if settings[name]]
 
 
+def _members(trt: Any, enum: str) -> Plain:
+    """Return the members of one of TensorRT's enumerations by name; none where this version lacks it."""
+    return getattr(getattr(trt, enum, None), "__members__", {})
+
+
 def member(trt: Any, enum: str, name: str, option: str) -> Any:
     """Return a member of one of TensorRT's enumerations, by name in any case.
 
@@ -63,10 +68,7 @@ def member(trt: Any, enum: str, name: str, option: str) -> Any:
     Raises:
         UsageError: This version does not have it.
     """
-    members = {
-        key.lower(): value
-        for key, value in getattr(getattr(trt, enum, None), "__members__", {}).items()
-    }
+    members = {key.lower(): value for key, value in _members(trt, enum).items()}
     if name.lower() not in members:
         has = ", ".join(sorted(members)) or "none"
         raise UnknownNameError(f"{option}: {describe(trt)} has no '{name}'; it has: {has}.")
@@ -117,9 +119,8 @@ def builder_flags(trt: Any, settings: Plain) -> tuple[list[Any], list[Any]]:
     Raises:
         UsageError: This version has neither.
     """
-    builders, parsers = (
-        getattr(getattr(trt, e, None), "__members__", {}) for e in ("BuilderFlag", "OnnxParserFlag")
-    )
+    builders = _members(trt, "BuilderFlag")
+    parsers = _members(trt, "OnnxParserFlag")
     names = [name.upper() for name in settings["builder_flags"]]
     for name in names:
         if name not in builders and name not in parsers:

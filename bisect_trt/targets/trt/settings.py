@@ -279,18 +279,10 @@ def trt_switches(settings: TargetSettings, looked: Looked) -> list[Switch]:
         candidate.name: candidate
         for candidate in (*_tactics(options, trace), *_given(options), *_other(options, trace))
     }
-    wholes = [
-        candidate
-        for candidate in precision_switches(settings)
-        if candidate.name != "precision:tf32"
-    ]
-    if settings.tf32:
-        switches["precision:tf32"] = Switch(
-            "precision:tf32", lambda current: replace(current, tf32=False)
-        )
+    wholes = precision_switches(settings)
     inner = compiler_switches(looked.compiler or (), trace.get("routes", ""))
-    found = inner if looked.compiler else [*switches.values(), *wholes, *inner]
-    return sorted(found, key=lambda candidate: candidate.tier)
+    chosen = inner if looked.compiler else [*switches.values(), *wholes, *inner]
+    return sorted(chosen, key=lambda candidate: candidate.tier)
 
 
 def _tactics(options: TrtSettings, trace: Plain) -> Iterator[Switch]:
