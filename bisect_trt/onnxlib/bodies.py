@@ -111,7 +111,9 @@ class Outer:
     def inlined(self) -> Body | None:
         """Return the model with the function in the place of its call; ``None`` if it cannot be inlined."""
         key = function_key(self.node)
-        function = next(each for each in self.model.functions if function_key(each) == key)
+        function = next(
+            candidate for candidate in self.model.functions if function_key(candidate) == key
+        )
         model = inlined(self.model, [key[:2]])
         if key in map(function_key, model.graph.node):
             return None
@@ -134,8 +136,8 @@ class Outer:
             values = [np.array(number - 1, np.int64), np.array(True), *state]
         else:
             slices = [
-                np.take(each, self._position(place, number), axis)
-                for place, axis, each in self._scanned()
+                np.take(values_of_input, self._position(place, number), axis)
+                for place, axis, values_of_input in self._scanned()
             ]
             values = [*state, *slices]
         fed = dict(zip((value.name for value in body.input), values, strict=False))
@@ -148,21 +150,21 @@ class Outer:
         """Return the model of a Loop with another output, the number of each iteration, and that output's name."""
         model = clone(self.model)
         node = model.graph.node[self.place]
-        taken = mentioned_names(model.graph)
-        name = free_name("iteration_numbers", taken)
+        names = mentioned_names(model.graph)
+        name = free_name("iteration_numbers", names)
         body: onnx.GraphProto = attribute(node, "body")
-        inner = free_name("iteration_number", {*taken, name})
+        inner = free_name("iteration_number", {*names, name})
         body.node.append(helper.make_node("Identity", [body.input[0].name], [inner]))
         body.output.append(helper.make_tensor_value_info(inner, onnx.TensorProto.INT64, None))
         while len(node.output) < len(body.output) - 2:
-            node.output.append(free_name("unread", {*taken, name, *node.output}))
+            node.output.append(free_name("unread", {*names, name, *node.output}))
         node.output.append(name)
         keep_only(model.graph.output, [onnx.ValueInfoProto(name=name)])
         return model, name
 
     def scan_length(self) -> int:
         """Return the number of iterations of a Scan."""
-        return min((each.shape[axis] for _, axis, each in self._scanned()), default=0)
+        return min((values.shape[axis] for _, axis, values in self._scanned()), default=0)
 
     def limited(self, count: int) -> tuple[onnx.ModelProto, Arrays, list[str]]:
         """Return the model with only the first iterations of its Loop or Scan.
@@ -188,26 +190,26 @@ class Outer:
             for place, axis, value in self._scanned():
                 first = length - count if self._reversed(place) else 0
                 fed[place] = np.take(value, range(first, first + count), axis)
-        taken = mentioned_names(graph)
+        names = mentioned_names(graph)
         for place, value in fed.items():
-            name = free_name(f"first_iterations_{place}", taken)
+            name = free_name(f"first_iterations_{place}", names)
             node.input[place] = name
             values[name] = np.ascontiguousarray(value).reshape(value.shape)
             graph.input.append(
                 helper.make_tensor_value_info(name, element_type(value.dtype), value.shape)
             )
-        outputs = {each.name for each in graph.output}
+        outputs = {value.name for value in graph.output}
         for place, value in zip(range(len(self.carried)), returned, strict=False):
-            name = node.output[place] or free_name("unread", {*taken, *node.output})
+            name = node.output[place] or free_name("unread", {*names, *node.output})
             node.output[place] = name
             if name not in outputs and value.type.HasField("tensor_type"):
                 graph.output.append(onnx.ValueInfoProto(name=name, type=value.type))
         for value in graph.output:  # a scanned output has another size
             value.type.tensor_type.ClearField("shape") if value.HasField("type") else None
         drop(graph.value_info, node.output)
-        read = {name for each in graph.node for name in reads(each)}
-        keep_only(graph.input, [each for each in graph.input if each.name in read])
-        inputs = {each.name: values[each.name] for each in graph.input if each.name in values}
+        read = {name for reader in graph.node for name in reads(reader)}
+        keep_only(graph.input, [value for value in graph.input if value.name in read])
+        inputs = {value.name: values[value.name] for value in graph.input if value.name in values}
         return model, inputs, node.output[: len(self.carried)]
 
     def _scanned(self) -> list[tuple[int, int, np.ndarray]]:

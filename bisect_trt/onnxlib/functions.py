@@ -58,13 +58,13 @@ def opened(model: ModelProto) -> Iterator[tuple[str, NodeProto, GraphProto]]:
     A body that has a tensor's name in common with another graph is left out.
     """
     waiting = [("", model.graph)]
-    taken = defined_names(model.graph)
+    defined = defined_names(model.graph)
     for prefix, graph in waiting:
         for node in graph.node:
             for body in bodies(node):
                 names = defined_names(body) - {""}
-                if taken.isdisjoint(names) and any(map(is_end, inner_nodes(body.node))):
-                    taken |= names
+                if defined.isdisjoint(names) and any(map(is_end, inner_nodes(body.node))):
+                    defined |= names
                     waiting.append((f"{prefix}{label(node)}/", body))
                     yield waiting[-1][0], node, body
 
@@ -103,7 +103,7 @@ def inlined(model: ModelProto, selected: Collection[tuple[str, str]] | None = No
         model: The model.
         selected: Domain and name of the functions to inline; ``None`` for all.
     """
-    opsets = {_domain(each): each.version for each in model.opset_import}
+    opsets = {_domain(opset): opset.version for opset in model.opset_import}
     result = clone(model)
     fitting = [function for function in result.functions if _fits(function, opsets)]
     keep_only(result.functions, fitting)  # the inliner refuses a model with others
@@ -134,7 +134,7 @@ def _fits(function: FunctionProto, opsets: dict[str, int]) -> bool:
         opsets: The version of each domain in the model; domains that only the function has are
             added.
     """
-    versions = {_domain(each): each.version for each in function.opset_import}
+    versions = {_domain(opset): opset.version for opset in function.opset_import}
 
     for domain, version in versions.items():
         opsets.setdefault(domain, version)

@@ -47,13 +47,13 @@ def keep_on_host(
         for name, element in types.items()
     }
     moved = clone(model)
-    taken = defined_names(moved.graph)
+    used = defined_names(moved.graph)
     opset = opset_of(moved) or 1
     nodes: list[NodeProto] = []
     for node in moved.graph.node:
         inside = (defined_names(body) for body in bodies(node))
         if first_output(node) in outputs or any(not names.isdisjoint(outputs) for names in inside):
-            nodes += _in_loop(node, values, taken, opset)
+            nodes += _in_loop(node, values, used, opset)
         else:
             nodes.append(node)
     keep_only(moved.graph.node, nodes)
@@ -87,26 +87,26 @@ def _in_loop(
     axis = name("axis")
     integers = helper.make_tensor("value", TensorProto.INT64, [], [1])
     first = helper.make_tensor("value", TensorProto.INT64, [1], [0])
-    reads = [each for each in dict.fromkeys(node.input) if each in values]
-    makes = [each for each in node.output if each]
-    inside = {each: name("inside") for each in (*reads, *makes)}
+    reads = [tensor for tensor in dict.fromkeys(node.input) if tensor in values]
+    makes = [tensor for tensor in node.output if tensor]
+    inside = {tensor: name("inside") for tensor in (*reads, *makes)}
     moved = clone(node)
-    keep_only(moved.input, [inside.get(each, each) for each in node.input])
-    keep_only(moved.output, [inside.get(each, each) for each in node.output])
+    keep_only(moved.input, [inside.get(tensor, tensor) for tensor in node.input])
+    keep_only(moved.output, [inside.get(tensor, tensor) for tensor in node.output])
     condition = name("condition")
     carried = [name("carried") for _ in (condition, *reads)]
     body = helper.make_graph(
-        [moved, *copies([condition, *(inside[each] for each in reads)], carried)],
+        [moved, *copies([condition, *(inside[tensor] for tensor in reads)], carried)],
         name("body"),
         [
             helper.make_tensor_value_info(name("iteration"), TensorProto.INT64, []),
             helper.make_tensor_value_info(condition, TensorProto.BOOL, []),
-            *(described(inside[each], each) for each in reads),
+            *(described(inside[tensor], tensor) for tensor in reads),
         ],
         [
             helper.make_tensor_value_info(carried[0], TensorProto.BOOL, []),
             *(described(*pair) for pair in zip(carried[1:], reads, strict=True)),
-            *(described(inside[each], each) for each in makes),
+            *(described(inside[tensor], tensor) for tensor in makes),
         ],
     )
     stacked = [name("stacked") for _ in makes]
@@ -123,9 +123,9 @@ def _in_loop(
         *([helper.make_node("Constant", [], [axis], axis, value=first)] if by_input else []),
         loop,
         *(
-            helper.make_node("Squeeze", [stack, axis], [each], name("squeeze"))
+            helper.make_node("Squeeze", [stack, axis], [tensor], name("squeeze"))
             if by_input
-            else helper.make_node("Squeeze", [stack], [each], name("squeeze"), axes=[0])
-            for stack, each in zip(stacked, makes, strict=True)
+            else helper.make_node("Squeeze", [stack], [tensor], name("squeeze"), axes=[0])
+            for stack, tensor in zip(stacked, makes, strict=True)
         ),
     ]

@@ -55,7 +55,7 @@ def count_lowered(
             name = around + label(node)
             if slots.inputs or slots.outputs:
                 if node.op_type != "Cast":
-                    outputs = tuple(f"{path}{each}" for each in node.output if each)
+                    outputs = tuple(f"{path}{output}" for output in node.output if output)
                     census.lowered[address] = Node(name=name, op=node.op_type, outputs=outputs)
             elif slots.stays is not None:
                 domain = "" if node.domain in DEFAULT_DOMAINS else f"{node.domain}."

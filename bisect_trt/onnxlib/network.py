@@ -336,8 +336,8 @@ class Network:
     def plain(self, index: int) -> Node:
         """Return a node as results have it: name, operator, outputs, and its module if known."""
         node = self.nodes[index]
-        made = tuple(self.made(index))
-        return Node(name=node.name, op=node.op_type, outputs=made, module=module_of(node))
+        outputs = tuple(self.made(index))
+        return Node(name=node.name, op=node.op_type, outputs=outputs, module=module_of(node))
 
     def written(self, index: int) -> str | None:
         """Return the module and source line of a node; see :func:`~bisect_trt.onnxlib.nodes.describe_module`."""

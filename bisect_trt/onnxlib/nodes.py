@@ -285,7 +285,9 @@ def containing(
         return any(wanted(node) or function_key(node) in functions for node in inner_nodes(nodes))
 
     while (
-        callers := {function_key(each) for each in model.functions if has_one(each.node)}
+        callers := {
+            function_key(function) for function in model.functions if has_one(function.node)
+        }
         - functions
     ):
         functions |= callers
@@ -365,8 +367,8 @@ def describe_module(module: Module) -> str:
 def in_module(node: Node) -> str:
     """Return the module of a result's node as text, `` in module model.norm (RMSNorm), net.py:7``; empty without its class."""
     module = node.module
-    known = module is not None and (module.cls or module.source)
-    return f" in module {describe_module(module)}" if module is not None and known else ""
+    traced = module is not None and (module.cls or module.source)
+    return f" in module {describe_module(module)}" if module is not None and traced else ""
 
 
 def _scopes(entries: Mapping[str, str]) -> tuple[str, str | None] | None:

@@ -407,14 +407,14 @@ def unquantize(network: Network, pairs: Iterable[Pair], weights: Stored) -> onnx
             for index, node in numbered
             if index in gone and node.output[0] in weights
         )
-        kept = (
+        nodes = (
             _passed_on(network, passed[index], last_alias(instead, node.input[0]), node.output[0])
             if index in passed
             else [rename_reads(node, final)]
             for index, node in numbered
             if index in passed or index not in gone
         )
-        keep_only(graph.node, chain.from_iterable(kept))
+        keep_only(graph.node, chain.from_iterable(nodes))
         drop(graph.value_info, retyped)
     remove_unread(model)
     return model

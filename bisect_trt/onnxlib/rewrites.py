@@ -75,20 +75,20 @@ class NetworkView:
                 scalar, ``k`` any constant scalar, another name any tensor, the same one throughout.
                 ``t := Exp(x)`` names a tensor, and ``a | b`` matches either.
         """
-        made = self.network.made(index)
-        return next(self._found(_parsed(pattern), made[0], Match()), None) if made else None
+        outputs = self.network.made(index)
+        return next(self._found(_parsed(pattern), outputs[0], Match()), None) if outputs else None
 
     def _found(self, pattern: ast.expr, name: str, so_far: Match) -> Iterator[Match]:
         if isinstance(pattern, ast.Constant):
             if self.scalar(name) == pattern.value:
                 yield so_far
         elif isinstance(pattern, ast.Name):
-            known = so_far.tensors.get(pattern.id, name) == name
-            if known and (pattern.id != "k" or self.scalar(name) is not None):
+            consistent = so_far.tensors.get(pattern.id, name) == name
+            if consistent and (pattern.id != "k" or self.scalar(name) is not None):
                 yield Match({**so_far.tensors, pattern.id: name}, so_far.nodes)
         elif isinstance(pattern, ast.NamedExpr):
-            for found in self._found(pattern.value, name, so_far):
-                yield Match({**found.tensors, pattern.target.id: name}, found.nodes)
+            for match in self._found(pattern.value, name, so_far):
+                yield Match({**match.tensors, pattern.target.id: name}, match.nodes)
         elif isinstance(pattern, ast.BinOp):
             yield from self._found(pattern.left, name, so_far)
             yield from self._found(pattern.right, name, so_far)
@@ -112,8 +112,8 @@ class NetworkView:
         if not patterns:
             yield so_far
             return
-        for found in self._found(patterns[0], names[0], so_far):
-            yield from self._all(patterns[1:], names[1:], found)
+        for match in self._found(patterns[0], names[0], so_far):
+            yield from self._all(patterns[1:], names[1:], match)
 
     def value(self, name: str) -> Array | None:
         """Return the value of a small constant."""
@@ -199,14 +199,16 @@ class Fragment:
         optional input. The attributes of the node ``like`` are further attributes.
         """
         stem = f"{self._stem}/rewritten_{len(self.nodes)}_{op}"
-        made = self._stem if last else self._fresh(stem)
-        names = [self._named(each) for each in inputs]
-        node = helper.make_node(op, names, [made], name=self._fresh(f"{stem}/node"), **attributes)
+        output = self._stem if last else self._fresh(stem)
+        names = [self._named(value) for value in inputs]
+        node = helper.make_node(op, names, [output], name=self._fresh(f"{stem}/node"), **attributes)
         node.attribute.extend(
-            each for each in (like.attribute if like else ()) if each.name not in attributes
+            parameter
+            for parameter in (like.attribute if like else ())
+            if parameter.name not in attributes
         )
         self.nodes.append(node)
-        return made
+        return output
 
     def reduce(self, op: str, value: str, axes: Sequence[int], *, last: bool = False) -> str:
         """Add a reduction that keeps the dimensions; the opset decides whether its axes are an attribute or an input."""
@@ -278,8 +280,8 @@ def with_barriers(
     def barriers(made: Iterable[str]) -> Iterator[onnx.NodeProto]:
         for name in made:
             if name in barred and ranks is not None:
-                same = ascii_lowercase[: ranks[name]]
-                equation = f"{same}->{same}"
+                indices = ascii_lowercase[: ranks[name]]
+                equation = f"{indices}->{indices}"
                 yield helper.make_node(
                     "Einsum", [name], [barred[name]], name=barred[name], equation=equation
                 )
@@ -331,7 +333,7 @@ def _mask(view: NetworkView, index: int) -> Fragment | None:
                 inputs[place] = np.where(past, np.sign(value) * np.float32(_MASKED), value).astype(
                     np.float32
                 )
-    if all(isinstance(each, str) for each in inputs):
+    if all(isinstance(value, str) for value in inputs):
         return None
     fragment = Fragment(view, index)
     fragment.op(node.op_type, *inputs, last=True, like=node)
@@ -375,12 +377,12 @@ def _layer_norm(view: NetworkView, index: int) -> Fragment | None:
         return None
     rank = len(shape)
     small = view.scalar(match["k"]) if "k" in match.tensors else 0.0
-    own = view.axes(match["m"])
+    averaged = view.axes(match["m"])
     squared = view.axes(match["t"])
-    if own is None or squared is None or small is None:
+    if averaged is None or squared is None or small is None:
         return None
     axes = sorted(axis % rank for axis in squared)
-    if sorted(axis % rank for axis in own) != axes or axes != list(range(axes[0], rank)):
+    if sorted(axis % rank for axis in averaged) != axes or axes != list(range(axes[0], rank)):
         return None
     fragment = Fragment(view, index, match.nodes)
     ones = np.ones(shape[axes[0] :], np.float32)
@@ -497,16 +499,16 @@ def matches(view: NetworkView, name: str) -> list[Fragment]:
     searched = (index for index in network.order if not network.constant[index])
     standard = (index for index in searched if network.nodes[index].domain in DEFAULT_DOMAINS)
     _, rule = ALL_RULES[name]
-    return [found for index in standard if (found := rule(view, index)) is not None]
+    return [fragment for index in standard if (fragment := rule(view, index)) is not None]
 
 
 def disjoint(found: Mapping[str, Sequence[Fragment]]) -> dict[str, list[Fragment]]:
     """Return the replacements of each rule without those that share a node with an earlier one, and no rule without any."""
-    taken: set[int] = set()
-    apart: dict[str, list[Fragment]] = {}
+    replaced: set[int] = set()
+    selected: dict[str, list[Fragment]] = {}
     for name, fragments in found.items():
         for fragment in fragments:
-            if taken.isdisjoint(fragment.matched):
-                taken |= fragment.matched
-                apart.setdefault(name, []).append(fragment)
-    return apart
+            if replaced.isdisjoint(fragment.matched):
+                replaced |= fragment.matched
+                selected.setdefault(name, []).append(fragment)
+    return selected

@@ -79,54 +79,56 @@ def find_state(network: Network, given: Sequence[str]) -> State:
             shapes.
     """
     infos = {info.name: info for info in input_infos(network)}
-    taken: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for pair in given:
-        taken |= _given(network, pair)
+        sources |= _given(network, pair)
     if not given:
         for output in network.outputs:
             names = (re.sub(*convention, output, count=1) for convention in _CONVENTIONS)
             fed = (name for name in names if name != output and name in infos)
-            taken |= dict.fromkeys(islice(fed, 1), output)
-    if not taken:
+            sources |= dict.fromkeys(islice(fed, 1), output)
+    if not sources:
         raise MissingOptionError(
             f"--steps: no input takes an output of the step before; name each pair with --state IN=OUT (inputs {quoted(infos)}; "
             f"outputs {quoted(network.outputs)})."
         )
-    stream = {dim for name, info in infos.items() if name not in taken for dim in info.shape or ()}
+    stream = {
+        dim for name, info in infos.items() if name not in sources for dim in info.shape or ()
+    }
     growing: dict[str, int] = {}
-    for name, output in taken.items():
+    for name, output in sources.items():
         if made := network.infos.get(output):  # no token that is chosen from it
             _require_alike(infos[name], made)
             sizes = zip(infos[name].shape or (), made.shape or (), strict=False)
             for axis, (dim, later) in enumerate(sizes):
                 if not isinstance(dim, int) and dim != later and dim not in stream:
                     growing[name] = axis
-    return State(taken, growing)
+    return State(sources, growing)
 
 
 def _given(network: Network, pair: str) -> dict[str, str]:
     """Return the outputs that a pair of the user names, by input."""
     name, _, output = pair.partition("=")
     glob = re.compile("(.*)".join(map(re.escape, name.split("*"))))
-    taken: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for match in filter(None, map(glob.fullmatch, network.inputs)):
-        made = output
+        source = output
         for part in match.groups():
-            made = made.replace("*", part, 1)
-        taken[match[0]] = made
-    tensors = [GREEDY.sub(r"\1", each) for each in taken.values()]
+            source = source.replace("*", part, 1)
+        sources[match[0]] = source
+    tensors = [GREEDY.sub(r"\1", source) for source in sources.values()]
     ends = {
-        "input": ([] if taken else [name], network.inputs),
+        "input": ([] if sources else [name], network.inputs),
         "output": (tensors, network.outputs),
     }
-    for kind, (named, known) in ends.items():
-        for each in set(named).difference(known):
+    for kind, (named, names) in ends.items():
+        for tensor in set(named).difference(names):
             raise UnknownNameError(
-                f"--state {pair}: there is no {kind} '{each}'; the {kind}s are {quoted(known)}.",
-                each,
-                known,
+                f"--state {pair}: there is no {kind} '{tensor}'; the {kind}s are {quoted(names)}.",
+                tensor,
+                names,
             )
-    return taken
+    return sources
 
 
 def _require_alike(info: TensorInfo, made: TensorInfo) -> None:
@@ -167,8 +169,8 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
     infos = resized(input_infos(network), sized)
     zeros = resized(infos, input_sizes(network.proto, sized).shapes)
     stream = [info for info in infos if info.name not in state.taken]
-    given: Sequence[Values] = given_samples(data) if data.given else []
-    first = dict(given[0]) if given else {}
+    inputs: Sequence[Values] = given_samples(data) if data.given else []
+    first = dict(inputs[0]) if inputs else {}
     for info in zeros:
         sizes = [*(info.sizes or ())]
         if info.name in state.growing and info.name not in sized:
@@ -176,25 +178,25 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
         if info.name in state.taken:
             first.setdefault(info.name, np.zeros(sizes, info.dtype))
     end = max((first[name].shape[axis] for name, axis in state.growing.items()), default=0)
-    if not given:
-        given = _drawn(
+    if not inputs:
+        inputs = _drawn(
             network, [info for info in zeros if info.name not in state.taken], data, count
         )
-    elif len(given) == 1 < count:
-        given = _cut(given[0], stream, end)
-    if len(given) < count:
+    elif len(inputs) == 1 < count:
+        inputs = _cut(inputs[0], stream, end)
+    if len(inputs) < count:
         raise InputValuesError(
-            f"--steps {count}: the inputs hold {len(given)} steps; give more, or --steps {len(given)}."
+            f"--steps {count}: the inputs hold {len(inputs)} steps; give more, or --steps {len(inputs)}."
         )
     steps: list[Sample] = []
-    for number, sample in enumerate(given[:count], 1):
+    for number, sample in enumerate(inputs[:count], 1):
         fed = {
             name: value for name, value in sample.items() if number == 1 or name not in state.taken
         }
         fed = first | fed if number == 1 else fed
         start = end
         tokens = [
-            each.shape[1] for name, each in fed.items() if each.ndim > 1 and _TOKENS.search(name)
+            value.shape[1] for name, value in fed.items() if value.ndim > 1 and _TOKENS.search(name)
         ]
         end += tokens[0] if tokens else 1
         counted = {info.name: _counted(info, start, end) for info in stream}
@@ -205,17 +207,17 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
 
 def join_steps(network: Network, state: State, steps: Sequence[Sample]) -> Sample | None:
     """Return the inputs of one run of all steps; ``None`` where one that changes from step to step has a fixed size."""
-    whole = dict(steps[0])
+    joined = dict(steps[0])
     for info in input_infos(network):
         free = [axis for axis, dim in enumerate(info.shape or ()) if not isinstance(dim, int)]
         values = [] if info.name in state.taken else [step[info.name] for step in steps]
         if values and _MASK.search(info.name):
-            whole[info.name] = values[-1]
+            joined[info.name] = values[-1]
         elif not all(np.array_equal(value, values[0]) for value in values):
             if not free:
                 return None
-            whole[info.name] = np.concatenate(values, axis=free[-1])
-    return whole
+            joined[info.name] = np.concatenate(values, axis=free[-1])
+    return joined
 
 
 def _counted(info: TensorInfo, start: int, end: int) -> Array | None:

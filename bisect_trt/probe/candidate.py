@@ -115,7 +115,7 @@ class Candidate(Setup):
         for name, value in (self.values or {}).items():
             # A model with free dimensions may be fed the same bytes in several shapes.
             digest.update(f"{name} {value.shape}".encode() + value.tobytes())
-        how = (
+        setup = (
             self.keep,
             self.held,
             self.engine is None,
@@ -123,7 +123,7 @@ class Candidate(Setup):
             self.target,
             self.repetition,
         )
-        digest.update(repr(how).encode())
+        digest.update(repr(setup).encode())
         return digest.hexdigest()
 
     @property

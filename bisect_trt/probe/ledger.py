@@ -325,14 +325,14 @@ class Ledger:
         return self._record(candidate, outcome, verdict)
 
     def _record(self, candidate: Identity, outcome: Outcome, verdict: Verdict) -> Record:
-        made = {
+        texts = {
             name: getattr(outcome, name)
             for name in ("signature", "reason", "tail", "runs", "place")
         }
         times = {name: round(getattr(outcome, name), 4) for name in ("seconds", "own_seconds")}
         number = len(self.records) + 1
         size = candidate.size
-        record = Record(number, candidate.key, candidate.title, size, verdict, **made, **times)
+        record = Record(number, candidate.key, candidate.title, size, verdict, **texts, **times)
         self.records.append(record)
         self._decided[candidate.key] = record
         self._append(record)

@@ -54,16 +54,16 @@ def baseline_target(what: str | None, target: TargetSettings) -> TargetSettings:
     if equals and value.startswith("="):  # a release
         return target
     if equals and entry is not None:
-        given = entry.parse(value, f"--baseline {name}") if value else entry.default
-        return target.with_own(**{entry.name: given})
+        setting = entry.parse(value, f"--baseline {name}") if value else entry.default
+        return target.with_own(**{entry.name: setting})
     if not equals and name in (*PRECISIONS, "fp32"):
-        return replace(target, **{each: each == name for each in PRECISIONS})  # type: ignore[arg-type]  # flags
+        return replace(target, **{precision: precision == name for precision in PRECISIONS})  # type: ignore[arg-type]  # flags
     if not equals and name in names():
         return TargetSettings(name)
-    known = ", ".join(each.replace("_", "-") for each in options)
+    listed = ", ".join(keyword.replace("_", "-") for keyword in options)
     raise UnknownNameError(
         f"--baseline {what}: give a release (PACKAGE==VERSION), a precision ({', '.join(PRECISIONS)} or fp32), a target "
-        f"({', '.join(names())}), or NAME=VALUE with an option of {target.target.title}: {known}."
+        f"({', '.join(names())}), or NAME=VALUE with an option of {target.target.title}: {listed}."
     )
 
 
@@ -147,30 +147,32 @@ class LimitCheck(BuiltinCheck):
     def _judge(self, request: Measure, seen: Measured) -> Outcome:
         """Return the first limit that is exceeded, else one that could not be decided, else a pass."""
         limits = self.limits
-        found = list[tuple[bool | None, str, str]]()
-        for kind, most in limits.memory_limit_of.items():
+        findings = list[tuple[bool | None, str, str]]()
+        for kind, limit in limits.memory_limit_of.items():
             size = seen.memory[kind] / _MB
-            where = "GPU memory" if kind == "device" else f"host memory at the peak of the {kind}"
-            found.append((size > most, LARGE, f"{size:.1f} MB of {where} (limit {most:g})"))
+            memory = "GPU memory" if kind == "device" else f"host memory at the peak of the {kind}"
+            findings.append((size > limit, LARGE, f"{size:.1f} MB of {memory} (limit {limit:g})"))
         if limits.build_time_limit is not None:
-            said = f"{seen.build_s:.3g} s to build (limit {limits.build_time_limit:g})"
-            found.append((seen.build_s > limits.build_time_limit, SLOW, said))
+            text = f"{seen.build_s:.3g} s to build (limit {limits.build_time_limit:g})"
+            findings.append((seen.build_s > limits.build_time_limit, SLOW, text))
         if request.budget_s is not None:
             kind = "blocks" if request.share is None else "runs"
-            said = f"{_said(request, seen)}, too slow in {seen.over} of {len(seen.seconds)} {kind}"
-            found.append((seen.slow, SLOW, said))
-        failed = next((each for each in found if each[0]), None)
-        undecided = next((each for each in found if each[0] is None), None)
-        known: Fields = {"measured": _plain(seen), "latency_ms": _ms(seen.seconds)}
+            text = f"{_said(request, seen)}, too slow in {seen.over} of {len(seen.seconds)} {kind}"
+            findings.append((seen.slow, SLOW, text))
+        failed = next((finding for finding in findings if finding[0]), None)
+        undecided = next((finding for finding in findings if finding[0] is None), None)
+        figures: Fields = {"measured": _plain(seen), "latency_ms": _ms(seen.seconds)}
         if failed is not None:
             severity = None
             if failed[1] == SLOW and request.lost_s is None and seen.baseline:
                 severity = 1e3 * _lost(request, seen)
-            return Outcome(Ending.MISMATCHED, failed[1], failed[2], severity=severity, **known)
+            return Outcome(Ending.MISMATCHED, failed[1], failed[2], severity=severity, **figures)
         if undecided is not None:
-            why = f"{undecided[2]}: not decided in {request.budget_s:g} s (--measure-time)"
-            return Outcome(Ending.SKIPPED, UNDECIDED, why, **known)
-        return Outcome(Ending.PASSED, "match", "; ".join(said for _, _, said in found), **known)
+            reason = f"{undecided[2]}: not decided in {request.budget_s:g} s (--measure-time)"
+            return Outcome(Ending.SKIPPED, UNDECIDED, reason, **figures)
+        return Outcome(
+            Ending.PASSED, "match", "; ".join(text for _, _, text in findings), **figures
+        )
 
     def _weigh(self, files: CandidateFiles, most: float, cancel: Cancel | None) -> Outcome:
         """Build the engine, and compare its size."""
@@ -202,27 +204,27 @@ def _ms(seconds: tuple[float, ...]) -> float | None:
 
 def _said(request: Measure, seen: Measured) -> str:
     mine = _ms(seen.seconds) or 0.0
-    other = _ms(seen.baseline)
+    theirs = _ms(seen.baseline)
     if request.share is not None:
         high = sorted(seen.seconds)[math.ceil(request.share * len(seen.seconds)) - 1]
         return f"{1e3 * high:.4g} ms at percentile {100 * request.share:g}"
-    if other is None:
+    if theirs is None:
         return f"{mine:.4g} ms"
     if request.lost_s is not None:
         lost = 1e3 * _lost(request, seen)
-        return f"{mine:.4g} ms, the baseline {other:.4g} ms: {lost:.4g} ms lost (limit {1e3 * request.lost_s[0]:.4g})"
-    return f"{mine:.4g} ms, the baseline {other:.4g} ms: ratio {mine / max(other, 1e-9):.3g} (limit {request.ratio:g})"
+        return f"{mine:.4g} ms, the baseline {theirs:.4g} ms: {lost:.4g} ms lost (limit {1e3 * request.lost_s[0]:.4g})"
+    return f"{mine:.4g} ms, the baseline {theirs:.4g} ms: ratio {mine / max(theirs, 1e-9):.3g} (limit {request.ratio:g})"
 
 
 def _plain(seen: Measured) -> Fields:
     """Plain values for the journal and the result."""
     mine = _ms(seen.seconds)
-    other = _ms(seen.baseline)
+    theirs = _ms(seen.baseline)
     return {
         "latency_ms": mine,
         "fastest_ms": min(seen.seconds, default=math.nan) * 1e3 if seen.seconds else None,
-        "baseline_ms": other,
-        "ratio": None if mine is None or not other else mine / other,
+        "baseline_ms": theirs,
+        "ratio": None if mine is None or not theirs else mine / theirs,
         "blocks": len(seen.seconds),
         "blocks_too_slow": seen.over,
         "build_s": seen.build_s,

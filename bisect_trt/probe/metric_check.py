@@ -79,12 +79,12 @@ class MetricCheck(Check):
             self.engines.offer(files, passed=bool(reply.passed))
         reason = self.scale.describe(reply)
         files.note(reason)
-        known: dict[str, Any] = {"latency_ms": reply.latency_ms, "layers": reply.layers}
-        known["metric"] = self.scale.score(reply)
+        figures: dict[str, Any] = {"latency_ms": reply.latency_ms, "layers": reply.layers}
+        figures["metric"] = self.scale.score(reply)
         ending, signature = (
             (Ending.PASSED, "match") if reply.passed else (Ending.MISMATCHED, SIGNATURE)
         )
-        return Outcome(ending, signature, reason, **known)
+        return Outcome(ending, signature, reason, **figures)
 
     def measure(self, files: CandidateFiles, cancel: Cancel | None = None) -> Scored | Failed:
         """The score of a candidate."""

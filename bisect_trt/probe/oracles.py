@@ -90,8 +90,8 @@ class BuiltinCheck(Check):
     def under(self, **conditions: Unpack[Conditions]) -> BuiltinCheck:
         """Return the same check under other conditions."""
         names = {entry.name for entry in fields(self)}
-        known: Fields = {name: value for name, value in conditions.items() if name in names}
-        return replace(self, **known)
+        changes: Fields = {name: value for name, value in conditions.items() if name in names}
+        return replace(self, **changes)
 
     compares = True
     """The outputs are compared."""
@@ -110,11 +110,11 @@ class BuiltinCheck(Check):
             UsageError: A tolerance names no output.
             UnavailableError: The target's runtime is not installed.
         """
-        given = bool(
+        explicit = bool(
             self.tolerance.atol or self.tolerance.rtol
         )  # what the user gives is meant to the letter
         strict = (
-            given or files.target is not None
+            explicit or files.target is not None
         )  # with something else turned, less of the failure is no pass
         request = Compare(
             self.built(files),
@@ -206,9 +206,11 @@ def outcome_of_comparisons(
     """The outcome of comparing a candidate's outputs; its severity counts too, unless any mismatch does (``strict``)."""
     samples = _grouped(reply.comparisons, "sample")
     sample = max(
-        samples, key=lambda each: max(found.severity for found in samples[each]), default=None
+        samples,
+        key=lambda number: max(comparison.severity for comparison in samples[number]),
+        default=None,
     )
-    if sample is None or all(found.passed for found in samples[sample]):
+    if sample is None or all(comparison.passed for comparison in samples[sample]):
         sample = next(reversed(samples), None)
     comparisons = samples.get(sample, [])
     failed = [comparison for comparison in comparisons if not comparison.passed]
@@ -221,21 +223,21 @@ def outcome_of_comparisons(
         if strict
         else max((weight * comparison.severity for comparison in comparisons), default=None)
     )
-    known: Fields = {
+    figures: Fields = {
         "comparisons": tuple(comparisons),
         "latency_ms": reply.latency_ms,
         "severity": severity,
     }
     if not failed:
-        said = "1 output matches" if len(comparisons) == 1 else f"{len(comparisons)} outputs match"
-        left_out = [f"'{name}': {why}" for name, why in reply.skipped.items()]
-        said += f" (not compared: {'; '.join(left_out)})" if left_out else ""
-        return Outcome(Ending.PASSED, "match", said, **known)
+        text = "1 output matches" if len(comparisons) == 1 else f"{len(comparisons)} outputs match"
+        left_out = [f"'{name}': {reason}" for name, reason in reply.skipped.items()]
+        text += f" (not compared: {'; '.join(left_out)})" if left_out else ""
+        return Outcome(Ending.PASSED, "match", text, **figures)
     worst = max(failed, key=lambda comparison: comparison.severity)
-    more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-    where = "" if sample is None else f"sample {sample}: "
-    reason = f"{where}'{worst.name}': {worst.describe()}{more}"
-    return Outcome(Ending.MISMATCHED, worst.kind.value, reason, sample=sample, **known)
+    remainder = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+    location = "" if sample is None else f"sample {sample}: "
+    reason = f"{location}'{worst.name}': {worst.describe()}{remainder}"
+    return Outcome(Ending.MISMATCHED, worst.kind.value, reason, sample=sample, **figures)
 
 
 def _grouped(
@@ -285,21 +287,26 @@ class FreshCheck(Check):
 
 def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int) -> Outcome:
     """Return the outcome of a candidate from its errors on each sample; of each output it has the worst comparison."""
-    seen = _grouped(comparisons, "sample")
+    groups = _grouped(comparisons, "sample")
     errors = tuple(
-        max(each.tolerance_ratio for each in seen[number])
-        for number in sorted(seen, key=lambda each: each or 1)
+        max(comparison.tolerance_ratio for comparison in groups[number])
+        for number in sorted(groups, key=lambda number: number or 1)
     )
     failing = {
-        number: found for number, found in seen.items() if not all(each.passed for each in found)
+        number: group
+        for number, group in groups.items()
+        if not all(comparison.passed for comparison in group)
     }
     worst = max(errors, default=0.0)
     if not failing:
-        said = f"{samples} {'sample matches' if samples == 1 else 'samples match'}, worst error {worst:.2g} of the tolerance"
-        return Outcome(Ending.PASSED, "match", said, errors=errors)
-    number = max(failing, key=lambda each: max(seen.tolerance_ratio for seen in failing[each]))
-    wrong = (each for each in failing[number] if not each.passed)
-    output = max(wrong, key=lambda each: each.tolerance_ratio)
+        text = f"{samples} {'sample matches' if samples == 1 else 'samples match'}, worst error {worst:.2g} of the tolerance"
+        return Outcome(Ending.PASSED, "match", text, errors=errors)
+    number = max(
+        failing,
+        key=lambda sample: max(comparison.tolerance_ratio for comparison in failing[sample]),
+    )
+    wrong = (comparison for comparison in failing[number] if not comparison.passed)
+    output = max(wrong, key=lambda comparison: comparison.tolerance_ratio)
     reason = f"{len(failing)} of {samples} samples fail, worst sample {number}: '{output.name}': {output.describe()}"
     return Outcome(
         Ending.MISMATCHED,
@@ -314,14 +321,16 @@ def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int) ->
 def _worst_of_outputs(comparisons: Sequence[TensorComparison]) -> Iterable[TensorComparison]:
     """Yield the comparison of each output with the largest error; its details are the worst ones, and the mean argmax."""
     for alike in _grouped(comparisons, "name").values():
-        worst = max(alike, key=lambda each: each.tolerance_ratio)
+        worst = max(alike, key=lambda comparison: comparison.tolerance_ratio)
         details = [comparison.details for comparison in alike if comparison.details is not None]
-        needed = [each.atol_needed for each in details]
-        rows = [each.argmax for each in details if each.argmax is not None]
+        needed = [detail.atol_needed for detail in details]
+        rows = [detail.argmax for detail in details if detail.argmax is not None]
         if worst.details is not None:
             atol = math.nan if any(map(math.isnan, needed)) else max(needed)
             argmax = sum(rows) / len(rows) if rows else None
-            snr_db = min((each.snr_db for each in details if each.snr_db is not None), default=None)
+            snr_db = min(
+                (detail.snr_db for detail in details if detail.snr_db is not None), default=None
+            )
             summed = structs.replace(worst.details, atol_needed=atol, argmax=argmax, snr_db=snr_db)
             worst = structs.replace(worst, details=summed)
         yield worst

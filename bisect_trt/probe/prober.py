@@ -282,15 +282,15 @@ class Prober:
 
         A sequential test: a candidate that fails is mostly known after one or two runs.
         """
-        most = self.flakiness.passes_needed if probe.runs is None else probe.runs
+        limit = self.flakiness.passes_needed if probe.runs is None else probe.runs
         until = probe.until
         if probe.again and probe.runs is None and self.flakiness.is_steady:
-            most = self.flakiness.runs
+            limit = self.flakiness.runs
             until = Verdict.PASS
         going = (Ending.PASSED,) if until is Verdict.FAIL else _FAILURES
         began = time.monotonic()
         outcomes = list[Outcome]()
-        for outcome in self._each(probe, most, cancel):
+        for outcome in self._each(probe, limit, cancel):
             outcomes.append(outcome)
             if outcome.ending not in going:
                 break
@@ -374,18 +374,20 @@ def write_candidate(
     inputs = candidate.inputs
     outputs = candidate.outputs
     if values is not None:
-        fed, made = (
+        fed, expected = (
             {name: values[name] for name in names if name in values} for names in (inputs, outputs)
         )
-        return workspace.write(probe, [(fed, made)])
+        return workspace.write(probe, [(fed, expected)])
     assert activations is not None, "the candidate has no values"
     samples = (activations, *activations.more)
-    return workspace.write(probe, [(each.select(inputs), each.select(outputs)) for each in samples])
+    return workspace.write(
+        probe, [(sample.select(inputs), sample.select(outputs)) for sample in samples]
+    )
 
 
 def _summed(outcome: Outcome, outcomes: Sequence[Outcome], began: float) -> Outcome:
     """An outcome with the number and the seconds of all of several runs."""
-    seconds = sum(each.seconds for each in outcomes)
+    seconds = sum(run.seconds for run in outcomes)
     return replace(
         outcome, seconds=seconds, own_seconds=time.monotonic() - began - seconds, runs=len(outcomes)
     )
@@ -429,10 +431,10 @@ def reconfirm(
     if check.asks_user:
         return Confirmation(prober.probe(passing, again=True))
     if not flakiness.is_steady:  # each pass was as many passes, and so is this one
-        seen = f"{flakiness.passes_needed} runs in a row pass, {flakiness.failures} of {flakiness.runs} fail without it"
-        return Confirmation(prober.probe(passing, again=True), seen)
-    more, passes = _runs(check, flakiness, ways, failures)
-    lost = bool(more) and _passes_now(prober, failing, more)
+        evidence = f"{flakiness.passes_needed} runs in a row pass, {flakiness.failures} of {flakiness.runs} fail without it"
+        return Confirmation(prober.probe(passing, again=True), evidence)
+    failing_runs, passes = _runs(check, flakiness, ways, failures)
+    lost = bool(failing_runs) and _passes_now(prober, failing, failing_runs)
     record = prober.probe(_repeated(passing, passes, runs=1 if lost else passes))
     if lost:
         doubt = FLAKY.format(
@@ -443,9 +445,9 @@ def reconfirm(
         record = structs.replace(
             record, reason=f"it passed, and did not when asked again: {record.reason}"
         )
-    known = flakiness.runs + failures + more
+    trials = flakiness.runs + failures + failing_runs
     return Confirmation(
-        record, f"{passes + 1} of {passes + 1} runs pass, {known} of {known} fail without it"
+        record, f"{passes + 1} of {passes + 1} runs pass, {trials} of {trials} fail without it"
     )
 
 
@@ -455,8 +457,8 @@ def _runs(check: Check, flakiness: Flakiness, ways: int, failures: int) -> tuple
     costly = check.bounds_whole or compiles
     if costly and flakiness.runs == 1:
         return 0, 1
-    more, passes = confirmations(flakiness.runs + failures, [0] * ways, 1 - flakiness.confidence)
-    return more, max(passes)
+    further, passes = confirmations(flakiness.runs + failures, [0] * ways, 1 - flakiness.confidence)
+    return further, max(passes)
 
 
 def _passes_now(prober: Prober, failing: Candidate, runs: int) -> bool:

@@ -83,11 +83,11 @@ class Models:
         timeout: float | None = None,
     ) -> Arrays | Failed:
         """Return the outputs of a model by name, or the reason why it does not run; ``name`` names its files."""
-        made = self._scratch(f"{name}.made.npz")
+        outputs = self._scratch(f"{name}.made.npz")
         failed = self.collect(
-            self.write(name, model), self.feed(f"{name}.in", values), made, target, timeout
+            self.write(name, model), self.feed(f"{name}.in", values), outputs, target, timeout
         )
-        return load_npz(made) if failed is None else failed
+        return load_npz(outputs) if failed is None else failed
 
     def constants(self, network: Network, names: Sequence[str]) -> Arrays | Failed:
         """Return the values of tensors that nodes make and that depend on no input, or the reason why they cannot be computed."""
@@ -149,9 +149,9 @@ class Models:
         append: bool,
     ) -> Failed | None:
         settings = self.reference if target is None else target
-        asked = self._reference_once if target is None else target
+        settings_once = self._reference_once if target is None else target
         reply = self.workers.ask(
-            Collect(asked, model, (inputs,), (to,), append), timeout, here=target is None
+            Collect(settings_once, model, (inputs,), (to,), append), timeout, here=target is None
         )
         if isinstance(reply, Failed) and reply.kind in ("time-out", "memory") and target is None:
             raise ModelRefusedError(
@@ -199,12 +199,12 @@ def stored_values(network: Network, models: Models) -> StoredValue:
         maker = network.producer[name]
         if (constant := constant_value(network.nodes[maker])) is not None:
             return constant
-        made = models.constants(network, [name])
-        if isinstance(made, Failed):
+        values = models.constants(network, [name])
+        if isinstance(values, Failed):
             raise ModelRefusedError(
-                f"ONNX Runtime cannot compute the weight '{name}': {made.message}."
+                f"ONNX Runtime cannot compute the weight '{name}': {values.message}."
             )
-        return numpy_helper.from_array(made[name], name)
+        return numpy_helper.from_array(values[name], name)
 
     return value
 
@@ -228,8 +228,8 @@ class InferredValues:
             if value.dtype.kind in "iub" and value.size <= _SHAPE_SIZE
         }
         inferred = infer(network, follow_values=True)
-        known = network.infos if inferred is None else inferred.infos()
-        static = {name: info for name, info in known.items() if info.is_static}
+        infos = network.infos if inferred is None else inferred.infos()
+        static = {name: info for name, info in infos.items() if info.is_static}
         sizes: Arrays = {}
         chosen: list[int] = []
         for index in network.order:
@@ -247,10 +247,10 @@ class InferredValues:
         if chosen:
             weights = [index for index in network.order if network.constant[index]]
             piece = cut(network, [*weights, *chosen], {**static}, nothing_stored, names)
-            made = models.run(
+            values = models.run(
                 "shapes", piece.proto, {name: self._shapes[name] for name in piece.inputs}
             )
-            self._shapes |= {} if isinstance(made, Failed) else made
+            self._shapes |= {} if isinstance(values, Failed) else values
         computed = {
             name: TensorInfo(name, value.dtype, value.shape) for name, value in self._shapes.items()
         }
@@ -335,9 +335,9 @@ class Reference:
     def select(self, names: Sequence[str]) -> Arrays:
         """Return the known values of the tensors, in the given order; a sequence has the values of its members."""
         return {
-            each: self.inputs[each] if each in self.inputs else self._values[each]
+            stored: self.inputs[stored] if stored in self.inputs else self._values[stored]
             for name in names
-            for each in self.stored_names(name)
+            for stored in self.stored_names(name)
         }
 
     def stored_names(self, name: str) -> Sequence[str]:
@@ -356,10 +356,12 @@ class Reference:
     def compute(self, model: onnx.ModelProto, inputs: Values) -> Arrays | None:
         """The outputs of another model on the reference runtime; ``None`` if it does not run there."""
         if self._models.build_only:
-            found = InferredValues(Network(model), inputs, self._models)
-            return {name: found[name] for name in found.network.outputs if name in found.infos}
-        made = self._models.run("piece", model, inputs)
-        return None if isinstance(made, Failed) else made
+            inferred = InferredValues(Network(model), inputs, self._models)
+            return {
+                name: inferred[name] for name in inferred.network.outputs if name in inferred.infos
+            }
+        outputs = self._models.run("piece", model, inputs)
+        return None if isinstance(outputs, Failed) else outputs
 
     def _run(self) -> ActivationStore:
         """Run all nodes; where that does not work, all that do not depend on the ones that break it.
@@ -391,17 +393,17 @@ class Reference:
 
     def _first_broken(self, nodes: list[int], problem: Failed) -> tuple[int, Failed]:
         """The last node of the shortest prefix that does not run, and its message; ``problem`` belongs to all nodes."""
-        said = {len(nodes): problem}
+        problems = {len(nodes): problem}
 
         def ask(places: frozenset[int]) -> Verdict:
             answer = self._try([nodes[place] for place in sorted(places)])
             if answer is None:
                 return Verdict.PASS
-            said[len(places)] = answer
+            problems[len(places)] = answer
             return Verdict.FAIL
 
         length = shortest_failing_prefix(range(len(nodes)), frozenset(), ask)
-        return nodes[length - 1], said[length]
+        return nodes[length - 1], problems[length]
 
     def _same_unknown(self, index: int, broken: int) -> bool:
         """Whether a node has the operator of another that cannot be loaded, and that ONNX says nothing of.
@@ -409,10 +411,10 @@ class Reference:
         A graph made for TensorRT may hold a plugin a hundred times; the first tells of all.
         """
         one = self._network.nodes[index]
-        other = self._network.nodes[broken]
-        same = (one.op_type, one.domain) == (other.op_type, other.domain)
-        return same and not onnx.defs.has(
-            other.op_type, "" if other.domain == "ai.onnx" else other.domain
+        reference = self._network.nodes[broken]
+        equal = (one.op_type, one.domain) == (reference.op_type, reference.domain)
+        return equal and not onnx.defs.has(
+            reference.op_type, "" if reference.domain == "ai.onnx" else reference.domain
         )
 
     def _try(self, nodes: list[int]) -> Failed | None:
@@ -429,9 +431,9 @@ class Reference:
             return self._collect(
                 mark_outputs(network, list(dict.fromkeys([*network.computed, *returned])), {})
             )
-        kept = [index for index in nodes if not network.constant[index]] or nodes
-        made = [name for index in kept for name in network.made(index)]
-        return self._collect(cut(network, nodes, {}, nothing_stored, made).proto)
+        computed = [index for index in nodes if not network.constant[index]] or nodes
+        outputs = [name for index in computed for name in network.made(index)]
+        return self._collect(cut(network, nodes, {}, nothing_stored, outputs).proto)
 
     def _collect_slices(self, slices: Sequence[Sequence[int]]) -> Failed | None:
         """Run one slice after the other, each on what those before it left on the disk."""
@@ -450,15 +452,15 @@ class Reference:
             if place:
                 infos = self._fed  # frees the index of the tensors so far, 100 bytes for each, before it is read again
                 infos = ChainMap(self._fed, cast("Any", ActivationStore(self.store).infos))
-            made = [name for index in part for name in network.made(index)]
+            outputs = [name for index in part for name in network.made(index)]
             if part is slices[-1]:  # the weights too that the graph returns
-                made += [
+                outputs += [
                     name
                     for name in network.outputs
                     if name in network.producer and network.is_weight(name)
                 ]
-            nodes = network.leading_to({network.producer[name] for name in made}, made_again)
-            piece = cut(network, nodes, infos, nothing_stored, list(dict.fromkeys(made)))
+            nodes = network.leading_to({network.producer[name] for name in outputs}, made_again)
+            piece = cut(network, nodes, infos, nothing_stored, list(dict.fromkeys(outputs)))
             problem = self._collect(piece.proto, append=place > 0)
             if problem is not None:
                 return problem

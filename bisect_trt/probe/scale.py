@@ -36,13 +36,13 @@ class Scale:
 
     def describe(self, measured: Scored) -> str:
         """A sentence without its end."""
-        said = f"{self.metric.name} is {self.metric.say(measured.value)}"
+        text = f"{self.metric.name} is {self.metric.say(measured.value)}"
         if self.bound is not None:
             side = "at most" if self.metric.lower_is_better else "at least"
-            said += (
+            text += (
                 f", {'' if measured.passed else 'required: '}{side} {self.metric.say(self.bound)}"
             )
-        return f"{said} (of all {self.data.count} samples)"
+        return f"{text} (of all {self.data.count} samples)"
 
     def score(self, measured: Scored) -> MetricScore:
         """Return a score with the facts of the metric."""

@@ -121,18 +121,18 @@ class Speculation:
 
     def run(self, search: Search[Result]) -> Result:
         """Return the result of a search; a ``BudgetSpent`` is raised if no more probes may be made."""
-        heard: list[Question] = []
+        questions: list[Question] = []
         try:
             while True:
-                heard.clear()
-                question = next_question(search, self._taken, heard)
+                questions.clear()
+                question = next_question(search, self._taken, questions)
                 if isinstance(question, tuple):
                     return question[0]
                 if not self._take(question):
                     self._fill(search, question)
                     self._collect()
         finally:
-            self._ledger.cached += len(heard) - len(set(heard))
+            self._ledger.cached += len(questions) - len(set(questions))
 
     def _take(self, question: Question) -> bool:
         """Use the true answer to the true question, if it is known."""
@@ -149,19 +149,25 @@ class Speculation:
 
     def _known(self) -> dict[Question, Verdict]:
         """All known verdicts, including guesses that were probed."""
-        known = dict(self._taken)
+        verdicts = dict(self._taken)
         for question, identity in self._identities.items():
-            outcome = None if question in known else self._ledger.outcome(identity.key)
+            outcome = None if question in verdicts else self._ledger.outcome(identity.key)
             if outcome is not None:
-                known[question] = outcome.judge(self._ledger.original, self._ledger.severity)
-        return known
+                verdicts[question] = outcome.judge(self._ledger.original, self._ledger.severity)
+        return verdicts
 
     def _fill(self, search: Search[Result], certain: Question) -> None:
         """Have the likeliest questions probed; end what cannot be asked any more."""
         failing = (sum(self._recent) + _PRIOR / 2) / (len(self._recent) + _PRIOR)
         while True:
             likely = likely_questions(search, self._known(), 4 * self._workers, failing)
-            self._end([each for each in self._running if each != certain and each not in likely])
+            self._end(
+                [
+                    question
+                    for question in self._running
+                    if question != certain and question not in likely
+                ]
+            )
             if certain not in self._running and len(self._running) == self._workers:
                 self._end([max(self._running, key=likely.index)])  # the least likely makes room
             if all(self._start(question) for question in [certain, *likely]):

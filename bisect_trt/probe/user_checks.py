@@ -49,24 +49,24 @@ def _of_samples(files: CandidateFiles, check: Callable[[CandidateFiles], Outcome
         The first failure; else the first that neither failed nor passed; else the last pass.
     """
     seconds = 0.0
-    found = None
-    for each in files.each_sample():
-        outcome = check(each)
-        if each.sample is None:
+    result = None
+    for sample_files in files.each_sample():
+        outcome = check(sample_files)
+        if sample_files.sample is None:
             return outcome
         seconds += outcome.seconds
         failed = outcome.ending in (Ending.FAILED, Ending.MISMATCHED)
-        if found is None or found.ending is Ending.PASSED or failed:
+        if result is None or result.ending is Ending.PASSED or failed:
             named = (
                 outcome.reason
                 if outcome.ending is Ending.PASSED
-                else f"sample {each.sample}: {outcome.reason}"
+                else f"sample {sample_files.sample}: {outcome.reason}"
             )
-            found = replace(outcome, reason=named, sample=each.sample)
+            result = replace(outcome, reason=named, sample=sample_files.sample)
         if outcome.cancelled or failed:
             break
-    assert found is not None, "there is always a sample"
-    return replace(found, seconds=seconds)
+    assert result is not None, "there is always a sample"
+    return replace(result, seconds=seconds)
 
 
 def note_command(files: CandidateFiles, line: str) -> None:
@@ -137,15 +137,15 @@ class CommandCheck(Check):
 
     def command_line(self, files: CandidateFiles) -> list[str]:
         """The command for one candidate."""
-        known = {"python": sys.executable, **files.placeholders()}
+        values = {"python": sys.executable, **files.placeholders()}
         return [
-            _PLACEHOLDER.sub(lambda match: known.get(match[1], match[0]), word)
+            _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), word)
             for word in self.argv
         ]
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Run it on a candidate, with one input sample after the other until it fails."""
-        return _of_samples(files, lambda each: self._run_sample(each, cancel))
+        return _of_samples(files, lambda sample_files: self._run_sample(sample_files, cancel))
 
     def _run_sample(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
         argv = self.command_line(files)
@@ -161,8 +161,10 @@ class CommandCheck(Check):
             end, doubtful = self._end(argv, files, cancel)
             if not doubtful:
                 return self._read(end, files.log)
-        how = f"by {end.signal_name}" if end.signal_name else f"with exit status {end.code}"
-        reason = f"the check was killed {MOST_LOST} times ({how}), which says nothing of the model"
+        cause = f"by {end.signal_name}" if end.signal_name else f"with exit status {end.code}"
+        reason = (
+            f"the check was killed {MOST_LOST} times ({cause}), which says nothing of the model"
+        )
         return Outcome(Ending.SKIPPED, LOST, reason, end.seconds, _tail(files.log))
 
     def _end(
@@ -240,13 +242,13 @@ class CommandCheck(Check):
             )
 
     def _read_conditions(self, end: ProcessEnd, log: Path) -> Outcome:
-        met: list[str] = []
+        conditions: list[str] = []
         text = _text(log) if self.fail_regexes else ""
         matched = next((pattern for pattern in self.fail_regexes if pattern.search(text)), None)
         if matched is not None:
-            met.append(f"output matches '{matched.pattern}'")
+            conditions.append(f"output matches '{matched.pattern}'")
         if end.code in self.fail_codes:
-            met.append(f"exit status {end.code}")
+            conditions.append(f"exit status {end.code}")
         lost = end.left_out or (self.fail_regexes and not log.exists())
         if (
             self.fail_regexes
@@ -254,15 +256,15 @@ class CommandCheck(Check):
             and lost
             and (not self.fail_codes or end.code in self.fail_codes)
         ):
-            what = (
+            place = (
                 f"the {end.left_out} bytes of output that are not kept"
                 if end.left_out
                 else "the log, which is gone"
             )
-            reason = f"--fail-regex may match in {what}"
+            reason = f"--fail-regex may match in {place}"
             return Outcome(Ending.OTHER, "too much output", reason, end.seconds, _tail(log))
-        if len(met) == bool(self.fail_codes) + bool(self.fail_regexes):
-            return Outcome(Ending.FAILED, ", ".join(met), ", ".join(met), end.seconds)
+        if len(conditions) == bool(self.fail_codes) + bool(self.fail_regexes):
+            return Outcome(Ending.FAILED, ", ".join(conditions), ", ".join(conditions), end.seconds)
         if end.code == 0:
             return Outcome(
                 Ending.PASSED, "pass", "exit status 0, and not the failure asked for", end.seconds
@@ -321,7 +323,7 @@ class FunctionCheck(Check):
         values = {name: load_npz(path) for name, path in paths.items() if name in takes}
         note_command(files, f"{_name(self.function)}({str(files.model)!r})")
         try:
-            said = self.function(files.model, **values)
+            answer = self.function(files.model, **values)
         except BisectError:
             raise
         except AssertionError as error:
@@ -333,7 +335,7 @@ class FunctionCheck(Check):
             kind = type(error).__name__
             reason = f"the check raised {kind}: {_first_line(error)}".rstrip(": ")
             return Outcome(Ending.OTHER, f"raised {kind}", reason, tail=tail)
-        return Outcome(*_OUTCOMES[self._verdict(said)])
+        return Outcome(*_OUTCOMES[self._verdict(answer)])
 
     def _verdict(self, said: Any) -> Verdict:  # noqa: ANN401 - whatever the function returns
         if isinstance(said, Verdict):

@@ -106,11 +106,11 @@ class CandidateFiles(Setup):
             "golden": self.golden,
             "dir": self.folder,
         }
-        made = {"engine": self.engine, "python": self.python}
+        optional = {"engine": self.engine, "python": self.python}
         shapes = {"shapes": self.shapes[0]} if self.shapes else {}
         return {
             name: str(path.absolute())
-            for name, path in {**paths, **made}.items()
+            for name, path in {**paths, **optional}.items()
             if path is not None
         } | shapes
 
@@ -215,9 +215,9 @@ class Workspace:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(candidate.content())
-                for sample, (fed, made) in zip(samples, values, strict=True):
+                for sample, (fed, expected) in zip(samples, values, strict=True):
                     save_npz(sample.inputs, fed)
-                    save_npz(sample.golden, made)
+                    save_npz(sample.golden, expected)
                 if self.fixed_path is not None:
                     self._write_fixed(candidate, self.fixed_path)
             except OSError as error:
@@ -231,7 +231,7 @@ class Workspace:
             model=self.fixed_path or path,
             kept=None if self.fixed_path is None else path,
             samples=samples,
-            **{each.name: getattr(candidate, each.name) for each in fields(Setup)},
+            **{entry.name: getattr(candidate, entry.name) for entry in fields(Setup)},
             weights=self.weights.away(candidate.proto) if shared else None,
             shapes=tuple(_said_shapes(fed) for fed, _ in values),
             renew=write,

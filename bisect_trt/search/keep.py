@@ -141,8 +141,10 @@ def smallest_enough(count: int, max_questions: int, ask: Ask) -> Minimum | None:
         ask: The oracle: ``PASS`` where these units are enough.
     """
     sets = chain.from_iterable(combinations(range(count), size) for size in range(1, count + 1))
-    some = map(frozenset, islice(sets, max_questions))
-    return next((Minimum(units, proven=True) for units in some if ask(units) is Verdict.PASS), None)
+    candidates = map(frozenset, islice(sets, max_questions))
+    return next(
+        (Minimum(units, proven=True) for units in candidates if ask(units) is Verdict.PASS), None
+    )
 
 
 def _prove(state: Kept, steps: list[str]) -> Minimum:
@@ -367,8 +369,8 @@ class _Known:
                     return frozenset(first)
                 groups = [first]
                 continue
-            if rest := group[len(first) :]:
-                groups.append(rest)
+            if remainder := group[len(first) :]:
+                groups.append(remainder)
             if verdict is Verdict.UNRESOLVED and len(first) > 1 and broken < _MOST_SINGLES:
                 broken += 1
                 groups.append(first)
@@ -378,7 +380,7 @@ class _Known:
         """The first units of a group with half of its probability; at least one, and not all of several."""
         weights = [self.weights[unit] for unit in group]
         reached = accumulate(weights)
-        fits = sum(1 for each in reached if each <= sum(weights) / 2)
+        fits = sum(1 for weight in reached if weight <= sum(weights) / 2)
         return group[: max(min(fits, len(group) - 1), 1)]
 
     def _alone(self, pool: Subset) -> Subset | None:

@@ -101,12 +101,12 @@ def compare_all(
     comparisons = []
     for name in names:
         if name not in reference:
-            why = "the target has this member, and the reference does not"
-            comparisons.append(TensorComparison(name, False, ComparisonKind.MISSING, reason=why))
+            reason = "the target has this member, and the reference does not"
+            comparisons.append(TensorComparison(name, False, ComparisonKind.MISSING, reason=reason))
             continue
         step = (steps or {}).get(name)
         precision = coarser(options.precision, (lows or {}).get(name))
-        found = compare_tensor(
+        comparison = compare_tensor(
             name,
             reference[name],
             target.get(name),
@@ -115,7 +115,7 @@ def compare_all(
             step=step,
             precision=precision,
         )
-        comparisons.append(found)
+        comparisons.append(comparison)
     return comparisons
 
 
@@ -143,27 +143,27 @@ def compare_tensor(
         _describe_nonfinite(reference, target) if options.validate and target is not None else ""
     )
     tolerance, stat = options.for_output(name)
-    known: Fields = {"name": name, "stat": stat, "total": reference.size}
-    known |= {"reference_shape": reference.shape, "reference_dtype": _dtype_name(reference)}
+    facts: Fields = {"name": name, "stat": stat, "total": reference.size}
+    facts |= {"reference_shape": reference.shape, "reference_dtype": _dtype_name(reference)}
     if target is None:
-        return TensorComparison(passed=False, kind=ComparisonKind.MISSING, **known)
-    known |= {"target_shape": target.shape, "target_dtype": _dtype_name(target)}
+        return TensorComparison(passed=False, kind=ComparisonKind.MISSING, **facts)
+    facts |= {"target_shape": target.shape, "target_dtype": _dtype_name(target)}
     if reference.shape != target.shape:
-        return TensorComparison(passed=False, kind=ComparisonKind.SHAPE, **known)
+        return TensorComparison(passed=False, kind=ComparisonKind.SHAPE, **facts)
     if "U" in (reference.dtype.kind, target.dtype.kind):
-        return _compare_strings(reference, target, known)
+        return _compare_strings(reference, target, facts)
     resolved = tolerance.resolve(reference, precision or options.precision)
     step = None if tolerance != Tolerance() or options.validate else step
     if step is not None and step.size is None and reference.dtype.kind == "f":
         ripple = max(resolved.atol, RIPPLE * finite_rms(reference))
         resolved = ResolvedTolerance(ripple, max(resolved.rtol, RIPPLE))
-    known |= {"atol": resolved.atol, "rtol": resolved.rtol}
+    facts |= {"atol": resolved.atol, "rtol": resolved.rtol}
     if reference.size:
         comparison = _compare_numbers(
-            reference, target, resolved, known, options, details=details, step=step
+            reference, target, resolved, facts, options, details=details, step=step
         )
     else:
-        comparison = TensorComparison(passed=True, kind=ComparisonKind.MATCH, **known)
+        comparison = TensorComparison(passed=True, kind=ComparisonKind.MATCH, **facts)
     if not invalid:
         automatic = tolerance == Tolerance() and stat is ErrorStat.ELEMWISE and step is None
         if options.by_channel and automatic and comparison.passed and is_floating(reference):
@@ -184,27 +184,27 @@ def _with_channels(
     absolute = np.abs(theirs - ours)
     rtol = comparison.rtol or 0.0
     required = required_severity(math.inf) / severity_weight(precision)
-    least = automatic_tolerance(reference[:0], precision).atol
+    floor = automatic_tolerance(reference[:0], precision).atol
     # Rounding stays below this in nearly every tensor, which then needs no statistics of channels.
-    places = np.flatnonzero(absolute > required * (least + rtol * np.abs(ours)))
+    places = np.flatnonzero(absolute > required * (floor + rtol * np.abs(ours)))
     if reference.ndim < 2 or not places.size:
         return comparison
     atols = channel_tolerances(reference, precision, places)
     past = absolute[places] / (atols + rtol * np.abs(ours[places]))
-    most = int(past.argmax())
-    if past[most] < required:
+    peak = int(past.argmax())
+    if past[peak] < required:
         return comparison
-    flat = places[most]
+    flat = places[peak]
     index = tuple(map(int, np.unravel_index(flat, reference.shape)))
     by_channel = replace(
         comparison,
         passed=False,
         kind=ComparisonKind.MISMATCH,
-        atol=float(atols[most]),
+        atol=float(atols[peak]),
         worst=WorstElement(index, theirs[flat].item(), ours[flat].item(), float(absolute[flat])),
         mismatching=int(np.count_nonzero(past >= required)),
-        past_tolerance=float(past[most]),
-        of_tolerance=float(absolute[flat] / atols[most]),
+        past_tolerance=float(past[peak]),
+        of_tolerance=float(absolute[flat] / atols[peak]),
     )
     return replace(comparison, by_channel=by_channel)
 
@@ -225,8 +225,8 @@ def _compare_strings(reference: Array, target: Array, known: Plain) -> TensorCom
         )
     index = tuple(map(int, np.unravel_index(int(mismatch.argmax()), mismatch.shape)))
     worst = WorstElement(index, target[index].item(), reference[index].item(), math.inf)
-    where = f"the first at {index}: expected {worst.reference!r}, got {worst.target!r}"
-    reason = f"{count} of {mismatch.size} strings differ, {where}"
+    location = f"the first at {index}: expected {worst.reference!r}, got {worst.target!r}"
+    reason = f"{count} of {mismatch.size} strings differ, {location}"
     return TensorComparison(
         passed=False,
         kind=ComparisonKind.MISMATCH,
@@ -254,12 +254,12 @@ def _typed(name: str, values: Array, beside: np.dtype[Any]) -> Array:
 
 def _describe_nonfinite(reference: Array, target: Array) -> str:
     """Return the reason for which ``--validate`` fails two tensors; empty if it passes them."""
-    found = []
+    reasons = []
     for side, values in (("target", target), ("reference", reference)):
         counts = zip(("NaN", "Inf"), count_nonfinite(values), strict=True)
-        if said := " and ".join(f"{count} {word}" for word, count in counts if count):
-            found.append(f"the {side} has {said} among {values.size} elements")
-    return ", ".join(found)
+        if words := " and ".join(f"{count} {word}" for word, count in counts if count):
+            reasons.append(f"the {side} has {words} among {values.size} elements")
+    return ", ".join(reasons)
 
 
 @np.errstate(all="ignore")  # Inf - Inf, 0 / 0 and float32 overflow are results here
@@ -285,12 +285,12 @@ def _compare_numbers(
     finite = math.isfinite(absolute.max())
     if not finite:
         known |= {"reference_nonfinite": sum(count_nonfinite(ours))}
-        same = _same_nonfinite(theirs, ours, options)
-        absolute[same] = 0
-        relative[same] = 0
+        equal = _same_nonfinite(theirs, ours, options)
+        absolute[equal] = 0
+        relative[equal] = 0
 
     stat: ErrorStat = known["stat"]
-    found: Fields = {
+    result: Fields = {
         "max_abs": float(absolute.max()),
         "max_rel": float(relative.max()),
         "mean_abs": float(absolute.mean(dtype=np.float32)),
@@ -304,41 +304,45 @@ def _compare_numbers(
     within_rel = relative <= tolerance.rtol
     mismatch = ~(within_abs | within_rel)
     if stat is ErrorStat.ELEMWISE:
-        found["of_tolerance"] = _of_tolerance(absolute, relative, tolerance)
+        result["of_tolerance"] = _of_tolerance(absolute, relative, tolerance)
         if step is not None:
-            found |= _forgive_ties(step, absolute, mismatch, shape)
+            result |= _forgive_ties(step, absolute, mismatch, shape)
         if mismatch.any():
-            found["past_tolerance"] = _past_tolerance(absolute[mismatch], ours[mismatch], tolerance)
-    found["mismatching"] = int(np.count_nonzero(mismatch))
+            result["past_tolerance"] = _past_tolerance(
+                absolute[mismatch], ours[mismatch], tolerance
+            )
+    result["mismatching"] = int(np.count_nonzero(mismatch))
     kind, flat = _worst(theirs, ours, absolute, mismatch, finite)
     index = tuple(map(int, np.unravel_index(flat, shape)))
-    found["worst"] = WorstElement(
+    result["worst"] = WorstElement(
         index, theirs[flat].item(), ours[flat].item(), float(absolute[flat])
     )
     needed = (
         (_largest(absolute, within_rel), _largest(relative, within_abs)) if details else (0.0, 0.0)
     )
     if stat is ErrorStat.QUANTILE:
-        found["quantile"] = of_output(options.error_quantile, known["name"], DEFAULT_QUANTILE)
-        for way, each in (("abs", absolute), ("rel", relative)):
-            numbers = each.astype(np.float32) if each.dtype.kind == "b" else each
-            found[f"quantile_{way}"] = float(np.quantile(numbers, found["quantile"]))
+        result["quantile"] = of_output(options.error_quantile, known["name"], DEFAULT_QUANTILE)
+        for suffix, errors in (("abs", absolute), ("rel", relative)):
+            numbers = errors.astype(np.float32) if errors.dtype.kind == "b" else errors
+            result[f"quantile_{suffix}"] = float(np.quantile(numbers, result["quantile"]))
     # Last, for they sort in place rather than in a copy.
-    found["median_abs"] = float(np.median(absolute, overwrite_input=True))
+    result["median_abs"] = float(np.median(absolute, overwrite_input=True))
     if stat is ErrorStat.MEDIAN:
-        found["median_rel"] = float(np.median(relative, overwrite_input=True))
-    passed = not found["mismatching"]
+        result["median_rel"] = float(np.median(relative, overwrite_input=True))
+    passed = not result["mismatching"]
     if stat is not ErrorStat.ELEMWISE:
-        needed = found[f"{stat.value}_abs"], found[f"{stat.value}_rel"]
+        needed = result[f"{stat.value}_abs"], result[f"{stat.value}_rel"]
         # NaN fails, for comparisons with it are false
         passed = needed[0] <= tolerance.atol or needed[1] <= tolerance.rtol
-        found["of_tolerance"] = _of_tolerance(np.array(needed[:1]), np.array(needed[1:]), tolerance)
+        result["of_tolerance"] = _of_tolerance(
+            np.array(needed[:1]), np.array(needed[1:]), tolerance
+        )
     if details:
-        found["details"] = replace(
+        result["details"] = replace(
             _details(needed, ours, theirs), argmax=argmax_agreement(reference, target)
         )
     return TensorComparison(
-        passed=passed, kind=ComparisonKind.MATCH if passed else kind, **known, **found
+        passed=passed, kind=ComparisonKind.MATCH if passed else kind, **known, **result
     )
 
 
@@ -363,12 +367,12 @@ def argmax_agreement(reference: Array, target: Array) -> float | None:
 
 def _same_nonfinite(target: Array, reference: Array, options: ToleranceOptions) -> Array:
     """Return where both have the same Inf or NaN and the options count that as no error."""
-    same = np.zeros(reference.shape, bool)
+    equal = np.zeros(reference.shape, bool)
     if options.infinities_compare_equal or options.nonfinite_equal:
-        same |= np.isinf(reference) & (target == reference)
+        equal |= np.isinf(reference) & (target == reference)
     if options.nonfinite_equal:
-        same |= np.isnan(reference) & np.isnan(target)
-    return same
+        equal |= np.isnan(reference) & np.isnan(target)
+    return equal
 
 
 def _promote(values: Array) -> Array:
@@ -403,10 +407,10 @@ def _forgive_ties(step: Step, absolute: Array, mismatch: Array, shape: Sizes) ->
     """Remove ties from the mismatching elements in place; return the result's fields that describe them."""
     ties = step.ties(absolute, mismatch, shape)
     mismatch &= ~ties
-    known: Fields = {"ties": int(np.count_nonzero(ties))}
+    fields: Fields = {"ties": int(np.count_nonzero(ties))}
     if step.size is not None and step.size.size == 1:
-        known |= {"step": float(step.size[0]), "most_ties": step.most(mismatch.size)}
-    return known
+        fields |= {"step": float(step.size[0]), "most_ties": step.most(mismatch.size)}
+    return fields
 
 
 def _of_tolerance(absolute: Array, relative: Array, tolerance: ResolvedTolerance) -> float:
@@ -424,14 +428,14 @@ def _past_tolerance(absolute: Array, reference: Array, tolerance: ResolvedTolera
     past = np.divide(
         absolute, tolerance.atol + tolerance.rtol * np.abs(reference), dtype=np.float64
     )
-    known = past[np.isfinite(absolute)]
-    return float(known.max()) if known.size else math.inf
+    finite = past[np.isfinite(absolute)]
+    return float(finite.max()) if finite.size else math.inf
 
 
 def _largest(errors: Array, within: Array) -> float:
     """Return the largest of the errors that the other tolerance does not allow; NaN if one of them is."""
-    left = errors[~within]
-    return float(left.max()) if left.size else 0.0
+    excluded = errors[~within]
+    return float(excluded.max()) if excluded.size else 0.0
 
 
 def _worst(
@@ -442,12 +446,12 @@ def _worst(
         # A NaN or Inf of one side alone is the worst: first what the target made, then what it
         # lost.
         for kind, has in ((ComparisonKind.NAN, np.isnan), (ComparisonKind.INF, np.isinf)):
-            made = has(target) & ~has(reference)
+            appeared = has(target) & ~has(reference)
             lost = has(reference) & ~has(target)
             # NaN is beyond any tolerance; Inf is not beyond an infinite one.
-            for alone in (made & mismatch, lost & mismatch):
-                if alone.any():
-                    return kind, int(alone.argmax())
+            for single in (appeared & mismatch, lost & mismatch):
+                if single.any():
+                    return kind, int(single.argmax())
     if not mismatch.any():
         return ComparisonKind.MISMATCH, int(absolute.argmax())
     # Only among the mismatching, for an error that the relative tolerance allows explains nothing;

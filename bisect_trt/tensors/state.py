@@ -24,16 +24,16 @@ def state_after(state: Mapping[str, str], outputs: Path | Values | None) -> Arra
     Raises:
         UsageError: An output is not there.
     """
-    taken: Arrays = {}
+    values: Arrays = {}
     if outputs is None:
-        return taken
-    made = NpzFile(outputs) if isinstance(outputs, Path) else outputs
+        return values
+    source = NpzFile(outputs) if isinstance(outputs, Path) else outputs
     for name, output in state.items():
         greedy = GREEDY.fullmatch(output)
-        value = made.get(greedy[1] if greedy else output)
+        value = source.get(greedy[1] if greedy else output)
         if value is None:
             raise InputValuesError(
                 f"a step does not return '{output}', which the next one takes as '{name}'; name another output with --state."
             )
-        taken[name] = value.argmax(-1)[..., -1:] if greedy else value
-    return taken
+        values[name] = value.argmax(-1)[..., -1:] if greedy else value
+    return values

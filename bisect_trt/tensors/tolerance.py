@@ -235,9 +235,9 @@ def channel_tolerances(
     squares = np.square(np.where(counted, values, 0))
     scales = np.full(elements.shape, finite_rms(reference))
     for axis, places in enumerate(np.unravel_index(elements, reference.shape)):
-        others = tuple(each for each in range(reference.ndim) if each != axis)
-        counts = np.count_nonzero(counted, axis=others)
-        slices = np.sqrt(squares.sum(axis=others) / np.maximum(counts, 1))
+        axes = tuple(each for each in range(reference.ndim) if each != axis)
+        counts = np.count_nonzero(counted, axis=axes)
+        slices = np.sqrt(squares.sum(axis=axes) / np.maximum(counts, 1))
         if slices.any():
             scale = np.maximum(slices[places], np.median(slices[slices > 0]))
             scales = np.minimum(scales, scale)

@@ -61,10 +61,10 @@ def write_all(fd: int, content: Buffer) -> None:
     Raises:
         Closed: The other side does not read any more.
     """
-    left = memoryview(content).cast("B")
-    while len(left):
+    remaining = memoryview(content).cast("B")
+    while len(remaining):
         try:
-            left = left[os.write(fd, left[:_CHUNK]) :]
+            remaining = remaining[os.write(fd, remaining[:_CHUNK]) :]
         except OSError as error:
             raise Closed(str(error)) from error
 

@@ -233,7 +233,7 @@ class Connection:
 
     def _first_words(self) -> Sizes:
         """The version of the interpreter; what a host prints before it is skipped."""
-        seen = b""
+        output = b""
         deadline = time.monotonic() + START_SECONDS
         while True:
             if not readable([self._out], deadline - time.monotonic()):
@@ -244,9 +244,9 @@ class Connection:
             byte = os.read(self._out, 1)  # no more: the next bytes are a message
             if not byte:
                 raise Closed("it ended before a Python began")
-            seen += byte
-            if byte == b"\n" and GREETING in seen:
-                return tuple(int(word) for word in seen.rpartition(GREETING)[2].split(b"."))
+            output += byte
+            if byte == b"\n" and GREETING in output:
+                return tuple(int(word) for word in output.rpartition(GREETING)[2].split(b"."))
 
     def _lost(self, why: str) -> ConnectionLost:
         """Why there is no answer, with the last lines of what the other end wrote to stderr."""
@@ -304,7 +304,7 @@ class RemoteRunner:
 
         def sent(value: Any) -> Any:  # noqa: ANN401 - plain values
             if isinstance(value, list | tuple):
-                return [sent(each) for each in value]
+                return [sent(item) for item in value]
             if isinstance(value, str) and Path(value).is_file():
                 digest = file_hash(Path(value))
                 files[digest] = Path(value)
@@ -345,14 +345,14 @@ class RemoteRunner:
         """Call a method about a model, which goes over with its weights and what it is fed."""
         content = hints.get("content") or path.read_bytes()
         files: dict[str, bytes | Path] = {(model := hashlib.sha256(content).hexdigest()): content}
-        beside = {}
+        weights = {}
         if "weights" in hints:
             for location in external_files(onnx.load_from_string(content)):
-                beside[location] = file_hash(Path(hints["weights"], location))
-                files[beside[location]] = Path(hints["weights"], location)
+                weights[location] = file_hash(Path(hints["weights"], location))
+                files[weights[location]] = Path(hints["weights"], location)
         self._connection.has(files)
         plain = {name: value for name, value in hints.items() if name not in ("content", "weights")}
-        arguments = {**self._known, "model": model, "beside": beside, "hints": plain, **more}
+        arguments = {**self._known, "model": model, "beside": weights, "hints": plain, **more}
         return self._connection.call(method, arguments, [pack(feed)] if feed else ())
 
 
@@ -378,9 +378,9 @@ class RemoteModel:
         Raises:
             RunError: It fails.
         """
-        made = self._connection.call("run", {"timed": 0}, [pack(inputs)])
-        self.skipped.update(made["skipped"])
-        return unpack(made["payload"])
+        reply = self._connection.call("run", {"timed": 0}, [pack(inputs)])
+        self.skipped.update(reply["skipped"])
+        return unpack(reply["payload"])
 
     def times(self, inputs: Values, runs: int) -> list[float]:
         """Seconds of each of several runs there; transfers do not count."""
@@ -399,7 +399,7 @@ def file_hash(path: Path) -> str:
         BuildError: It cannot be read.
     """
     try:
-        seen = path.stat()
-        return _hash(path, seen.st_ino, seen.st_size, seen.st_ctime_ns)
+        state = path.stat()
+        return _hash(path, state.st_ino, state.st_size, state.st_ctime_ns)
     except OSError as error:
         raise BuildError(f"{path} cannot be read: {error.strerror}") from error

@@ -88,7 +88,7 @@ class Environment:
         """
         try:
             words = shlex.split(re.sub(r"\s*([=<>!~]=?=?|,)\s*", r"\1", text.strip()))
-            pythons = [found[1] for word in words if (found := _PYTHON.fullmatch(word))]
+            pythons = [match[1] for word in words if (match := _PYTHON.fullmatch(word))]
             wanted = [
                 _checked(word) for word in words if word != _ALONE and not _PYTHON.fullmatch(word)
             ]
@@ -106,7 +106,10 @@ class Environment:
 
     def __str__(self) -> str:
         """As :meth:`parse` reads it."""
-        words = [shlex.quote(each) if " " in each else each for each in self.requirements]
+        words = [
+            shlex.quote(requirement) if " " in requirement else requirement
+            for requirement in self.requirements
+        ]
         return " ".join(
             [
                 *([f"python={self.python}"] if self.python else []),
@@ -129,9 +132,9 @@ def _checked(word: str) -> str:
 def with_numpy(requirements: Sequence[str]) -> Names:
     """The requirements with NumPy, of a version that the pinned releases work with."""
     if any(
-        canonicalize_name(Requirement(each).name) == "numpy"
-        for each in requirements
-        if not each.endswith(".whl")
+        canonicalize_name(Requirement(requirement).name) == "numpy"
+        for requirement in requirements
+        if not requirement.endswith(".whl")
     ):
         return tuple(requirements)
     return (*requirements, "numpy<2" if any(map(_FOR_NUMPY_1.fullmatch, requirements)) else "numpy")
@@ -161,7 +164,7 @@ def interpreter(
     """
     first: NoSuchRelease | None = None
     pinned = any(
-        "==" in each for each in wanted.requirements
+        "==" in requirement for requirement in wanted.requirements
     )  # else the version of Python is not the reason
     for python in (
         [wanted.python] if wanted.python else [sys.executable, *(others() if pinned else ())]
@@ -181,20 +184,20 @@ def interpreter(
 def _kept(wanted: Environment, python: str, say: Callable[[str], None], tool: _Tool) -> Path:
     """The Python of an environment of an interpreter; a file beside it says that it is complete."""
     files = [
-        (each, Path(each).stat().st_mtime_ns)
-        for each in wanted.requirements
-        if each.endswith(".whl")
+        (requirement, Path(requirement).stat().st_mtime_ns)
+        for requirement in wanted.requirements
+        if requirement.endswith(".whl")
     ]
     named = repr((sorted(wanted.requirements), wanted.alone, files, os.path.realpath(python)))
     title = re.sub(r"[^\w.]+", "-", Path(wanted.requirements[0]).name).strip("-")[:60]
     place = folder() / f"{title}-{hashlib.sha256(named.encode()).hexdigest()[:12]}"
-    made = place / "bin" / "python"
+    executable = place / "bin" / "python"
     complete = place.with_suffix(f"{place.suffix}.complete")
     try:
         with place.with_suffix(f"{place.suffix}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (
-                complete.exists() and made.exists()
+                complete.exists() and executable.exists()
             ):  # the interpreter that it was made of may be gone
                 say(
                     f"make an environment with {' '.join(wanted.requirements)}, once ({place}, of {python})"
@@ -206,7 +209,7 @@ def _kept(wanted: Environment, python: str, say: Callable[[str], None], tool: _T
         raise ResourceError(
             f"the environment {place} cannot be written: {error.strerror}; name another folder in {FOLDER}."
         ) from error
-    return made
+    return executable
 
 
 def _make(place: Path, wanted: Environment, python: str, tool: _Tool) -> None:
@@ -234,10 +237,10 @@ def _make(place: Path, wanted: Environment, python: str, tool: _Tool) -> None:
             *options,
         ],
     ):
-        status, said = tool([uv(), *words], settings)
+        status, output = tool([uv(), *words], settings)
         if status:
-            sentence = f"an environment with {' '.join(wanted.requirements)} cannot be made: uv says: {_last_lines(said)}"
-            if _is_missing(said):
+            sentence = f"an environment with {' '.join(wanted.requirements)} cannot be made: uv says: {_last_lines(output)}"
+            if _is_missing(output):
                 raise NoSuchRelease(
                     f"{sentence}. Name releases that the index has; python=3.11 before them asks for another interpreter."
                 )
@@ -270,9 +273,9 @@ def folder() -> Path:
 
 def others() -> list[str]:
     """The versions of Python that a worker runs on beside this one's, the nearest first; the newest is the next one."""
-    own = sys.version_info[1]
-    near = sorted(range(OLDEST[1], own + 2), key=lambda minor: abs(minor - own))
-    return [f"3.{minor}" for minor in near if minor != own]
+    current = sys.version_info[1]
+    minors = sorted(range(OLDEST[1], current + 2), key=lambda minor: abs(minor - current))
+    return [f"3.{minor}" for minor in minors if minor != current]
 
 
 def find_python(asked: str) -> str:
@@ -295,12 +298,12 @@ def find_python(asked: str) -> str:
         os.environ.get("PATH", ""),
     ]
     words = [uv(), "python", "find", "--no-project", "--system", asked]
-    status, said = run_tool(words, {"PATH": os.pathsep.join(folders)})
+    status, output = run_tool(words, {"PATH": os.pathsep.join(folders)})
     if status:
         raise PlaceError(
             f"there is no Python {asked} here; install it, as with: uv python install {asked}."
         )
-    return said.splitlines()[-1].strip()
+    return output.splitlines()[-1].strip()
 
 
 def releases(package: str, python: str | None = None, timeout: float | None = None) -> list[str]:
@@ -317,9 +320,9 @@ def releases(package: str, python: str | None = None, timeout: float | None = No
     version = python or f"{sys.version_info[0]}.{sys.version_info[1]}"
     # A source distribution may be older than all wheels, and cannot be built today.
     wheels = ["--python-version", version, "--only-binary", ":all:"]
-    found = _listed(package, wheels, timeout)
+    versions = _listed(package, wheels, timeout)
     return (
-        found if found or python is not None else _listed(package, [], timeout)
+        versions if versions or python is not None else _listed(package, [], timeout)
     )  # but some packages have no wheels
 
 
@@ -328,22 +331,22 @@ def _listed(package: str, options: Sequence[str], timeout: float | None) -> list
     if _is_on(os.environ.get("UV_OFFLINE")) and not _is_on(os.environ.get("PIP_NO_INDEX")):
         raise PlaceError(f"the releases of {package} cannot be listed: UV_OFFLINE is set.")
     words = [*_pip(), "index", "versions", package, *options]
-    status, said = run_tool(words, timeout=timeout)
-    listed = re.search(r"^Available versions: (.*)$", said, re.MULTILINE)
+    status, output = run_tool(words, timeout=timeout)
+    listed = re.search(r"^Available versions: (.*)$", output, re.MULTILINE)
     if status != 0 or listed is None:
-        if _is_missing(said):
+        if _is_missing(output):
             return []
         raise PlaceError(
-            f"the releases of {package} cannot be listed: pip says: {_last_lines(said)}. Is the index reachable, and named "
+            f"the releases of {package} cannot be listed: pip says: {_last_lines(output)}. Is the index reachable, and named "
             "in pip's settings?"
         )
-    found = []
+    versions = []
     for word in listed[1].split(","):
         with contextlib.suppress(
             InvalidVersion
         ):  # of the time before there was a rule for versions
-            found.append(Version(word.strip()))
-    return [str(each) for each in sorted(found) if not each.is_prerelease]
+            versions.append(Version(word.strip()))
+    return [str(number) for number in sorted(versions) if not number.is_prerelease]
 
 
 def _is_on(value: str | None) -> bool:
@@ -368,11 +371,11 @@ def uv() -> str:
     Raises:
         UnavailableError: It is not installed.
     """
-    beside = str(Path(sys.executable).parent)
-    found = shutil.which("uv", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
-    if found is None:
+    folder_of_python = str(Path(sys.executable).parent)
+    path = shutil.which("uv", path=os.pathsep.join([folder_of_python, os.environ.get("PATH", "")]))
+    if path is None:
         raise PlaceError("environments are made by uv, which is not installed; pip install uv.")
-    return found
+    return path
 
 
 def run_tool(
@@ -411,10 +414,10 @@ def run_tool(
             )
         except OSError as error:
             raise PlaceError(f"{argv[0]} cannot be started: {error.strerror}.") from error
-        said = log.read_text(encoding="utf-8", errors="replace")
+        output = log.read_text(encoding="utf-8", errors="replace")
     if ended.limit is not None:
         raise PlaceError(f"{shlex.join(argv[:4])} has not ended after {ended.seconds:.0f} s.")
-    return ended.code, said
+    return ended.code, output
 
 
 def index_settings() -> dict[str, str]:
@@ -424,11 +427,11 @@ def index_settings() -> dict[str, str]:
     documentation, "Configuration".
     """
     config = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
-    own = {*_SETTINGS.values(), "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_CONFIG_FILE"} - {
+    variables = {*_SETTINGS.values(), "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_CONFIG_FILE"} - {
         "SSL_CERT_FILE"
     }
     if (
-        any(map(os.environ.get, own))
+        any(map(os.environ.get, variables))
         or (config / "uv/uv.toml").exists()
         or Path("/etc/uv/uv.toml").exists()
     ):
@@ -436,32 +439,32 @@ def index_settings() -> dict[str, str]:
     listed = subprocess.run(
         [*_pip(), "config", "list"], capture_output=True, text=True, check=False
     ).stdout
-    said = dict(line.split("=", 1) for line in listed.splitlines() if "=" in line)
-    found = {}
+    entries = dict(line.split("=", 1) for line in listed.splitlines() if "=" in line)
+    settings = {}
     for name, variable in _SETTINGS.items():
-        given = [
-            said[key]
+        values = [
+            entries[key]
             for key in (f"global.{name}", f"install.{name}", f":env:.{name}")
-            if key in said
+            if key in entries
         ]
-        words = ast.literal_eval(given[-1]).split() if given else []
+        words = ast.literal_eval(values[-1]).split() if values else []
         if words and not (name == "cert" and os.environ.get(variable)):
-            found[variable] = ("," if name == "find-links" else " ").join(words)
-    if "UV_INDEX" in found:  # uv refuses a folder that does not exist, and pip does not
-        urls = found["UV_INDEX"].split()
-        there = [
+            settings[variable] = ("," if name == "find-links" else " ").join(words)
+    if "UV_INDEX" in settings:  # uv refuses a folder that does not exist, and pip does not
+        urls = settings["UV_INDEX"].split()
+        existing = [
             url
             for url in urls
             if not url.startswith("file://") or Path(url.removeprefix("file://")).is_dir()
         ]
-        found |= {"UV_INDEX": " ".join(there), "UV_INDEX_STRATEGY": "unsafe-best-match"}
-    return found
+        settings |= {"UV_INDEX": " ".join(existing), "UV_INDEX_STRATEGY": "unsafe-best-match"}
+    return settings
 
 
 def _last_lines(said: str) -> str:
     """The end of what a tool printed, as one line."""
     lines = [line.lstrip(_FRAME).rstrip() for line in said.splitlines()]
-    found = [
+    shown = [
         line for line in lines if line and not line.startswith(("[notice]", "WARNING: Location"))
     ]
-    return " / ".join(found[-_SHOWN_LINES:]).rstrip(".") or "nothing"
+    return " / ".join(shown[-_SHOWN_LINES:]).rstrip(".") or "nothing"

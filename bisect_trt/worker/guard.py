@@ -243,15 +243,15 @@ def claimed_run(folder: Path) -> Iterator[None]:
     Raises:
         UsageError: Another process works there.
     """
-    taken = f"the run {folder} belongs to the running process {{}}, so nothing was done; wait until it ends, or stop it."
-    with _locked(folder / _LOCK, taken), contextlib.ExitStack() as kept:
+    message = f"the run {folder} belongs to the running process {{}}, so nothing was done; wait until it ends, or stop it."
+    with _locked(folder / _LOCK, message), contextlib.ExitStack() as opened:
         # Checks outlive a driver that is killed until its guard has ended them: it has this lock as
         # well.
         with contextlib.suppress(OSError):
             directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            kept.callback(os.close, directory)
+            opened.callback(os.close, directory)
             fcntl.flock(directory, fcntl.LOCK_EX)
-            kept.callback(fcntl.flock, directory, fcntl.LOCK_UN)  # the guard's too
+            opened.callback(fcntl.flock, directory, fcntl.LOCK_UN)  # the guard's too
             guard.hold(directory)
         yield
 
@@ -262,14 +262,14 @@ def claimed_path(path: Path | None) -> contextlib.AbstractContextManager[None]:
     Raises:
         UsageError: The candidates of another run are written there.
     """
-    taken = (
+    message = (
         f"{path} is rewritten for each probe of a run in process {{}}; wait until it ends, name "
         "another with --candidate, or put {model} into the check command."
     )
     return (
         contextlib.nullcontext()
         if path is None
-        else _locked(path.with_name(f".{path.name[:100]}.bisect-trt"), taken)
+        else _locked(path.with_name(f".{path.name[:100]}.bisect-trt"), message)
     )
 
 

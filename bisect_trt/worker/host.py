@@ -209,15 +209,15 @@ class Host:
         }
         sizes = {name: len(content) for name, content in written.items()}
         inputs = [[info.name, info.dtype.name, info.shape] for info in self._session.inputs]
-        known = {"back": sizes, "inputs": inputs, "skipped": dict(self._session.skipped)}
-        return {**known, "payload": b"".join(written.values())}
+        reply = {"back": sizes, "inputs": inputs, "skipped": dict(self._session.skipped)}
+        return {**reply, "payload": b"".join(written.values())}
 
     def run(self, call: Call) -> Reply:
         """Run the model; timed, as often as the call says."""
         feed = unpack(call["payload"])
         seconds = run_times(self._session, feed, call["timed"])
-        made = b"" if seconds else pack(self._session.run(feed))
-        return {"seconds": seconds, "skipped": dict(self._session.skipped), "payload": made}
+        outputs = b"" if seconds else pack(self._session.run(feed))
+        return {"seconds": seconds, "skipped": dict(self._session.skipped), "payload": outputs}
 
     def layers(self, _: Call) -> Reply:
         """The layers of the engine."""
@@ -261,8 +261,8 @@ class Host:
                 )
             )
         if isinstance(value, dict):
-            return {name: self._settings(each) for name, each in value.items()}
-        return [self._settings(each) for each in value] if isinstance(value, list) else value
+            return {name: self._settings(item) for name, item in value.items()}
+        return [self._settings(item) for item in value] if isinstance(value, list) else value
 
     def _link(self, digest: str, path: Path) -> Path:
         """A file that is here already under a name of its own; it is not to be written to."""
@@ -325,7 +325,7 @@ def unpack(content: bytes | bytearray) -> Fields:
 
 def failure(error: Exception) -> Reply:
     """An error as plain values, from which ``connection`` raises it again."""
-    types = [each.__name__ for each in type(error).__mro__]
+    types = [kind.__name__ for kind in type(error).__mro__]
     if not isinstance(error, BisectError | MemoryError | RuntimeFailure):
         traceback.print_exc()
     return {
@@ -338,7 +338,7 @@ def failure(error: Exception) -> Reply:
 
 def facts(packages: list[str]) -> Fields:
     """Versions, processor and GPUs of this machine; what is not known is left out."""
-    found: Fields = {
+    machine: Fields = {
         "host": platform.node(),
         "platform": platform.platform(),
         "machine": platform.machine(),
@@ -349,7 +349,7 @@ def facts(packages: list[str]) -> Fields:
         "GPU": gpus(),
         "packages": {name: version for name in packages if (version := installed(name))},
     }
-    return {name: value for name, value in found.items() if value or name == "packages"}
+    return {name: value for name, value in machine.items() if value or name == "packages"}
 
 
 def installed(package: str) -> str:
@@ -375,7 +375,7 @@ def gpus() -> list[dict[str, str]]:
     """Name and driver of each GPU that this process may use, as nvidia-smi reports them."""
     query = ["--query-gpu=index,name,driver_version", "--format=csv,noheader"]
     try:
-        said = subprocess.check_output(
+        output = subprocess.check_output(
             ["nvidia-smi", *query], timeout=30, stderr=subprocess.DEVNULL
         )
     except (OSError, subprocess.SubprocessError):
@@ -383,9 +383,9 @@ def gpus() -> list[dict[str, str]]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     rows = [
         [word.strip() for word in line.split(",")]
-        for line in said.decode(errors="replace").splitlines()
+        for line in output.decode(errors="replace").splitlines()
     ]
-    seen = [
+    selected = [
         row for row in rows if len(row) == 3 and (visible is None or row[0] in visible.split(","))
     ]
-    return [{"name": name, "driver": driver} for _, name, driver in seen]
+    return [{"name": name, "driver": driver} for _, name, driver in selected]

@@ -98,12 +98,12 @@ class Seen:
     def kind(self) -> dict[str, str]:
         """The facts that verdicts may depend on: the target's version, the GPU, the processor."""
         gpus = ", ".join(gpu["name"] for gpu in self.found.get("GPU", ()))
-        known = {
+        facts = {
             "version": self.target.get("version", ""),
             "GPU": gpus,
             "processor": self.found.get("CPU", ""),
         }
-        return {name: str(value) for name, value in known.items() if value}
+        return {name: str(value) for name, value in facts.items() if value}
 
     def describe(self) -> str:
         """Its versions and hardware in words."""
@@ -122,21 +122,21 @@ class Seen:
 
     def table(self) -> dict[str, str]:
         """Return the facts as text, by name."""
-        known = {"place": self.place.public, **self.found.get("packages", {})}
-        known |= {
+        facts = {"place": self.place.public, **self.found.get("packages", {})}
+        facts |= {
             name: str(self.found.get(name, "")) for name in ("Python", "platform", "machine", "CPU")
         }
         gpus = self.found.get("GPU", ())
-        known["GPU"] = ", ".join(f"{gpu['name']} (driver {gpu['driver']})" for gpu in gpus)
-        return {name: value for name, value in known.items() if value}
+        facts["GPU"] = ", ".join(f"{gpu['name']} (driver {gpu['driver']})" for gpu in gpus)
+        return {name: value for name, value in facts.items() if value}
 
 
 def rerun_command(script: Path, places: Sequence[Place]) -> str:
     """The command that runs a script as the target ran: by the interpreter of the place, where it is on this machine."""
     place = places[0] if places else None
     python = place.argv[0] if place is not None and place.local else "python"
-    there = "" if place is None or place.local else f", where the target ran: {place.said}"
-    return shlex.join([python, str(script)]) + there
+    suffix = "" if place is None or place.local else f", where the target ran: {place.said}"
+    return shlex.join([python, str(script)]) + suffix
 
 
 _SSH = (
@@ -155,21 +155,21 @@ def parse(word: str) -> tuple[Kind, dict[str, str]]:
     Raises:
         UsageError: It is none.
     """
-    name, _, rest = word.partition("=")
-    kind = next((each for each in _FORMS if each == name and rest.strip()), None)
+    name, _, text = word.partition("=")
+    kind = next((form_name for form_name in _FORMS if form_name == name and text.strip()), None)
     if kind is None:
         raise ValueRefusedError(
             f"--on {word}: that is no place; give python=PATH, env='PACKAGE==VERSION ...', ssh=HOST,python=PATH, "
             "command='... python3 -' or ray=auto."
         )
     pattern, form, _ = _FORMS[kind]
-    found = re.fullmatch(pattern, rest)
-    if found is None or (kind == "command" and not _words(rest)):
+    match = re.fullmatch(pattern, text)
+    if match is None or (kind == "command" and not _words(text)):
         raise ValueRefusedError(f"--on {word}: write it as {form}.")
     return kind, {
         "python": "python3",
         "resource": "gpus",
-        **{k: v for k, v in found.groupdict().items() if v},
+        **{k: v for k, v in match.groupdict().items() if v},
     }
 
 
@@ -221,20 +221,20 @@ def slots(word: str, address: str, resource: str) -> tuple[Place, ...]:
     if importlib.util.find_spec("ray") is None:
         raise PlaceError(f"--on {word}: Ray is not installed; run: pip install ray.")
     command = module_command(__name__, address, resource)
-    said = [f"no answer from {address} in {_LOOK_SECONDS} s"]
+    errors = [f"no answer from {address} in {_LOOK_SECONDS} s"]
     with contextlib.suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_LOOK_SECONDS, check=False
         )
-        said = done.stderr.strip().splitlines() or said if done.returncode else []
-    if said:
+        errors = done.stderr.strip().splitlines() or errors if done.returncode else []
+    if errors:
         raise PlaceError(
-            f"--on {word}: there is no Ray cluster: {said[-1]}; start one with `ray start --head`."
+            f"--on {word}: there is no Ray cluster: {errors[-1]}; start one with `ray start --head`."
         )
     nodes: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     if not nodes:
-        more = "" if resource == "CPU" else f"; write ray={address},cpus to use its processor cores"
-        raise PlaceError(f"--on {word}: the Ray cluster has no {resource}{more}.")
+        hint = "" if resource == "CPU" else f"; write ray={address},cpus to use its processor cores"
+        raise PlaceError(f"--on {word}: the Ray cluster has no {resource}{hint}.")
     relays = ((number, (*command, node)) for node, number in nodes.items())
     return tuple(Place("ray", word, relay) for number, relay in relays for _ in range(number))
 
@@ -302,11 +302,14 @@ def main(address: str, resource: str, node: str = "") -> None:
     if node:
         relay(ray, resource, node, source, sink)
     else:
-        nodes = sorted(ray.nodes(), key=lambda each: (each["NodeManagerAddress"], each["NodeID"]))
+        nodes = sorted(
+            ray.nodes(),
+            key=lambda node_facts: (node_facts["NodeManagerAddress"], node_facts["NodeID"]),
+        )
         counts = {
-            each["NodeID"]: int(each["Resources"].get(resource, 0))
-            for each in nodes
-            if each["Alive"]
+            node_facts["NodeID"]: int(node_facts["Resources"].get(resource, 0))
+            for node_facts in nodes
+            if node_facts["Alive"]
         }
         write_all(
             sink,

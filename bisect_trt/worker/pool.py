@@ -191,11 +191,11 @@ class WorkerPool:
 
     def _until_deadline(self, seconds: float, cancel: Cancel | None) -> float:
         """Return the seconds that a request may take; one with a ``cancel`` is ended by that."""
-        left = self.deadline.seconds_left() if cancel is None else None
-        if left is None:
+        remaining = self.deadline.seconds_left() if cancel is None else None
+        if remaining is None:
             return seconds
         self.deadline.check()
-        return min(seconds, left)
+        return min(seconds, remaining)
 
     def _take(
         self, *, away: bool = False, fresh: bool = False, place: Place | None = None
@@ -209,14 +209,17 @@ class WorkerPool:
                     self._idle.remove(worker)
                     return worker
             if away and place is None:
-                place = min(self.places, key=lambda each: (self._lost[each], self._given[each]))
+                place = min(
+                    self.places,
+                    key=lambda candidate: (self._lost[candidate], self._given[candidate]),
+                )
             local = place is None or place.local
             gpu = (
                 min(self._gpus, key=self._given.__getitem__)
                 if len(self._gpus) > 1 and local
                 else None
             )
-            self._given.update(each for each in (gpu, place) if each is not None)
+            self._given.update(holder for holder in (gpu, place) if holder is not None)
             return WorkerProcess(gpu, place=place)
 
     def _give_back(self, worker: WorkerProcess) -> None:
@@ -224,10 +227,10 @@ class WorkerPool:
             self.fresh_process or worker.worn_out or (self._short and worker.place is not None)
         )
         with self._lock:
-            kept = worker.alive and not (self._closed or worn_out)
-            if kept:
+            reusable = worker.alive and not (self._closed or worn_out)
+            if reusable:
                 self._idle.append(worker)
-        if not kept:
+        if not reusable:
             self._dismiss(worker)
 
     def _make_room(self, lost: WorkerProcess) -> None:
@@ -243,7 +246,9 @@ class WorkerPool:
     def _dismiss(self, worker: WorkerProcess) -> None:
         worker.close()
         with self._lock:
-            self._given.subtract(each for each in (worker.gpu, worker.place) if each is not None)
+            self._given.subtract(
+                holder for holder in (worker.gpu, worker.place) if holder is not None
+            )
 
     def close(self) -> None:
         """End all idle workers, except the ones that are kept for the next run."""

@@ -128,16 +128,16 @@ def _shorten(log: Path, *, mark: int = 0) -> int:
     """Leave the middle of a long log out, also while it is written; returns how many bytes that is, or writes that (``mark``)."""
     with contextlib.suppress(OSError), log.open("r+b") as file:  # a check may have removed it
         size = file.seek(0, os.SEEK_END)
-        kept = size - LOG_BYTES if mark else _TAIL_BYTES
+        tail_bytes = size - LOG_BYTES if mark else _TAIL_BYTES
         if mark or size > LOG_BYTES + _TAIL_BYTES:
-            file.seek(size - kept)
+            file.seek(size - tail_bytes)
             tail = file.read()
             file.seek(LOG_BYTES)
             file.write(
                 (f"\n[{mark} bytes of output left out here]\n".encode() if mark else b"") + tail
             )
             file.truncate()
-            return size - LOG_BYTES - kept
+            return size - LOG_BYTES - tail_bytes
     return 0
 
 

@@ -143,19 +143,19 @@ def compare_sample(
     # A candidate's values are those of its outputs: one that the target does not hand out is
     # missing, not unasked for.
     wanted: Iterable[str] = request.names or (outputs if sample.golden.is_dir() else reference)
-    known: list[str] = []
+    compared: list[str] = []
     for name in wanted:
         if name in reference:
-            known += [] if name in session.skipped else [name]
+            compared += [] if name in session.skipped else [name]
         elif name not in outputs:  # a sequence, a map or an optional
             both = dict.fromkeys([*reference, *outputs])
-            known += [each for each in both if each.startswith(f"{name}[")]
+            compared += [member for member in both if member.startswith(f"{name}[")]
     steps, lows = _grids(request.model, feed, reference)
     return compare_all(
         reference,
         outputs,
         request.tolerance,
-        known,
+        compared,
         details=request.details,
         steps=steps,
         lows=lows,
@@ -221,7 +221,7 @@ class Worker:
             names = _names(order.request)
             reply = Failed(kind, error.message, f"{kind}: {error.sign(names)}", error.poisoned)
         except BisectError as error:  # an error of a plug-in may not be there when it is unpickled
-            reply = (kind_of([each.__name__ for each in type(error).__mro__]) or BisectError)(
+            reply = (kind_of([kind.__name__ for kind in type(error).__mro__]) or BisectError)(
                 str(error)
             )
         except (ConnectionLost, ProcessDied) as error:
@@ -264,9 +264,9 @@ class Worker:
     def _look(self, request: Look) -> Seen:
         """Only in a place; here ``doctor`` looks."""
         assert self._place is not None
-        found = self._place.call("facts", {"packages": list(request.packages)})["facts"]
+        facts = self._place.call("facts", {"packages": list(request.packages)})["facts"]
         runtime: Any = self._runtime(request.target) if request.start else None
-        return Seen(self._place.place, found, {} if runtime is None else dict(runtime.facts))
+        return Seen(self._place.place, facts, {} if runtime is None else dict(runtime.facts))
 
     def _lower(self, request: Lower) -> bool:
         model = self._runtime(request.target).lowered(request.model)
@@ -307,13 +307,13 @@ class Worker:
         comparisons: list[TensorComparison] = []
         own_state: Feed = {}
         for number, sample in enumerate(() if request.target.build_only else request.samples, 1):
-            seen = compare_sample(session, request, sample, number, own_state)
+            results = compare_sample(session, request, sample, number, own_state)
             comparisons += (
-                [structs.replace(each, sample=number) for each in seen]
+                [structs.replace(result, sample=number) for result in results]
                 if len(request.samples) > 1
-                else seen
+                else results
             )
-            if not request.every and not all(each.passed for each in seen):
+            if not request.every and not all(result.passed for result in results):
                 break
         latency = None
         if request.timed and not request.target.build_only:
@@ -326,13 +326,13 @@ class Worker:
         """Score a model, or a piece of it of which the reference runs the rest."""
         from bisect_trt.tensors.metrics import find_metric  # noqa: PLC0415 - few workers score
 
-        asked = request.scoring
-        data = asked.data
-        metric = find_metric(asked.metric, lower_is_better=asked.lower_is_better)
+        scoring = request.scoring
+        data = scoring.data
+        metric = find_metric(scoring.metric, lower_is_better=scoring.lower_is_better)
         first = load_npz(data.inputs(0))
-        rest = None if request.reference is None else make_runtime(request.reference)
+        reference = None if request.reference is None else make_runtime(request.reference)
         before, after = (
-            None if rest is None or path is None else rest.load(path, first)
+            None if reference is None or path is None else reference.load(path, first)
             for path in (request.before, request.after)
         )
 
@@ -341,19 +341,19 @@ class Worker:
 
         def outputs(place: int) -> Feed:
             sample = load_npz(data.inputs(place))
-            made = run(session, fed(sample))
-            return made if after is None else {**made, **run(after, {**sample, **made})}
+            results = run(session, fed(sample))
+            return results if after is None else {**results, **run(after, {**sample, **results})}
 
         session = self._runtime(request.target).load(request.model, fed(first))
         self._tell(LOADED)
         value = data.score(metric, outputs)
         passed = None
-        if asked.bound is not None:  # NaN is not on its good side
-            slack = 1e-9 * max(abs(asked.bound), 1.0)
+        if scoring.bound is not None:  # NaN is not on its good side
+            slack = 1e-9 * max(abs(scoring.bound), 1.0)
             passed = (
-                value <= asked.bound + slack
+                value <= scoring.bound + slack
                 if metric.lower_is_better
-                else value >= asked.bound - slack
+                else value >= scoring.bound - slack
             )
         latency = median_ms(session, fed(first)) if request.timed else None
         return Scored(value, passed, _layers(session, request), latency)
@@ -373,7 +373,8 @@ class Worker:
             if request.build_limit_s is not None and build_s > request.build_limit_s:
                 build_s = min(build_s, _timed_load(runtime, request.model, feed)[0])
         peaks = {
-            name: seen["peak"] - before["host"] for name, seen in (("build", built), ("run", ran))
+            name: memory["peak"] - before["host"]
+            for name, memory in (("build", built), ("run", ran))
         }
         peaks["device"] = ran["gpu"] - before["gpu"]
         measured = Measured(
@@ -383,18 +384,20 @@ class Worker:
             return measured
         from bisect_trt.worker.timing import Timed, compare_blocks  # noqa: PLC0415 - few workers measure
 
-        beside = None
+        baseline = None
         if request.baseline is not None:
             try:
                 runtime = self._baseline(request.baseline, request.beside)
-                beside = Timed.of(runtime.load(request.baseline_model or request.model, feed), feed)
+                baseline = Timed.of(
+                    runtime.load(request.baseline_model or request.model, feed), feed
+                )
             except _FAILURES as error:
                 return replace(measured, refused=str(error))
         judge = partial(request.judge, idle_s=idle)
-        seen = compare_blocks(
-            Timed.of(session, feed), beside, judge, request.budget_s, request.share
+        blocks = compare_blocks(
+            Timed.of(session, feed), baseline, judge, request.budget_s, request.share
         )
-        return replace(measured, idle_s=idle, **vars(seen))
+        return replace(measured, idle_s=idle, **vars(blocks))
 
     def _idle_lost(self, request: Measure, runtime: Runtime) -> float:
         """Seconds that a model that computes nothing loses to the baseline; 0 without one, and where that is not known."""
@@ -417,9 +420,9 @@ class Worker:
         """Bytes that the process that runs models holds; the peak is the one since this was last called. See ``host.held``."""
         if self._place is not None:
             return dict(self._place.memory)
-        seen = held(self._runtimes.values())
+        memory = held(self._runtimes.values())
         forget_peak()
-        return seen
+        return memory
 
     def _prepare(self, request: Compare) -> RuntimeSession:
         runtime = self._runtime(request.target)
@@ -428,10 +431,10 @@ class Worker:
         load = partial(runtime.load, ranges=ranges) if ranges else runtime.load
         if not request.same:
             return load(request.model, feed)
-        known = request.target, request.model.read_bytes(), shapes_of(feed), ranges
-        if self._last is None or self._last[0] != known:
+        key = request.target, request.model.read_bytes(), shapes_of(feed), ranges
+        if self._last is None or self._last[0] != key:
             self._last = None  # it goes before the next one comes
-            self._last = known, load(request.model, feed)
+            self._last = key, load(request.model, feed)
         return self._last[1]
 
 
@@ -444,9 +447,12 @@ def _ranges(request: Compare) -> dict[str, Sequence[Sizes]]:
         return {}
     shapes = [shapes_of(feed_of(request, sample)) for sample in request.samples]
     return {
-        name: [tuple(map(pick, *(each[name] for each in shapes))) for pick in (min, max)]
+        name: [
+            tuple(map(pick, *(sample_shapes[name] for sample_shapes in shapes)))
+            for pick in (min, max)
+        ]
         for name, shape in shapes[0].items()
-        if all(len(each[name]) == len(shape) for each in shapes)
+        if all(len(sample_shapes[name]) == len(shape) for sample_shapes in shapes)
     }
 
 
@@ -471,8 +477,8 @@ def _idle_s(*sides: Runtime) -> tuple[float, ...]:
     feed = {"x": np.zeros(1, np.float32)}
     with tempfile.TemporaryDirectory() as folder:
         (path := Path(folder) / "tiny.onnx").write_bytes(TINY_MODEL)
-        timed = [Timed.of(each.load(path, feed), feed) for each in sides]
-        return tuple(min(each.block() for _ in range(_IDLE_BLOCKS)) for each in timed)
+        timed = [Timed.of(runtime.load(path, feed), feed) for runtime in sides]
+        return tuple(min(model.block() for _ in range(_IDLE_BLOCKS)) for model in timed)
 
 
 def _names(request: Request[Any]) -> list[str]:

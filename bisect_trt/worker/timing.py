@@ -50,16 +50,16 @@ class Timed:
         while len(seconds) < _WARM_RUNS and time.monotonic() - began < _WARM_SECONDS:
             seconds += timed.times(max(1, round(_BLOCK_SECONDS / 2 / seconds[-1])))
         fastest = max(min(seconds), 1e-7)
-        least = 1 if fastest > _LONG_SECONDS else _LEAST_RUNS
+        least_runs = 1 if fastest > _LONG_SECONDS else _LEAST_RUNS
         return cls(
-            session, timed.feed, min(max(round(_BLOCK_SECONDS / fastest), least), _MOST_RUNS)
+            session, timed.feed, min(max(round(_BLOCK_SECONDS / fastest), least_runs), _MOST_RUNS)
         )
 
     def times(self, runs: int) -> list[float]:
         """Seconds of each of several runs, where the model is."""
-        there = getattr(self.session, "times", None)
+        remote = getattr(self.session, "times", None)
         return list(
-            run_times(self.session, self.feed, runs) if there is None else there(self.feed, runs)
+            run_times(self.session, self.feed, runs) if remote is None else remote(self.feed, runs)
         )
 
     def block(self) -> float:
@@ -93,20 +93,20 @@ def compare_blocks(
         (SignTest(), SignTest()) if share is None else (SignTest(1 - share), SignTest(share))
     )
     mine = list[float]()
-    other = list[float]()
+    theirs = list[float]()
     began = time.monotonic()
     while not (slow.known or (fine.known and not slow.leads)) and (
         not mine or time.monotonic() - began < budget
     ):
         first = len(mine) % 2 == 0  # each side comes first as often
         if baseline is not None and not first:
-            other.append(baseline.block())
+            theirs.append(baseline.block())
         runs = [model.block()] if share is None else model.all()
         mine += runs
         if baseline is not None and first:
-            other.append(baseline.block())
-        for too_long, short in (judge(each, other[-1] if other else 0.0) for each in runs):
+            theirs.append(baseline.block())
+        for too_long, short in (judge(seconds, theirs[-1] if theirs else 0.0) for seconds in runs):
             slow.add(holds=too_long)
             fine.add(holds=short)
-    known = True if slow.known else False if fine.known and not slow.leads else None
-    return Blocks(tuple(mine), tuple(other), slow.holds, known)
+    verdict = True if slow.known else False if fine.known and not slow.leads else None
+    return Blocks(tuple(mine), tuple(theirs), slow.holds, verdict)

@@ -82,15 +82,15 @@ class WorkerProcess:
         self._surroundings = surroundings()
         self._busy = False
         self._first_memory: Mapping[str, int] = {}
-        more = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+        variables = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         with contextlib.suppress(OSError):  # the disk is full, and only few of them need it
-            more["TMPDIR"] = str(guard.scratch())
+            variables["TMPDIR"] = str(guard.scratch())
         pipes = request_read, reply_write
         command = module_command("bisect_trt.worker.serve", *map(str, pipes))
         self._process: subprocess.Popen[bytes] | Forked = (
-            guard.fork(lambda: self._serve(more, *pipes))
+            guard.fork(lambda: self._serve(variables, *pipes))
             if fork
-            else guard.start(command, {**os.environ, **more}, pass_fds=pipes)
+            else guard.start(command, {**os.environ, **variables}, pass_fds=pipes)
         )
         for pipe in pipes:
             os.close(pipe)
@@ -231,14 +231,14 @@ def surroundings() -> dict[str, str]:
 
 def _outside(end: ProcessEnd, *, begun: bool, memory: bool) -> str | None:
     """Why the end of a worker says nothing about the request, if so."""
-    how = end.signal_name or f"exit status {end.code}"
+    status = end.signal_name or f"exit status {end.code}"
     if end.limit is not None:
         return None
     if memory:
-        return f"its process was ended ({how}) because memory ran out"
+        return f"its process was ended ({status}) because memory ran out"
     if not begun:
-        return f"its process ended before it began ({how})"
-    return f"its process was ended from outside ({how})" if end.from_outside else None
+        return f"its process ended before it began ({status})"
+    return f"its process was ended from outside ({status})" if end.from_outside else None
 
 
 _spare: list[WorkerProcess] = []
@@ -266,10 +266,10 @@ def end_spare() -> None:
 
 def take_spare() -> list[WorkerProcess]:
     """The spare workers, which belong to the caller from now on; outdated ones are ended."""
-    found = [worker for worker in _spare if not worker.outdated]
+    usable = [worker for worker in _spare if not worker.outdated]
     _spare[:] = [worker for worker in _spare if worker.outdated]
     end_spare()
-    return found
+    return usable
 
 
 def keep(worker: WorkerProcess) -> None:

@@ -179,7 +179,7 @@ class OnnxRuntimeTarget(Target):
     def builds(self, settings: TargetSettings) -> Sequence[Package]:
         """The builds of the runtime, or the package of a provider that is not built in, which has a version of its own."""
         providers = {_short(name) for name in settings.of(OnnxRuntimeSettings).providers}
-        plugged = [each for each in self.packages[2:] if each.name[12:] in providers]
+        plugged = [package for package in self.packages[2:] if package.name[12:] in providers]
         return plugged or self.packages[:2]
 
     def lower(self, settings: TargetSettings, model: Path, facts: Plain) -> ModelProto | None:
@@ -420,8 +420,8 @@ def _options(options: OnnxRuntimeSettings) -> Iterator[Switch]:
 
 def _levels(options: OnnxRuntimeSettings) -> Iterator[Switch]:
     """Yield the levels of optimisation below the given one; off first, since that has none of the optimizers."""
-    given = options.graph_optimization_level
-    for level, word in takewhile(lambda lower: lower[0] != given, _LOWER_LEVELS):
+    level_now = options.graph_optimization_level
+    for level, word in takewhile(lambda lower: lower[0] != level_now, _LOWER_LEVELS):
         turn = setting(graph_optimization_level=level)
         covers, within = (OPTIMIZER, None) if level == OFF else (None, OPTIMIZER)
         yield Switch(

@@ -470,7 +470,7 @@ def _register(requested: str) -> str:
     onnxruntime = load_onnxruntime()
     name, _, library = requested.partition("=")
     wanted = short_name(name).replace("-", "_")
-    package = next((each for each in provider_packages() if wanted in each), None)
+    package = next((module for module in provider_packages() if wanted in module), None)
     if not library and package is not None:
         module = importlib.import_module(package)
         name = module.get_ep_name()

@@ -204,7 +204,7 @@ def compiler_options(config: Any, options: Iterable[str]) -> Iterator[dict[str, 
     """
     words = " ".join(f"-{option}" for option in options)
     ignored = dict[str, str]()
-    given = os.environ.get(VARIABLE, "")
+    before = os.environ.get(VARIABLE, "")
     if words and hasattr(config, "build_route"):
         config.build_route = words
     # TensorRT-RTX has the attribute, and keeps nothing.
@@ -213,16 +213,16 @@ def compiler_options(config: Any, options: Iterable[str]) -> Iterator[dict[str, 
         return
     # What the compiler ignores it prints to the process's stderr, not to the logger.
     printed = os.fstat(2)
-    os.environ[VARIABLE] = f"{given} {words}"
+    os.environ[VARIABLE] = f"{before} {words}"
     try:
         yield ignored
     finally:
-        os.environ[VARIABLE] = given
+        os.environ[VARIABLE] = before
         if stat.S_ISREG(printed.st_mode):
             with contextlib.suppress(OSError), pathlib.Path("/proc/self/fd/2").open("rb") as log:
                 log.seek(printed.st_size)
-                for name, why in _IGNORED.findall(log.read()):
-                    ignored[name.decode(errors="replace")] = why.decode(errors="replace")
+                for name, reason in _IGNORED.findall(log.read()):
+                    ignored[name.decode(errors="replace")] = reason.decode(errors="replace")
 
 
 def _constraints(trt: Any, settings: Plain, flags: Collection[Any]) -> list[Any]:

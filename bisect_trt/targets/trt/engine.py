@@ -222,15 +222,15 @@ def fused_nodes(listed: str, parsed: ParsedNetwork) -> list[Found]:
     origins = Origins.of(parsed)
     result = []
     for entry in entries:
-        found, *_ = read_layers([entry], origins)
+        layer, *_ = read_layers([entry], origins)
         paths = [path.split(" | ") for path in _METADATA.findall(str(dict(entry).get("Metadata")))]
         around = {outer.rpartition(" (")[0] for path in paths for outer in path[1:]}
         named = {path[0] for path in paths} or {
-            node[0] for node in parsed.nodes if {*node[1]} & {*found["tensors"]}
+            node[0] for node in parsed.nodes if {*node[1]} & {*layer["tensors"]}
         }
         if named - around:
-            found = {"kind": found["kind"], "tactic": found["tactic"]}
-            result.append({**found, "nodes": sorted(named - around)})
+            layer = {"kind": layer["kind"], "tactic": layer["tactic"]}
+            result.append({**layer, "nodes": sorted(named - around)})
     return result
 
 

@@ -50,16 +50,16 @@ def compiler_switches(wanted: Sequence[str], routes: str) -> Iterator[Switch]:
     Raises:
         UsageError: No known name fits a pattern, or the values of a name are not known.
     """
-    known = _known(routes)
-    for request in wanted or [f"{name}=*" for name in known]:
+    options = _known(routes)
+    for request in wanted or [f"{name}=*" for name in options]:
         pattern, _, values = request.partition("=")
-        names = [name for name in known if fnmatchcase(name, pattern)]
+        names = [name for name in options if fnmatchcase(name, pattern)]
         if not names and any(sign in pattern for sign in "*?["):
             raise UnknownNameError(
-                f"--compiler-switch {request}: no known option fits; known are: {', '.join(known)}."
+                f"--compiler-switch {request}: no known option fits; known are: {', '.join(options)}."
             )
         for name in names or [pattern]:
-            yield from _switches(request, name, values, known.get(name, []))
+            yield from _switches(request, name, values, options.get(name, []))
 
 
 def _switches(request: str, name: str, values: str, known: Sequence[str]) -> Iterator[Switch]:
@@ -83,14 +83,14 @@ def _switches(request: str, name: str, values: str, known: Sequence[str]) -> Ite
 
 def _known(routes: str) -> dict[str, list[str]]:
     """Return the values other than the default of each known option."""
-    known = dict[str, list[str]]()
+    options = dict[str, list[str]]()
     for option in PUBLIC:
         name, _, value = option.partition("=")
-        known.setdefault(name, []).append(value)
+        options.setdefault(name, []).append(value)
     for knob in json.loads(routes or "{}").get("tuner_options", ()):
         name, _, values = str(knob["allowed_values"]).removeprefix("-").partition("=")
         listed = re.fullmatch(r"\[(.*)\]", values)
         if listed and ".." not in values:
             default = str(knob.get("default_value"))
-            known[name] = [each for each in listed[1].split("|") if each != default]
-    return known
+            options[name] = [value for value in listed[1].split("|") if value != default]
+    return options

@@ -120,9 +120,9 @@ class TrtRunner:
         if self._settings["load_engine"] is not None:
             return TrtSession(self._process, self._prebuilt(), hints.get("types", {}))
         built = self._build(path, feed, hints)
-        for option, why in built.ignored.items():
+        for option, reason in built.ignored.items():
             raise ValueRefusedError(
-                f"--compiler-option {option}: the compiler ignores it: {why}; correct it, or leave it out."
+                f"--compiler-option {option}: the compiler ignores it: {reason}; correct it, or leave it out."
             )
         self._save(built)
         return BuiltSession(built) if self._settings["build_only"] else self._open(built, hints)

@@ -234,8 +234,10 @@ class TrtSettings(OwnSettings):
                 )
             if self.load_engine is not None and flag[2:] not in _WITH_AN_ENGINE:
                 raise ConflictError(f"{flag} has no effect with --load-engine; drop it.")
-        given = (word.removeprefix("-") for word in os.environ.get(COMPILER_VARIABLE, "").split())
-        options = tuple(dict.fromkeys([*given, *self.compiler_options]))
+        inherited = (
+            word.removeprefix("-") for word in os.environ.get(COMPILER_VARIABLE, "").split()
+        )
+        options = tuple(dict.fromkeys([*inherited, *self.compiler_options]))
         return replace(self, compiler_options=options)
 
 
