@@ -153,7 +153,7 @@ def remove_unread(model: onnx.ModelProto) -> Counter[str]:
     )
     read = network.returned.union(*(network.reads[index] for index in live))
     idle = set(network.initializers) - read
-    results = {name for index in live for name in network.made(index)}
+    results = set(network.made_by(live))
     keep_only(graph.node, [node for index, node in enumerate(network.nodes) if index in live])
     drop(graph.initializer, idle)
     drop(graph.input, idle)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from onnx import GraphProto, TensorProto
@@ -12,7 +12,7 @@ from bisect_trt.onnxlib.bodies import has_body
 from bisect_trt.onnxlib.functions import inline_functions, is_call
 from bisect_trt.onnxlib.low_plan import Planner, ShapeValues, Stays
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, Node, first_output, label
+from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, Node, Types, first_output, label
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Census:
 def count_lowered(
     network: Network,
     keep: Collection[str] = (),
-    dtypes: Mapping[str, int] | None = None,
+    dtypes: Types | None = None,
     low: int = TensorProto.FLOAT16,
 ) -> Census:
     """Return what :func:`lower_fp16` does with the nodes of a model, in bodies and functions too.
@@ -47,9 +47,7 @@ def count_lowered(
     planner = Planner(model, keep, low)
     census = Census()
 
-    def count(
-        graph: GraphProto, types: Mapping[str, int], sizes: ShapeValues, path: str, around: str
-    ) -> None:
+    def count(graph: GraphProto, types: Types, sizes: ShapeValues, path: str, around: str) -> None:
         for node, slots in zip(graph.node, planner.plan(graph, types, sizes, path), strict=True):
             address = path + first_output(node)
             name = around + label(node)
@@ -68,7 +66,7 @@ def count_lowered(
 
 
 def lowered_inside(
-    network: Network, keep: Collection[str], dtypes: Mapping[str, int], low: int
+    network: Network, keep: Collection[str], dtypes: Types, low: int
 ) -> dict[str, Node]:
     """Return the lowered nodes of bodies and of functions, inlined, by address.
 

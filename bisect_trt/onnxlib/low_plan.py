@@ -15,6 +15,7 @@ from bisect_trt.errors import UnsuitableModelError
 from bisect_trt.onnxlib.nodes import (
     DEFAULT_DOMAINS,
     IR_WITHOUT_INITIALIZER_INPUTS,
+    Types,
     bodies,
     captured_names,
     defined_names,
@@ -116,7 +117,7 @@ class Planner:
         self._functions = frozenset(map(function_key, model.functions))
 
     def plan(
-        self, graph: GraphProto, dtypes: Mapping[str, int], sizes: ShapeValues, path: str = ""
+        self, graph: GraphProto, dtypes: Types, sizes: ShapeValues, path: str = ""
     ) -> list[Slots]:
         """Return the positions of each node of one graph.
 
@@ -148,7 +149,7 @@ class Planner:
         return path + first_output(node) in self._keep
 
     def bodies_of(
-        self, node: NodeProto, dtypes: Mapping[str, int], path: str
+        self, node: NodeProto, dtypes: Types, path: str
     ) -> list[tuple[GraphProto, dict[str, int]]]:
         """Return the bodies of a node to be lowered, each with the types of its tensors and of those around.
 
@@ -169,7 +170,7 @@ class Planner:
             for body, typed in zip(bodies(node), inferred, strict=True)
         ]
 
-    def alone(self, node: NodeProto, dtypes: Mapping[str, int]) -> ModelProto:
+    def alone(self, node: NodeProto, dtypes: Types) -> ModelProto:
         """Return a model of one node, with the tensors that it reads as inputs of types in ``dtypes``."""
         single = ModelProto(ir_version=max(self.model.ir_version, IR_WITHOUT_INITIALIZER_INPUTS))
         single.opset_import.extend(self.model.opset_import)
@@ -185,7 +186,7 @@ class Planner:
             single.graph.input.append(value)
         return single
 
-    def _slots(self, node: NodeProto, dtypes: Mapping[str, int]) -> Slots:
+    def _slots(self, node: NodeProto, dtypes: Types) -> Slots:
         if function_key(node) in self._functions:
             return Slots(stays=Stays.FUNCTION)
         if node.domain not in DEFAULT_DOMAINS:
@@ -206,7 +207,7 @@ class Planner:
 def plan_slots(
     model: ModelProto,
     keep: Collection[str],
-    dtypes: Mapping[str, int],
+    dtypes: Types,
     low: int = TensorProto.FLOAT16,
 ) -> list[Slots]:
     """Return the low-precision positions of each node of the main graph; see :class:`Planner`.
@@ -229,13 +230,11 @@ def _declared_types(graph: GraphProto) -> dict[str, int]:
     }
 
 
-def _floats(names: Collection[str], dtypes: Mapping[str, int]) -> frozenset[int]:
+def _floats(names: Collection[str], dtypes: Types) -> frozenset[int]:
     return frozenset(i for i, name in enumerate(names) if dtypes.get(name) == TensorProto.FLOAT)
 
 
-def _by_schema(
-    node: NodeProto, schema: onnx.defs.OpSchema, dtypes: Mapping[str, int], low: int
-) -> Slots:
+def _by_schema(node: NodeProto, schema: onnx.defs.OpSchema, dtypes: Types, low: int) -> Slots:
     """Return the positions with a type variable that may be ``low``; see ONNX's IR.md, "Operator signatures"."""
     wanted = "tensor(float16)" if low == TensorProto.FLOAT16 else "tensor(bfloat16)"
     floats = Slots(_floats(node.input, dtypes), _floats(node.output, dtypes))
@@ -248,8 +247,10 @@ def _by_schema(
         for constraint in schema.type_constraints
     }
     # A variadic last parameter covers all further ones.
-    inputs = {i: schema.inputs[min(i, len(schema.inputs) - 1)].type_str for i in floats.inputs}
-    outputs = {i: schema.outputs[min(i, len(schema.outputs) - 1)].type_str for i in floats.outputs}
+    inputs, outputs = (
+        {place: parameters[min(place, len(parameters) - 1)].type_str for place in places}
+        for parameters, places in ((schema.inputs, floats.inputs), (schema.outputs, floats.outputs))
+    )
     positional = {
         variable for variable in inputs.values() if (node.op_type, variable) in _FP32_INPUTS
     }
@@ -275,10 +276,31 @@ def _readers(graph: GraphProto) -> dict[str, list[tuple[int, int]]]:
     return readers
 
 
-def _shape_arithmetic(  # noqa: C901 - two short passes that share what they learn
+def _derive(graph: GraphProto, sizes: ShapeValues) -> list[int]:
+    """Return the nodes whose values follow from shapes alone, so that they are sizes or indices; ``sizes`` gets their outputs."""
+    constants = sizes.constants
+    constants.update(tensor.name for tensor in graph.initializer)
+    constants.add("")
+    derived = sizes.derived
+    nodes = []
+    for index, node in enumerate(graph.node):
+        sources = set(node.input)
+        if any(bodies(node)):
+            continue
+        if node.op_type in ("Shape", "Size") or (
+            sources & derived and sources <= derived | constants
+        ):
+            derived.update(node.output)
+            nodes.append(index)
+        elif sources <= constants:
+            constants.update(node.output)
+    return nodes
+
+
+def _shape_arithmetic(
     graph: GraphProto,
     slots: list[Slots],
-    dtypes: Mapping[str, int],
+    dtypes: Types,
     readers: Mapping[str, list[tuple[int, int]]],
     sizes: ShapeValues,
 ) -> set[int]:
@@ -294,23 +316,6 @@ def _shape_arithmetic(  # noqa: C901 - two short passes that share what they lea
         readers: The readers of each tensor.
         sizes: Of the graphs around it; this graph's are added.
     """
-    constants = sizes.constants
-    constants.update(tensor.name for tensor in graph.initializer)
-    constants.add("")
-    derived = sizes.derived
-    candidates = []
-    for index, node in enumerate(graph.node):
-        sources = set(node.input)
-        if any(bodies(node)):
-            continue
-        if node.op_type in ("Shape", "Size") or (
-            sources & derived and sources <= derived | constants
-        ):
-            # Computed from shapes alone, so its value is a size or an index.
-            derived.update(node.output)
-            candidates.append(index)
-        elif sources <= constants:
-            constants.update(node.output)
     size_nodes: set[int] = set()
 
     def ends_in_sizes(name: str) -> bool:
@@ -328,7 +333,7 @@ def _shape_arithmetic(  # noqa: C901 - two short passes that share what they lea
         return True
 
     # Readers come later in the order, so they are decided first.
-    for index in reversed(candidates):
+    for index in reversed(_derive(graph, sizes)):
         floats = [
             name for name in graph.node[index].output if dtypes.get(name) == TensorProto.FLOAT
         ]

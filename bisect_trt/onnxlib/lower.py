@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import (
     DEFAULT_DOMAINS,
     IR_WITHOUT_INITIALIZER_INPUTS,
+    Types,
     attribute,
     bodies,
     captured_names,
@@ -115,7 +116,7 @@ class Rewriter:
 def lower_fp16(
     model: ModelProto,
     keep: Collection[str] = (),
-    dtypes: Mapping[str, int] | None = None,
+    dtypes: Types | None = None,
     low: int = TensorProto.FLOAT16,
     weights: Path | None = None,
 ) -> ModelProto:
@@ -198,7 +199,7 @@ class _Lowering(Rewriter):
         self._half_only: set[str] = set()
         self._replaced: set[str] = set()
 
-    def run(self, dtypes: Mapping[str, int], sizes: ShapeValues, path: str = "") -> None:
+    def run(self, dtypes: Types, sizes: ShapeValues, path: str = "") -> None:
         """Write all nodes.
 
         Args:
@@ -217,7 +218,7 @@ class _Lowering(Rewriter):
         self,
         node: NodeProto,
         slots: Slots,
-        dtypes: Mapping[str, int],
+        dtypes: Types,
         sizes: ShapeValues,
         path: str,
     ) -> None:

@@ -203,6 +203,10 @@ class Network:
         """Return the tensors that a node makes."""
         return self._made[index]
 
+    def made_by(self, nodes: Iterable[int]) -> list[str]:
+        """Return the tensors that some nodes make, in their order."""
+        return [name for index in nodes for name in self.made(index)]
+
     def leading_to(self, nodes: Iterable[int], through: Callable[[str], bool] = bool) -> set[int]:
         """Return these nodes and all nodes that they depend on, ``through`` tensors for which that holds."""
         reached = set(nodes)

@@ -30,6 +30,8 @@ QUANTIZE = "QuantizeLinear"
 DEQUANTIZE = "DequantizeLinear"
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 """ONNX Runtime's domain has the two operators for types that older operator sets lack."""
+Types = Mapping[str, int]
+"""ONNX's element types (``TensorProto.DataType``) by tensor."""
 _M = TypeVar("_M", bound=Message)
 _HELD = {
     "value_float": onnx.AttributeProto.FLOAT,

@@ -330,7 +330,7 @@ def _group_links(
 def _computing(network: Network, pair: Pair) -> Sizes:
     """Return the nodes that compute with a pair's outputs, past nodes that move values."""
     operators = set[int]()
-    waiting = [name for index in pair.dequantize for name in network.made(index)]
+    waiting = network.made_by(pair.dequantize)
     while waiting:
         for index in network.consumers.get(waiting.pop(), ()):
             node = network.nodes[index]
@@ -449,12 +449,13 @@ def _passed_on(network: Network, pair: Pair, name: str, to: str) -> Iterator[onn
     before, after = (network.element_types.get(tensor, 0) for tensor in (name, to))
     cast = bool(before and after and before != after)
     low, high = pair.clip or (None, None)
-    steps = [("Relu", None)] if low == 0 and high is None else [("Max", low), ("Min", high)]
-    steps = [
+    steps: list[tuple[str, float | None]] = [
         (op, bound)
-        for op, bound in steps
-        if op == "Relu" or (bound is not None and math.isfinite(bound))
+        for op, bound in (("Max", low), ("Min", high))
+        if bound is not None and math.isfinite(bound)
     ]
+    if low == 0 and high is None:
+        steps = [("Relu", None)]
     # Max and Min are the same in all operator sets; Clip is not.
     for place, (op, bound) in enumerate(steps):
         last = place == len(steps) - 1 and not cast

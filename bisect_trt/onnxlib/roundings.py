@@ -34,6 +34,7 @@ from bisect_trt.onnxlib.lower import Rewriter, lower_fp16
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import (
     DEFAULT_DOMAINS,
+    Types,
     all_nodes,
     attribute,
     bodies,
@@ -164,25 +165,28 @@ def lows_of(graph: onnx.GraphProto) -> dict[str, Precision]:
     lows: dict[str, Precision] = {}
     for node in graph.node:
         outputs = [name for name in node.output if name]
-        stored = held(node)
-        if stored is not None:
-            precision = _LOW.get(stored.data_type)
-        elif node.op_type == "Cast":
-            precision = _LOW.get(attribute(node, "to", 0))
-        else:
-            precision = coarser(*(typed.get(name) for name in reads(node)))
+        precision = _type_made(node, typed)
         typed |= {name: precision for name in outputs if precision is not None}
         before = (
             None
             if _DISCRETE.fullmatch(node.op_type)
             else coarser(*(lows.get(name) for name in reads(node)))
         )
-        keeps = stored is not None or _MOVE.fullmatch(node.op_type) is not None
+        keeps = held(node) is not None or _MOVE.fullmatch(node.op_type) is not None
         if node.op_type == "Cast":
             keeps = precision is None or node.input[0] in typed
         low = before if keeps else coarser(before, precision)
         lows |= {name: low for name in outputs if low is not None}
     return lows
+
+
+def _type_made(node: NodeProto, typed: Mapping[str, Precision]) -> Precision | None:
+    """Return the precision below fp32 of the type that a node makes; ``None`` for another type."""
+    if (stored := held(node)) is not None:
+        return _LOW.get(stored.data_type)
+    if node.op_type == "Cast":
+        return _LOW.get(attribute(node, "to", 0))
+    return coarser(*(typed.get(name) for name in reads(node)))
 
 
 EXACT_OPS = frozenset({
@@ -196,7 +200,7 @@ EXACT_OPS = frozenset({
 def lower_roundtrip(
     model: ModelProto,
     keep: Collection[str] = (),
-    dtypes: Mapping[str, int] | None = None,
+    dtypes: Types | None = None,
     low: int = TensorProto.FLOAT16,
 ) -> ModelProto:
     """Return the model lowered and emulated; see :func:`lower_fp16` and :func:`emulate`.
@@ -218,7 +222,7 @@ def lower_roundtrip(
     return emulate(lowered, low)
 
 
-def _declare(graph: GraphProto, dtypes: Mapping[str, int], planner: Planner) -> None:
+def _declare(graph: GraphProto, dtypes: Types, planner: Planner) -> None:
     """Declare the low-precision tensors that a graph's nodes make, and those in bodies.
 
     Args:

@@ -210,7 +210,7 @@ def _stretch(network: Network, stretch: Sequence[int], types: Declarations) -> o
     # Inference reads the values of Constant nodes too, which no type carries over.
     constants = [index for index in sorted(before) if network.nodes[index].op_type == "Constant"]
     nodes = [*constants, *stretch]
-    outputs = {name for index in nodes for name in network.made(index)}
+    outputs = set(network.made_by(nodes))
     model = onnx.ModelProto(ir_version=max(source.ir_version, IR_WITHOUT_INITIALIZER_INPUTS))
     model.opset_import.extend(source.opset_import)
     model.functions.extend(source.functions)
@@ -330,7 +330,7 @@ def input_sizes(
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = {value.name: value for value in model.graph.input if value.name not in weights}
     infos = {name: info for name, value in inputs.items() if (info := to_info(value)) is not None}
-    sizes: dict[str, int] = {}
+    sizes: dict[int | str | None, int] = {}
     for name, shape in shapes.items():
         if name not in inputs:
             raise UnknownNameError(
@@ -338,14 +338,8 @@ def input_sizes(
                 name,
                 inputs,
             )
-        declared = infos[name].shape if name in infos else None
-        if declared is not None and len(shape) != len(declared):
-            raise ValueRefusedError(
-                f"the input '{name}' has {len(declared)} dimensions, but the shape {list(shape)} has {len(shape)}."
-            )
-        for dim, size in zip(declared or (), shape, strict=False):
-            if isinstance(dim, str) and size is not None:
-                sizes.setdefault(dim, size)
+        if name in infos:
+            sizes = _named_sizes(infos[name], shape) | sizes
     chosen: dict[str, Shape] = {}
     assumed: dict[str, Shape] = {}
     contradicted = set()
@@ -356,7 +350,7 @@ def input_sizes(
             dim if size is None else size
             for dim, size in zip(declared or [None] * len(wanted), wanted, strict=True)
         ]
-        sized: Shape = tuple(sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in merged)
+        sized: Shape = tuple(sizes.get(dim, dim) for dim in merged)
         chosen[name] = tuple(dim if isinstance(dim, int) or not assume else 1 for dim in sized)
         if chosen[name] != sized:
             assumed[name] = chosen[name]
@@ -364,6 +358,17 @@ def input_sizes(
         if any(isinstance(dim, int) and dim != size for dim, size in pairs):
             contradicted.add(name)
     return InputSizes(chosen, assumed, frozenset(contradicted))
+
+
+def _named_sizes(info: TensorInfo, shape: Sequence[int | None]) -> dict[int | str | None, int]:
+    """Return the sizes that a given shape has for the named dimensions of an input; the first of a name counts."""
+    declared = info.shape
+    if declared is not None and len(shape) != len(declared):
+        raise ValueRefusedError(
+            f"the input '{info.name}' has {len(declared)} dimensions, but the shape {list(shape)} has {len(shape)}."
+        )
+    pairs = [*zip(declared or (), shape, strict=False)]
+    return {dim: size for dim, size in reversed(pairs) if isinstance(dim, str) and size is not None}
 
 
 def fix_input_shapes(

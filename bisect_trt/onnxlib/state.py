@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -170,13 +170,7 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
     zeros = resized(infos, input_sizes(network.proto, sized).shapes)
     stream = [info for info in infos if info.name not in state.taken]
     inputs: Sequence[Values] = given_samples(data) if data.given else []
-    first = dict(inputs[0]) if inputs else {}
-    for info in zeros:
-        sizes = [*(info.sizes or ())]
-        if info.name in state.growing and info.name not in sized:
-            sizes[state.growing[info.name]] = 0
-        if info.name in state.taken:
-            first.setdefault(info.name, np.zeros(sizes, info.dtype))
+    first = _first_state(state, zeros, sized) | (dict(inputs[0]) if inputs else {})
     end = max((first[name].shape[axis] for name, axis in state.growing.items()), default=0)
     if not inputs:
         inputs = _drawn(
@@ -203,6 +197,20 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
         fed = {name: value for name, value in counted.items() if value is not None} | fed
         steps.append(validate_sample(infos if number == 1 else stream, fed, f"Step {number}"))
     return steps
+
+
+def _first_state(
+    state: State, zeros: Sequence[TensorInfo], given: Collection[str]
+) -> dict[str, Array]:
+    """Return the state of the first step: zeros, none along an axis that grows unless the shape is ``given``."""
+    values: Arrays = {}
+    for info in zeros:
+        sizes = [*(info.sizes or ())]
+        if info.name in state.growing and info.name not in given:
+            sizes[state.growing[info.name]] = 0
+        if info.name in state.taken:
+            values[info.name] = np.zeros(sizes, info.dtype)
+    return values
 
 
 def join_steps(network: Network, state: State, steps: Sequence[Sample]) -> Sample | None:

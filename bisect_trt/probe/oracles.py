@@ -110,12 +110,8 @@ class BuiltinCheck(Check):
             UsageError: A tolerance names no output.
             UnavailableError: The target's runtime is not installed.
         """
-        explicit = bool(
-            self.tolerance.atol or self.tolerance.rtol
-        )  # what the user gives is meant to the letter
-        strict = (
-            explicit or files.target is not None
-        )  # with something else turned, less of the failure is no pass
+        # With something else turned, less of the failure is no pass.
+        strict = self.tolerance.explicit or files.target is not None
         request = Compare(
             self.built(files),
             files.model,
@@ -214,9 +210,7 @@ def outcome_of_comparisons(
         sample = next(reversed(samples), None)
     comparisons = samples.get(sample, [])
     failed = [comparison for comparison in comparisons if not comparison.passed]
-    strict = strict or bool(
-        tolerance.atol or tolerance.rtol
-    )  # what the user gives is meant to the letter
+    strict = strict or tolerance.explicit
     weight = severity_weight(tolerance.precision)
     severity = (
         None

@@ -230,20 +230,8 @@ class InferredValues:
         inferred = infer(network, follow_values=True)
         infos = network.infos if inferred is None else inferred.infos()
         static = {name: info for name, info in infos.items() if info.is_static}
-        sizes: Arrays = {}
-        chosen: list[int] = []
-        for index in network.order:
-            node = network.nodes[index]
-            reads = [name for name in network.reads[index] if not network.is_weight(name)]
-            if node.op_type in ("Shape", "Size") and reads and reads[0] in static:
-                sizes[node.output[0]] = shape_value(node, static[reads[0]])
-            elif reads and all(
-                name in sizes or name in self._shapes or network.producer.get(name) in chosen
-                for name in reads
-            ):
-                chosen.append(index)
-        self._shapes |= sizes
-        names = [name for index in chosen for name in network.made(index)]
+        chosen = self._follow(static)
+        names = network.made_by(chosen)
         if chosen:
             weights = [index for index in network.order if network.constant[index]]
             piece = cut(network, [*weights, *chosen], {**static}, nothing_stored, names)
@@ -255,6 +243,21 @@ class InferredValues:
             name: TensorInfo(name, value.dtype, value.shape) for name, value in self._shapes.items()
         }
         self.infos = {**static, **computed}
+
+    def _follow(self, static: Mapping[str, TensorInfo]) -> list[int]:
+        """Take the shapes of tensors in; return the nodes that depend on nothing but shapes."""
+        network = self.network
+        chosen: list[int] = []
+        for index in network.order:
+            node = network.nodes[index]
+            reads = [name for name in network.reads[index] if not network.is_weight(name)]
+            if node.op_type in ("Shape", "Size") and reads and reads[0] in static:
+                self._shapes[node.output[0]] = shape_value(node, static[reads[0]])
+            elif reads and all(
+                name in self._shapes or network.producer.get(name) in chosen for name in reads
+            ):
+                chosen.append(index)
+        return chosen
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Return the value of a tensor."""
@@ -432,7 +435,7 @@ class Reference:
                 mark_outputs(network, list(dict.fromkeys([*network.computed, *returned])), {})
             )
         computed = [index for index in nodes if not network.constant[index]] or nodes
-        outputs = [name for index in computed for name in network.made(index)]
+        outputs = network.made_by(computed)
         return self._collect(cut(network, nodes, {}, nothing_stored, outputs).proto)
 
     def _collect_slices(self, slices: Sequence[Sequence[int]]) -> Failed | None:
@@ -452,7 +455,7 @@ class Reference:
             if place:
                 infos = self._fed  # frees the index of the tensors so far, 100 bytes for each, before it is read again
                 infos = ChainMap(self._fed, cast("Any", ActivationStore(self.store).infos))
-            outputs = [name for index in part for name in network.made(index)]
+            outputs = network.made_by(part)
             if part is slices[-1]:  # the weights too that the graph returns
                 outputs += [
                     name

@@ -275,6 +275,11 @@ class ToleranceOptions(CompareOptions):
     by_channel: bool = False
     peaks: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def explicit(self) -> bool:
+        """Whether the user gives tolerances, which are meant to the letter."""
+        return bool(self.atol or self.rtol)
+
     def for_output(self, name: str) -> tuple[Tolerance, ErrorStat]:
         """Return the tolerance, ``None`` where it is automatic, and the statistic for one output."""
         stat = of_output(self.check_error_stat, name, ErrorStat.ELEMWISE)
