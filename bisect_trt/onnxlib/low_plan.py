@@ -277,7 +277,7 @@ def _readers(graph: GraphProto) -> dict[str, list[tuple[int, int]]]:
 
 
 def _derive(graph: GraphProto, sizes: ShapeValues) -> list[int]:
-    """Return the nodes with values that follow from shapes alone, so that they are sizes or indices; ``sizes`` gets their outputs."""
+    """Return the nodes with values that follow from shapes alone, which are sizes or indices; ``sizes`` gets them."""
     constants = sizes.constants
     constants.update(tensor.name for tensor in graph.initializer)
     constants.add("")
