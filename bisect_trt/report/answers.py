@@ -121,7 +121,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the summary and the pictures, for a notebook."""
         pictures = map(Path, result_of(self.to_json()).pictures or ())
         shown = "".join(map(_picture, filter(Path.is_file, pictures)))
-        return f"<pre>{html.escape(self.summary())}</pre>{shown}"
+        # Notebooks set the font of <pre> only where it is their own output.
+        style = "font-family: monospace; white-space: pre-wrap"
+        return f'<pre style="{style}">{html.escape(self.summary())}</pre>{shown}'
 
 
 def _picture(path: Path) -> str:

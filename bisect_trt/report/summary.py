@@ -224,10 +224,13 @@ def _failure(result: Result) -> Iterator[Row]:
         key=lambda comparison: -comparison.severity,
     )
     shown = 1 if result.amplified else _SHOWN  # the reason needs the lines
+    fault = result.fault or None
+    is_export = fault is not None and fault.whose == "export"
     for comparison in failed[:shown]:
         sample = "" if comparison.sample is None else f"sample {comparison.sample}: "
         yield "Fails", f"{sample}'{comparison.name}': {comparison.describe()}"
-        if comparison.details is not None:
+        # A tolerance with which a wrong export passes is no way out.
+        if comparison.details is not None and not is_export:
             yield "", comparison.details.describe()
     if len(failed) > shown:
         yield "", f"{plural(len(failed) - shown, 'more output')} with mismatches"
@@ -401,7 +404,7 @@ def _fixes(result: Result) -> Iterator[Row]:
         validation = result.validation or None
         if isinstance(units, list) and file and validation is not None and validation.holds:
             yield "", "Prefer the first fix, which replaces no node."
-    if tried and not passing and not units and not upgrade:
+    if tried and not passing and not units and not (upgrade or result.first_passing):
         yield "Fix", f"not found: {plural(len(tried), 'workaround')} tried"
 
 
@@ -447,7 +450,12 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
         yield "", result.rounding
     times = {name: value for name, value in (result.latency_ms or {}).items() if value is not None}
     if times:
-        yield "", f"latency: {', '.join(f'{name} {value:.3g} ms' for name, value in times.items())}"
+        shown = {**times, f"all in {low}": times.get("lowered")}
+        shown.pop("lowered", None)
+        texts = [f"{name} {value:.3g} ms" for name, value in shown.items() if value is not None]
+        slow = times.get("lowered", 0.0) >= times.get("fp32", float("inf"))
+        here = f" ({low} is no faster here: measure where it is deployed)" if slow else ""
+        yield "", f"latency: {', '.join(texts)}{here}"
     if result.slow:
         yield (
             "",
@@ -505,6 +513,8 @@ def _files(result: Result) -> Iterator[Row]:
 
 def _next(result: Result) -> Iterator[Row]:
     """Yield the next command."""
+    if result.first_passing:  # the fix is an upgrade
+        return
     resume = [each.command for each in result.page.commands or () if each.resumes]
     for command in [*(result.next or ()), *resume][:1]:
         yield "Next", command

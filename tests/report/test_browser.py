@@ -177,7 +177,7 @@ def test_the_node_at_fault_tells_of_itself(browser: Browser, layers: Path) -> No
 
 OVERLAPS = """
 (() => {
-  const boxes = [...document.querySelectorAll("#region rect")].map((e) => e.getBBox());
+  const boxes = [...document.querySelectorAll("#region .node rect")].map((e) => e.getBBox());
   return boxes.filter((a, i) => boxes.slice(i + 1).some((b) =>
     a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height && b.y < a.y + a.height)).length;
 })()

@@ -66,12 +66,18 @@ const drawGraph = (data, box) => {
   dagre.layout(graph);
   const size = graph.graph();
   const svg = shape("svg", { width: size.width, height: size.height, viewBox: `0 0 ${size.width} ${size.height}`, role: "img", "aria-label": `Graph of ${data.nodes.length} nodes` }, box);
+  const labels = [];
   graph.edges().forEach((id) => {
     const edge = graph.edge(id), style = edge.passed === null ? "" : edge.passed ? "match" : "wrong";
     const group = shape("g", { class: `edge ${style}` }, svg);
     shape("title", {}, group, edge.tensor);
     shape("path", { d: `M${edge.points.map(({ x, y }) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L")}` }, group);
-    edge.lines.forEach((line, place) => shape("text", { x: edge.x, y: edge.y + 11 - 7 * edge.lines.length + 14 * place }, group, line));
+    labels.push([edge, style]);
+  });
+  labels.forEach(([edge, style]) => { // above all lines, which end at their ground
+    const group = shape("g", { class: `edge ${style}` }, svg), height = 14 * edge.lines.length;
+    shape("rect", { class: "ground", x: edge.x - edge.width / 2 + 8, y: edge.y - height / 2, width: edge.width - 16, height }, group);
+    edge.lines.forEach((line, place) => shape("text", { x: edge.x, y: edge.y + 11 - height / 2 + 14 * place }, group, line));
   });
   graph.nodes().forEach((id) => {
     const node = graph.node(id);
