@@ -32,11 +32,13 @@ class Operation(NamedTuple):
         line: ``file:line`` of the model's code, where known.
         reads: The numbers of the operations that computed its arguments.
         same: The tensors of the exported model that have the values of one of its results.
+        is_number: Whether it makes a Python number of a tensor; an exporter that traces stores that.
     """
 
     line: str | None
     reads: Collection[int]
     same: Collection[str]
+    is_number: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class Eager:
         torch: Any = sys.modules["torch"]
         operations = [Operation(None, (), sample.keys())]
         makers: dict[int, int] = {}  # by storage; a view is made by what made its base
+        numbers: dict[object, int] = {}  # by value, of tensors that became Python numbers
 
         class Recorder(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
             def __torch_dispatch__(
@@ -112,7 +115,12 @@ class Eager:
             ) -> object:
                 read = [*map(_storage, tensors_of((args, kwargs)))]
                 reads = {makers[each] for each in read if each in makers}
+                given = (*args, *(kwargs or {}).values())
+                reads |= {numbers[each] for each in given if _is_telling(each) and each in numbers}
                 result = func(*args, **(kwargs or {}))
+                if reads and _is_telling(result):
+                    numbers[result] = len(operations)
+                    operations.append(Operation(_line(), reads, (), is_number=True))
                 in_place = func._schema.is_mutable
                 made = [
                     _whole(each) if in_place else each
@@ -200,6 +208,11 @@ def _storage(tensor: Any) -> int:  # noqa: ANN401 - as above
 def _whole(tensor: Any) -> Any:  # noqa: ANN401 - as above
     """Return all elements of the tensor that another is a view of."""
     return tensor.as_strided([tensor.untyped_storage().nbytes() // tensor.itemsize], [1], 0)
+
+
+def _is_telling(value: object) -> bool:
+    """Return whether a value is a number that an operation hardly has by chance."""
+    return isinstance(value, int | float) and value not in range(-2, 3)
 
 
 def _line() -> str | None:

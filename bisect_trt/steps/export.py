@@ -123,6 +123,9 @@ def _locate(
     if first.line is not None:
         file, _, at = first.line.rpartition(":")
         sentence = f" First line with values that it lacks: {first.line}: {linecache.getline(file, int(at)).strip()}."
+    number = next((operations[each] for each in sorted(bad) if operations[each].is_number), None)
+    if number is not None:
+        sentence += f" {number.line} makes a Python number of a tensor: the export holds the one of its example."
     nodes = network.leading_to(
         {network.producer[name] for name in wrong if name in network.producer},
         lambda name: name not in right and not network.is_weight(name),

@@ -109,6 +109,19 @@ def test_each_wrong_line_is_named(here: Path, right: str, wrong: str) -> None:
     assert answer.fault.source == line_of(net, right), answer.fault
 
 
+def test_a_number_that_tracing_froze(cli: CommandLine, here: Path) -> None:
+    """Not the line that divides by it, which is right."""
+    body = BODY.replace("m = (h", "limit = float(h.abs().max())\nk = h + 1\nh = k / limit\nm = (h")
+    net = write_net(here / "net.py", body)
+    x = export(net, here / "model.onnx")
+    np.savez("x.npz", x=3 * x)
+    words = ("model.onnx", "--onnxrt", "--load-inputs", "x.npz", "--reference", "net.py:make")
+    ran = cli("run", *words, "--json", "r.json").ended(1)
+    assert ran.result["fault"]["source"] == line_of(Path("net.py"), "limit = float")
+    said = f"{line_of(Path('net.py'), 'limit = float')} makes a Python number of a tensor"
+    assert said in " ".join(ran.out.split())
+
+
 def test_a_branch_that_tracing_froze(cli: CommandLine, here: Path) -> None:
     """The command that `does not reproduce` suggests finds it, as do the next lines after a right one."""
     frozen = "if h.abs().max() > 9:"
