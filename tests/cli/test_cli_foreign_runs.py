@@ -192,7 +192,9 @@ def test_scores_and_layers_of_other_types(here: Path) -> None:
     journal.write_bytes(sealed(entries[0]))
     outcomes, _, _ = read_probes(journal)
     assert repr(outcomes["k"]) == repr(outcome)
-    places = [("metric", name) for name in vars(SCORE)] + [("layers", 0, name) for name in LAYER]
+    places = [("metric", name) for name in SCORE.__struct_fields__] + [
+        ("layers", 0, name) for name in LAYER
+    ]
     for place in places:
         for value in (VALUES[3], VALUES[5]):
             journal.write_bytes(changed_journal(entries, 0, ["outcome", *place], value))

@@ -97,4 +97,4 @@ def test_an_answer_of_another_package_keeps_its_fields() -> None:
     assert answer.other == {"length": 3}
     assert answer.to_json()["length"] == 3
     assert answer.proven
-    assert "<pre>" in answer._repr_html_()
+    assert "<pre style=" in answer._repr_html_()
