@@ -217,14 +217,14 @@ class Reproducer:
     @property
     def tool_commands(self) -> list[str]:
         """The commands of the runtime's own tools that run the model."""
+        if not self.target.target.tools:
+            return []
+        tools = importlib.import_module(self.target.target.tools)
         tolerances = [(entry.atol or 0.0, entry.rtol or 0.0) for entry in self.comparisons]
         absolute, relative = zip(*tolerances or [(0.0, 0.0)], strict=True)
-        return self.target.target.tool_commands(
-            self.target,
-            self.target_model,
-            TOOL_INPUTS,
-            (min(absolute), min(relative)),
-            self.lowered,
+        bounds = (min(absolute), min(relative))
+        return list(
+            tools.tool_commands(self.target, self.target_model, TOOL_INPUTS, bounds, self.lowered)
         )
 
     def source(self) -> str:

@@ -450,9 +450,8 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
         yield "", result.rounding
     times = {name: value for name, value in (result.latency_ms or {}).items() if value is not None}
     if times:
-        shown = {**times, f"all in {low}": times.get("lowered")}
-        shown.pop("lowered", None)
-        texts = [f"{name} {value:.3g} ms" for name, value in shown.items() if value is not None]
+        names = {"lowered": f"all in {low}"}
+        texts = [f"{names.get(name, name)} {value:.3g} ms" for name, value in times.items()]
         slow = times.get("lowered", 0.0) >= times.get("fp32", float("inf"))
         here = f" ({low} is no faster here: measure where it is deployed)" if slow else ""
         yield "", f"latency: {', '.join(texts)}{here}"

@@ -138,6 +138,8 @@ class Target(ABC):
         sent_back: The settings that are files which it writes when a model is loaded; they come
             back from a place.
         stays: Whether it always runs on this machine.
+        tools: The module with ``tool_commands``, which returns the commands of the runtime's own
+            tools for bug reports, where it has such tools.
     """
 
     name: ClassVar[str]
@@ -158,6 +160,7 @@ class Target(ABC):
     writes_casts: ClassVar[bool] = False
     sent_back: ClassVar[Names] = ()
     stays: ClassVar[bool] = False
+    tools: ClassVar[str] = ""
 
     @property
     def keyword(self) -> str:
@@ -293,25 +296,6 @@ class Target(ABC):
             trace: What its runner's ``trace`` returned.
         """
         return None
-
-    def tool_commands(
-        self,
-        settings: TargetSettings,
-        model: str,
-        inputs: str,
-        tolerance: tuple[float, float],
-        lowered: bool,
-    ) -> list[str]:
-        """Return the commands of the runtime's own tools that run a model with these settings, for bug reports.
-
-        Args:
-            settings: The settings of the target.
-            model: The ONNX file.
-            inputs: A ``.json`` file with the inputs.
-            tolerance: Largest error that matches, absolute and relative.
-            lowered: Whether the low precision is written into the model as Casts.
-        """
-        return []
 
     def loading(self, settings: TargetSettings, engine: Path) -> TargetSettings:
         """Run a prebuilt engine instead of the model."""

@@ -53,6 +53,7 @@ class TensorRtTarget(Target):
         "bisect_trt.targets.trt.runner",
     )
     sent_back = ("save_engine",)
+    tools = "bisect_trt.targets.trt.equivalents"
     # Files that a build writes change no engine; a prebuilt engine is of another model; only
     # `convert` calibrates.
     not_reproducible = (
@@ -150,29 +151,6 @@ class TensorRtTarget(Target):
         public = bool(trace.get("routes"))
         name = "IBuilderConfig.build_route" if public else COMPILER_VARIABLE
         return (name, words, public) if options else None
-
-    def tool_commands(
-        self,
-        settings: TargetSettings,
-        model: str,
-        inputs: str,
-        tolerance: tuple[float, float],
-        lowered: bool,
-    ) -> list[str]:
-        """Return lines for trtexec and Polygraphy.
-
-        Args:
-            settings: The settings of the target.
-            model: The ONNX file.
-            inputs: A ``.json`` file with the inputs.
-            tolerance: Largest error that matches, absolute and relative.
-            lowered: Whether the low precision is written into the model as Casts.
-        """
-        from bisect_trt.targets.trt.equivalents import tool_commands  # noqa: PLC0415 - as above
-
-        if self.name != TensorRtTarget.name:  # TensorRT-RTX has no such tools
-            return []
-        return tool_commands(settings, model, inputs, tolerance, lowered)
 
     def loading(self, settings: TargetSettings, engine: Path) -> TargetSettings:
         """Run a prebuilt engine; except for plugins, the other settings are about building."""
@@ -276,6 +254,7 @@ class TensorRtRtxTarget(TensorRtTarget):
 
     name = "trt-rtx"
     title = "TensorRT-RTX"
+    tools = ""
     own = RtxSettings
     help = "TensorRT-RTX; it has the options of TensorRT. Without a GPU it builds (--build-only)."
     needs = "tensorrt-rtx-cu12-bindings, tensorrt-rtx-cu12-libs"
