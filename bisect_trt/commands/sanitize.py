@@ -27,7 +27,6 @@ from bisect_trt.options.commands import Sanitize
 from bisect_trt.report.result import Result
 from bisect_trt.session.call import Call
 from bisect_trt.session.subject import Subject
-from bisect_trt.targets.settings import reference_settings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample
 
@@ -216,8 +215,8 @@ def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
         failed = models.collect(original, inputs, golden)
         if failed is not None:
             return f"ONNX Runtime cannot run the original, so the results were not compared: {failed.message}."
-        reply = models.workers.ask(
-            Compare(reference_settings(), changed, (Sample(inputs, golden),), tolerance, names)
+        reply = models.ask(
+            Compare(models.reference, changed, (Sample(inputs, golden),), tolerance, names)
         )
         wrong = [reply.message] if isinstance(reply, Failed) else []
         if isinstance(reply, Compared):

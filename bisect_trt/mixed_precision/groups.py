@@ -30,7 +30,7 @@ from bisect_trt.search.oracle import Subset
 from bisect_trt.session.places import require_target
 from bisect_trt.session.subject import ModelSettings, Subject
 from bisect_trt.targets.onnxrt import OFF, OnnxRuntimeSettings
-from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.inputs import Sample
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Failed
@@ -253,19 +253,20 @@ def _meter(
     It is the largest of any output, infinite for a NaN, and ``None`` where the model does not run;
     past 1 the model fails.
     """
+    models = subject.models
     outputs = tuple(subject.network.outputs)
     samples = tuple(
         SampleFiles(
-            subject.models.feed(f"sensitivity-in-{place}", reference.inputs),
-            subject.models.feed(f"sensitivity-out-{place}", reference.select(outputs)),
+            models.feed(f"sensitivity-in-{place}", reference.inputs),
+            models.feed(f"sensitivity-out-{place}", reference.select(outputs)),
         )
         for place, reference in enumerate([subject.reference, *subject.reference.more][:_MEASURED])
     )
 
     def error(model: onnx.ModelProto) -> float | None:
-        path = subject.models.write("sensitivity", model)
-        request = Compare(reference_settings(), path, samples, tolerance, names=outputs, every=True)
-        reply = subject.workers.ask(request, here=True)
+        path = models.write("sensitivity", model)
+        request = Compare(models.reference, path, samples, tolerance, names=outputs, every=True)
+        reply = models.ask(request)
         return (
             None
             if isinstance(reply, Failed)

@@ -20,7 +20,6 @@ from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
 from bisect_trt.search.oracle import Subset
 from bisect_trt.session.subject import Subject
-from bisect_trt.targets.settings import reference_settings
 from bisect_trt.tensors.files import load_npz
 from bisect_trt.tensors.fresh import FreshSamples
 from bisect_trt.tensors.inputs import Sample, is_script, make_inputs
@@ -147,9 +146,7 @@ class Fresh:
         def run(some: Sequence[SampleFiles]) -> bool:
             inputs = tuple(each.inputs for each in some)
             golden = tuple(each.golden for each in some)
-            reply = models.workers.ask(
-                Collect(reference_settings(), path, inputs, golden), timeout=_PATIENCE
-            )
+            reply = models.ask(Collect(models.reference, path, inputs, golden), _PATIENCE)
             return not isinstance(reply, Failed)
 
         def usable(golden: Path) -> bool:

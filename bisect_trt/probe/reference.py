@@ -29,7 +29,8 @@ from bisect_trt.tensors.files import Arrays, Values, load_npz, save_npz, shapes_
 from bisect_trt.tensors.info import TensorInfo, common, is_extension, tensor_of
 from bisect_trt.tensors.store import ActivationStore, write_store
 from bisect_trt.worker.pool import WorkerPool
-from bisect_trt.worker.protocol import BuildEngine, Collect, Failed, Lower
+from bisect_trt.worker.process import Cancel
+from bisect_trt.worker.protocol import BuildEngine, Collect, Failed, Lower, OnModel, R_co
 
 _SHAPE_SIZE = 64
 """Elements of an input that may be the shape of another tensor."""
@@ -106,53 +107,18 @@ class Models:
     ) -> Failed | None:
         """Run a model and leave its outputs in a file or a store; why it is not run, if so.
 
-        The reference always runs here; in fp32 where it has no kernels for bf16.
-
         Raises:
             UnavailableError: The reference takes too long or too much memory, or another process
                 ends the workers that run it.
         """
-        is_reference = target is None
-        if is_reference:
-            model = self.for_reference(model)
-        failed = self._ask(model, inputs, to, target, timeout, append=append)
-        if failed is None or failed.kind != "build" or self._widens or not is_reference:
-            return failed
-        wide = self._widened(model)
-        if wide is None or self._ask(wide, inputs, to, target, timeout, append=append) is not None:
-            return failed
-        self._widens = True
-        self._warn(
-            "ONNX Runtime has no bf16 kernels for this model on the CPU, so the reference computes in fp32, from the same "
-            "weights and inputs."
-        )
-        return None
-
-    def for_reference(self, model: Path) -> Path:
-        """The file of a model that the reference runs instead, where it computes bf16 in fp32."""
-        return (self._widened(model) if self._widens else None) or model
-
-    def _widened(self, model: Path) -> Path | None:
-        """Return a bf16 model that computes in fp32; ``None`` if it has no bf16 tensors."""
-        low = onnx.load(str(model), load_external_data=False)
-        wide = computed_wide(low, self._workspace.weights.folder_of(low))
-        return None if wide == low else self.write(f"{model.parent.name}-{model.stem}.wide", wide)
-
-    def _ask(
-        self,
-        model: Path,
-        inputs: Path,
-        to: Path,
-        target: TargetSettings | None,
-        timeout: float | None,
-        *,
-        append: bool,
-    ) -> Failed | None:
         settings = self.reference if target is None else target
-        settings_once = self._reference_once if target is None else target
-        reply = self.workers.ask(
-            Collect(settings_once, model, (inputs,), (to,), append), timeout, here=target is None
-        )
+        if target is None:
+            reply = self.ask(
+                Collect(self._reference_once, model, (inputs,), (to,), append), timeout
+            )
+        else:
+            request = Collect(target, model, (inputs,), (to,), append)
+            reply = self.workers.ask(request, timeout)
         if isinstance(reply, Failed) and reply.kind in ("time-out", "memory") and target is None:
             raise ModelRefusedError(
                 f"{settings.describe()} does not get to the end of a model: {reply.message}."
@@ -163,6 +129,41 @@ class Models:
                 "(--workers 1), and start again."
             )
         return reply if isinstance(reply, Failed) else None
+
+    def ask(
+        self, request: OnModel[R_co], timeout: float | None = None, cancel: Cancel | None = None
+    ) -> R_co | Failed:
+        """Ask the reference runtime about a model: here, whatever places there are, and in fp32 where it has no bf16 kernels.
+
+        Args:
+            request: The question, with the settings of the reference.
+            timeout: Seconds it may take.
+            cancel: Ends it when set.
+        """
+
+        def ask(model: Path) -> R_co | Failed:
+            return self.workers.ask(replace(request, model=model), timeout, cancel, here=True)
+
+        wide = self._widened(request.model) if self._widens else None
+        reply = ask(wide or request.model)
+        if self._widens or not isinstance(reply, Failed) or reply.kind != "build":
+            return reply
+        wide = self._widened(request.model)
+        again = reply if wide is None else ask(wide)
+        if isinstance(again, Failed):
+            return reply
+        self._widens = True
+        self._warn(
+            "ONNX Runtime has no bf16 kernels for this model on the CPU, so the reference computes in fp32, from the same "
+            "weights and inputs."
+        )
+        return again
+
+    def _widened(self, model: Path) -> Path | None:
+        """Return a bf16 model that computes in fp32; ``None`` if it has no bf16 tensors."""
+        low = onnx.load(str(model), load_external_data=False)
+        wide = computed_wide(low, self._workspace.weights.folder_of(low))
+        return None if wide == low else self.write(f"{model.parent.name}-{model.stem}.wide", wide)
 
     def build(
         self,

@@ -402,9 +402,8 @@ def make_vet(subject: Subject) -> Vet:
         )
 
     def vet(files: CandidateFiles, outcome: Outcome, cancel: Cancel | None) -> Outcome:
-        model = models.for_reference(files.model)
-        request = Compare(models.reference, model, files.samples[:1], ToleranceOptions())
-        reply = subject.workers.ask(request, cancel=cancel, here=True)
+        request = Compare(models.reference, files.model, files.samples[:1], ToleranceOptions())
+        reply = models.ask(request, cancel=cancel)
         if not isinstance(reply, Failed):
             return outcome
         if reply.kind == "cancelled":
@@ -436,7 +435,7 @@ def make_scale(subject: Subject, options: MetricOptions) -> Scale:
     for start in range(0, data.count, _CHUNK):
         places = range(start, min(start + _CHUNK, data.count))
         files = tuple(map(data.inputs, places)), tuple(map(data.golden, places))
-        reply = subject.workers.ask(Collect(runtime, model, *files), here=True)
+        reply = subject.models.ask(Collect(runtime, model, *files))
         if isinstance(reply, Failed):
             raise ModelRefusedError(
                 f"the reference cannot run the model on all samples of the set: {reply.message}. Remove the samples that it "

@@ -101,7 +101,7 @@ class LoopRun:
                 state=self.subject.state.taken,
                 before=self.before(left[0]) if left else None,
             )
-            reply = self.subject.workers.ask(request, here=True)
+            reply = models.ask(request)
             if isinstance(reply, Failed):
                 step = sum(file.exists() for file in golden) + left[0]
                 raise ModelRefusedError(f"the reference cannot run step {step}: {reply.message}.")

@@ -8,7 +8,6 @@ from bisect_trt.report.parts import WorstSamples
 from bisect_trt.report.result import Result
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.subject import Subject
-from bisect_trt.targets.settings import reference_settings
 from bisect_trt.worker.protocol import Collect, Compare, Compared, Failed, Sample
 
 MANY = 16
@@ -32,10 +31,8 @@ def keep_worst_samples(subject: Subject, check: CheckSettings, result: Result) -
     )
     reply: Any = None
     try:
-        right = Collect(
-            reference_settings(), models.write("many", subject.truth.proto), inputs, golden
-        )
-        if not isinstance(models.workers.ask(right, here=True), Failed):
+        truth = models.write("many", subject.truth.proto)
+        if not isinstance(models.ask(Collect(models.reference, truth, inputs, golden)), Failed):
             samples = tuple(Sample(*files) for files in zip(inputs, golden, strict=True))
             model = models.write("many", subject.network.proto)
             reply = models.workers.ask(

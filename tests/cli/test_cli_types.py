@@ -94,6 +94,31 @@ def test_the_reference_of_a_bf16_model_computes_in_fp32(
     assert ran.err.count(WIDE) == 1
 
 
+QUANTIZED = """b = Cast<to = 16>(x) s = Mul(b, b) f = Cast<to = 1>(s)
+    q = QuantizeLinear(f, scale, zero) d = DequantizeLinear(q, scale, zero) p = MatMul(d, square) y = Exp(p)"""
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "answer"),
+    [
+        (("sanitize", "-o", "out.onnx"), 0, "the same results as the original"),
+        (("precision", "--openvino", "--int8", "--fresh-samples", "3", "-o", "out.onnx"), 0, "3 of 3 fresh samples"),
+        (("diagnose", "--openvino", "--iterations", "17", "--atol", "1e-12", "--rtol", "1e-12"), 0, "of 17 samples fail"),
+    ],
+)  # fmt: skip
+def test_every_question_to_the_reference_of_a_bf16_model_is_answered_in_fp32(
+    cli: CommandLine, here: Path, words: tuple[str, ...], status: int, answer: str
+) -> None:
+    """Folded models, fresh samples, samples to choose from: what the reference is asked beside its first run."""
+    pytest.importorskip("openvino")
+    ends = "(float[2, 4] x) => (float[2, 4] y)"
+    weights = {"scale": np.float32(0.1), "zero": np.int8(0), "square": np.eye(4, dtype=np.float32)}
+    model = save_text(here / "m.onnx", ends, QUANTIZED, weights)
+    ran = cli(words[0], model, *words[1:]).ended(status)
+    assert ran.err.count(WIDE) == 1
+    assert answer in " ".join((ran.out + ran.err).split())
+
+
 def test_a_node_without_a_bf16_kernel_is_named(cli: CommandLine, here: Path) -> None:
     body = "b = Cast<to = 16>(x) s = Mul(b, b) f = Cast<to = 1>(s) y = Tanh(f)"
     model = save_text(here / "m.onnx", "(float[2, 4] x) => (float[2, 4] y)", body)
