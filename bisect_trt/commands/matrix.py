@@ -13,6 +13,8 @@ from itertools import chain, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from msgspec import structs
+
 from bisect_trt.errors import MissingOptionError, UsageError, ValueRefusedError
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Matrix
@@ -151,15 +153,19 @@ def _ask(values: Sequence[_Value], words: Sequence[str], scratch: Path) -> Matri
     asked = ["run", *words, *chain.from_iterable(options for _, options in values)]
     argv = [sys.executable, "-m", "bisect_trt", *asked, "--quiet", "--json", str(file)]
     end = run_to_end(argv, log=scratch / "log", environment={})
+    cell = MatrixCell(
+        values=tuple(value for value, _ in values),
+        verdict=_VERDICTS.get(end.code, Verdict.UNRESOLVED),
+        why=end.describe(),
+        seconds=end.seconds,
+        run=None,
+        command=shlex.join(["bisect-trt", *asked]),
+    )
+    if not file.exists():
+        # Killed, as by the kernel when memory runs out: the other cells have their answers.
+        return structs.replace(cell, verdict=Verdict.UNRESOLVED)
     seen = read_result(file)
     why = seen.why or ""
     if end.code == UsageError.status:
         raise ValueRefusedError(why)
-    return MatrixCell(
-        values=tuple(value for value, _ in values),
-        verdict=_VERDICTS.get(end.code, Verdict.UNRESOLVED),
-        why=why,
-        seconds=seen.wall_s,
-        run=seen.artifacts["run"],
-        command=shlex.join(["bisect-trt", *asked]),
-    )
+    return structs.replace(cell, why=why, seconds=seen.wall_s, run=seen.artifacts["run"])
