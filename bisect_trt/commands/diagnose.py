@@ -22,6 +22,7 @@ from bisect_trt.steps.export import judge_export
 from bisect_trt.steps.minimal_case import (
     MOST_FAILURES,
 )
+from bisect_trt.steps.placement import record_placement
 from bisect_trt.steps.reproducer import check_folder
 from bisect_trt.steps.worst_samples import keep_worst_samples
 from bisect_trt.targets.options import Target
@@ -53,6 +54,7 @@ def run(call: Call) -> Result:
                 fault = judge_export(session, eager, check.tolerance)
                 if fault and fault.whose == "export":
                     return call.result.end()
+            record_placement(session, target)
             diagnosis = Diagnosis(session, check, call[Search], options, folder)
             return diagnosis.run() if compares else diagnose_whole(diagnosis)
 

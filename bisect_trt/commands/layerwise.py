@@ -23,6 +23,7 @@ from bisect_trt.steps.layers import (
     fill_in,
     tell,
 )
+from bisect_trt.steps.placement import record_placement
 from bisect_trt.targets.options import Target
 
 
@@ -52,6 +53,7 @@ def run(call: Call) -> Result:
         look = Marking(subject, target, tolerance, options.timeout)
         console.step(f"{target.describe()} against the reference, every tensor an output")
         original = look.unmarked()
+        record_placement(session, target)
         layers = compare_layers(look, original)
         if layers.refused:
             raise ModelRefusedError(

@@ -43,6 +43,7 @@ from bisect_trt.session.checks import CheckSettings, make_scale, tolerance_optio
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
 from bisect_trt.steps.export import judge_export
+from bisect_trt.steps.placement import record_placement
 from bisect_trt.steps.rounding import rounding_alone
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
@@ -88,8 +89,6 @@ _TYPES = {
 """The precisions of types in the layers of engines, where a type has another name."""
 _PRECISIONS = {"fp32", "fp16", "bf16", "fp8", "int8", "int4", "fp4"}
 """Layers of other types (integers, masks) are not counted."""
-_KINDS = 6
-"""The largest number of operators that are named of a provider."""
 _LITTLE = 0.5
 """Below this share of layers in a requested precision, the difference is printed."""
 
@@ -257,6 +256,7 @@ def build(
         return result.end("not_reproduced", reply.message)
     audit = audit_precision(target, reply.layers)
     result.layers = result.layers or list(reply.layers)
+    record_placement(session, target)
     result.precision_audit = audit
     console.answer(f"It builds: {audit.sentence}")
     return result.end()
@@ -496,7 +496,6 @@ def _compare_target(
             tuple(names),
             every=True,
             details=True,
-            layers=not target.target.compiles,  # an engine has no placement to tell
             save_outputs=outputs,
         )
         reply = session.answered(subject.workers.ask(request, options.timeout))
@@ -510,9 +509,7 @@ def _compare_target(
             (NpzFile(a), NpzFile(b)) for a, b in zip(outputs, files, strict=True) if a.exists()
         ]
         table.add(reply.comparisons, pairs, prefix if len(golden) > 1 else "")
-    if placed := [dict(layer) for layer in reply.layers if "provider" in layer]:
-        session.result.layers = placed
-        console.answer(describe_placement(placed))
+    record_placement(session, target)
     if options.save_outputs is not None:
         save_samples(
             options.save_outputs,
@@ -520,17 +517,6 @@ def _compare_target(
             target.describe(),
         )
     return table.conclude()
-
-
-def describe_placement(layers: Sequence[Json]) -> str:
-    """Return how many nodes each execution provider runs, and the operators of all but the largest part."""
-    counts = Counter(layer["provider"] for layer in layers)
-    parts = []
-    for place, (provider, number) in enumerate(counts.most_common()):
-        kinds = Counter(layer["kind"] for layer in layers if layer["provider"] == provider)
-        operators = ", ".join(f"{kind} ({count})" for kind, count in kinds.most_common(_KINDS))
-        parts.append(f"{number} on {provider}{f': {operators}' if place else ''}")
-    return f"Of {len(layers)} nodes {'; '.join(parts)}."
 
 
 def marked(subject: Subject, names: Sequence[str]) -> onnx.ModelProto:

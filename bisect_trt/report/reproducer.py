@@ -29,7 +29,8 @@ from bisect_trt.errors import OutputFileError, first_few
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS
 from bisect_trt.report.page import templates
 from bisect_trt.report.result import environment
-from bisect_trt.report.text import block, code, prose, table
+from bisect_trt.report.summary import describe_placement
+from bisect_trt.report.text import Entry, block, code, prose, table
 from bisect_trt.targets.base import Script
 from bisect_trt.targets.messages import names_of
 from bisect_trt.targets.settings import TargetSettings
@@ -131,6 +132,7 @@ class Reproducer:
         places: Versions and devices of each place where the target ran, if not here.
         since: Since which release it fails, where that was examined.
         inside: Sentences about the nodes that fail in the body of its node.
+        layers: The nodes with the execution provider that runs each, where the target reports it.
     """
 
     model: onnx.ModelProto
@@ -155,6 +157,7 @@ class Reproducer:
     places: Sequence[Mapping[str, str]] = ()
     since: Since | None = None
     inside: Sequence[str] = ()
+    layers: Sequence[Entry] = ()
 
     @property
     def tracker(self) -> str:
@@ -258,6 +261,7 @@ class Reproducer:
             needs=self.script.needs,
             facts=self.facts(),
             graph=describe_graph(self.model),
+            placement=describe_placement(self.layers),
         )
 
     def write(self, folder: Path) -> list[Path]:

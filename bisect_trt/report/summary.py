@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from bisect_trt.onnxlib.nodes import Node, in_module
 from bisect_trt.report.charts import downsample
 from bisect_trt.report.parts import CauseDetail, EngineLayer, Inside, Origin, Steps, Switches, Unit
 from bisect_trt.report.result import Result
-from bisect_trt.report.text import named, number, plural, seconds
+from bisect_trt.report.text import Entry, named, number, plural, seconds
 
 MOST_LINES = 25
 MOST_ROWS = 16
@@ -49,6 +50,8 @@ def summary(result: Result) -> list[Row]:
     ]
     if not any(label not in ("Fails", "Match") for label, _ in rows):
         rows += [("", line) for line in _answers(result)]
+    placed = describe_placement(result.layers or ())
+    rows += [("Placed", placed)] if placed else []
     return [*rows, *_ending(result, rows), *_files(result), *_next(result)]
 
 
@@ -120,6 +123,30 @@ def describe_inside(level: Inside) -> str:
     verb = "fails alone" if len(level.nodes) == 1 else "fail together"
     reason = f": {level.why}" if level.why else ""
     return f"Inside {where}: {grouped(level.nodes)} {verb} ({level.minimality}{reason})"
+
+
+_KINDS = 6
+"""The largest number of operators that are named of an execution provider."""
+
+
+def describe_placement(layers: Sequence[Entry]) -> str:
+    """Return how many nodes each execution provider runs, and the operators of all but the largest part, with reasons.
+
+    Args:
+        layers: The field ``layers`` of a result; engines have layers without providers.
+    """
+    placed = [layer for layer in layers if "provider" in layer]
+    reasons = {layer["kind"]: layer["reason"] for layer in placed if layer["reason"]}
+    counts = Counter(layer["provider"] for layer in placed)
+    parts = []
+    for place, (provider, count) in enumerate(counts.most_common()):
+        kinds = Counter(layer["kind"] for layer in placed if layer["provider"] == provider)
+        operators = [
+            f"{kind} ({times}{f': {reasons[kind]}' if kind in reasons else ''})"
+            for kind, times in kinds.most_common()
+        ]
+        parts.append(f"{count} on {provider}{f': {first_few(operators, _KINDS)}' if place else ''}")
+    return f"Of {plural(len(placed), 'node')} {'; '.join(parts)}." if placed else ""
 
 
 def describe_steps(steps: Steps) -> str:

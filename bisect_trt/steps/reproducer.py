@@ -34,6 +34,7 @@ from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
 from bisect_trt.steps.minimal_case import JudgedCase, describe_answer
+from bisect_trt.steps.placement import place_nodes
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.worker.place import rerun_command
 from bisect_trt.worker.process import gate, run_to_end
@@ -179,11 +180,13 @@ def leave_reproducer(
         first_output(node): place for place, node in enumerate(answer.candidate.proto.graph.node)
     }
     names = (first_output(subject.network.nodes[index]) for index in answer.blamed)
+    inputs = subject.values(candidate, candidate.inputs)
+    feed = subject.models.feed("placed", inputs)
     reproducer = Reproducer(
         candidate.proto,
         ran,
         (target.fp16 or target.bf16) and ran is not None and subject.about(target) == "cast",
-        subject.values(candidate, candidate.inputs),
+        inputs,
         subject.values(candidate, candidate.outputs),
         outcome.comparisons,
         sentence,
@@ -198,6 +201,7 @@ def leave_reproducer(
         fault=without_paths(answer.fault.sentence, subject),
         is_bug=answer.fault.is_bug,
         places=[seen.table() for seen in subject.seen.values()],
+        layers=place_nodes(subject, target, folder / MODEL, feed),
     )
     written = reproducer.write(folder)
     minimum = answer.case.minimum

@@ -123,7 +123,7 @@ class Runtime:
         self,
         model: Path,
         feed: Mapping[str, NDArray[Any]] | None = None,
-        method: Literal["trace", "profile", "fusions"] = "trace",
+        method: Literal["trace", "profile", "fusions", "placement"] = "trace",
     ) -> Fields:
         """Return its changes to a model before running it, as plain values that the target's ``switches`` read; or a profile.
 

@@ -340,6 +340,7 @@ class RemoteRunner:
 
     profile = partialmethod(trace, what="profile")
     fusions = partialmethod(trace, what="fusions")
+    placement = partialmethod(trace, what="placement")
 
     def _call(self, method: str, path: Path, feed: Values, hints: Plain, **more: object) -> Fields:
         """Call a method about a model, which goes over with its weights and what it is fed."""

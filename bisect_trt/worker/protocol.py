@@ -294,13 +294,13 @@ class Trace(OnModel[Fields]):
     """Return what the target reports of a model for what it will be fed (``.npz``); see ``Runtime.trace``.
 
     Attributes:
-        what: Its changes to the model before running it, the time of each layer, or the layers that
-            its compiler makes.
+        what: Its changes to the model before running it, the time of each layer, the layers that its
+            compiler makes, or the provider of each node.
         beside: The place of the target, if it is not the worker itself.
     """
 
     inputs: Path
-    what: Literal["trace", "profile", "fusions"] = "trace"
+    what: Literal["trace", "profile", "fusions", "placement"] = "trace"
     beside: Place | None = None
 
 

@@ -83,7 +83,9 @@ def test_a_cell_whose_process_is_killed_leaves_the_others(cli: CommandLine, here
     overflowing(here / "model.onnx")
     load = "import numpy\n\ndef load_data():\n    yield {'x': numpy.ones((2, 3), 'f4')}\n"
     (here / "loads.py").write_text(load)
-    (here / "dies.py").write_text(f"import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n{load}")
+    (here / "dies.py").write_text(
+        f"import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n{load}"
+    )
     words = ("matrix", "model.onnx", "--onnxrt", "--over", "data-loader-script=dies.py,loads.py")
     ran = cli(*words, "--json", "m.json").ended(3)
     assert list(verdicts(here / "m.json").values()) == ["UNRESOLVED", "PASS"]

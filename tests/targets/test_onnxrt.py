@@ -20,7 +20,7 @@ from bisect_trt.steps.second_opinion import installed_versions
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.onnxrt import ALL, FIXED, OFF, OPTIMIZER, OnnxRuntimeSettings, runner
-from bisect_trt.targets.onnxrt.runner import OrtSession, find_providers, listen
+from bisect_trt.targets.onnxrt.runner import OrtSession, find_providers, heard, listen
 from bisect_trt.targets.runtime import RuntimeSession
 from bisect_trt.targets.settings import Looked, TargetSettings, reference_settings
 
@@ -262,14 +262,17 @@ def test_an_older_release_gets_a_model_beside_links_and_the_folder_of_its_weight
 def test_all_optimizers_are_switches_where_a_session_is_refused(refused: bool) -> None:
     """The one that throws has logged nothing."""
 
-    def load() -> None:
+    def load() -> bool:
         os.write(2, b"GraphTransformer ConstantSharing modified: 1 with status: OK\n")
         os.write(2, b"GraphTransformer GeluFusion modified: 0 with status: OK\n")
         if refused:
             raise BuildError("Exception during initialization")
+        return True
 
     settings = TargetSettings()
-    switches = settings.target.switches(settings, Looked(listen(load), frozenset({"Add"})))
+    log, opened = listen(load)
+    trace = {**heard(log), "refused": opened is None}
+    switches = settings.target.switches(settings, Looked(trace, frozenset({"Add"})))
     names = {
         each.name.removeprefix(OPTIMIZER + ":")
         for each in switches

@@ -53,6 +53,7 @@ def test_an_overflow_is_named_and_its_nodes_are_left_to_the_cpu(
     assert node_names(Path("out/model.onnx")) == ["square"]
     assert answer["fault"]["whose"] == "precision"
     assert reproduced(Path("out"))
+    assert "Of 1 node 1 on QNNExecutionProvider." in Path("out/NOTES.md").read_text()
     ran = cli("run", "out/mixed.onnx", *HTP, "--fp16", "--json", "fixed.json")
     assert ran.status == 0, ran.out
     placed = {each["name"]: each["provider"] for each in read_json(Path("fixed.json"))["layers"]}
@@ -63,11 +64,13 @@ def test_an_overflow_is_named_and_its_nodes_are_left_to_the_cpu(
 @needs_qnn
 def test_a_fallback_is_told_and_may_be_a_failure(cli: CommandLine, here: Path) -> None:
     model = not_taken(here / "model.onnx")
-    ran = cli("run", model, *HTP, "--fp16")
-    assert ran.status == 0, ran.out
-    assert "2 on QNNExecutionProvider; 1 on CPUExecutionProvider: Det (1)" in " ".join(
-        ran.out.split()
-    )
+    reason = "Det (1: Operators of type `Det` are not supported by QNN EP)"
+    sentence = f"2 on QNNExecutionProvider; 1 on CPUExecutionProvider: {reason}."
+    for command in ("run", "layerwise"):
+        ran = cli(command, model, *HTP, "--fp16", "--report", "r.html")
+        assert ran.status == (command == "layerwise"), ran.out
+        assert sentence in " ".join(ran.out.split())
+        assert sentence in Path("r.html").read_text()
     ran = cli("reduce", model, *HTP, "--fp16", "--all-on-ep", "-o", "small.onnx")
     assert ran.status == 0, ran.out + ran.err
     assert [node.op_type for node in onnx.load("small.onnx").graph.node] == ["Det"]

@@ -154,7 +154,38 @@ class OrtRunner:
             hints: ``content`` is the serialized model where it is not in the file, ``weights`` the
                 folder of its weights.
         """
-        return listen(lambda: self._set(VERBOSE).load(path, feed, hints))
+        log, session = listen(lambda: self._set(VERBOSE).load(path, feed, hints))
+        return {**heard(log), "refused": session is None}
+
+    def placement(self, path: pathlib.Path, feed: Feed, hints: Plain) -> Fields:
+        """Return the nodes with the provider that runs each; none with the providers of this build alone.
+
+        They are the nodes of the graph when it was divided, after the first optimizations. A node
+        has a ``reason`` if the provider says why it does not take it.
+
+        Args:
+            path: The ONNX file.
+            feed: Not used.
+            hints: ``content`` is the serialized model where it is not in the file, ``weights`` the
+                folder of its weights.
+        """
+        if not _plugged(self._providers):
+            return {}
+        log, opened = listen(lambda: self._set(VERBOSE).load(path, feed, hints))
+        parts = [] if opened is None else opened.session.get_provider_graph_assignment_info()
+        reasons = read_refusals(log)
+        return {
+            "layers": [
+                {
+                    "name": node.name,
+                    "kind": node.op_type,
+                    "provider": part.ep_name,
+                    "reason": reasons.get((node.op_type, node.name), ""),
+                }
+                for part in parts
+                for node in part.get_nodes()
+            ]
+        }
 
     def profile(self, path: pathlib.Path, feed: Feed, hints: Plain) -> Found:
         """Return the time of each node that runs, by ONNX Runtime's profiler, with the tensors that it makes.
@@ -282,25 +313,6 @@ class OrtSession:
             self.inputs.append(TensorInfo(value.name, ort_type.dtype, tuple(value.shape) or None))
             if ort_type.raw:
                 self._raw_inputs[value.name] = ort_type.element
-
-    def layers(self) -> list[Fields]:
-        """Return the nodes with the provider that runs each; none with the providers of this build alone.
-
-        They are the nodes of the graph when it was divided, after the first optimizations.
-        """
-        if not _plugged(self.session.get_providers()):
-            return []
-        return [
-            {
-                "name": node.name,
-                "kind": node.op_type,
-                "precisions": [],
-                "tensors": [],
-                "provider": part.ep_name,
-            }
-            for part in self.session.get_provider_graph_assignment_info()
-            for node in part.get_nodes()
-        ]
 
     def run(self, inputs: Feed) -> Found:
         """Return all outputs by name, and the members of a sequence, a map or an optional by names of :func:`members`.
@@ -550,22 +562,22 @@ def _to_array(value: Any, dtype: np.dtype[Any]) -> Any:
     return np.frombuffer(copy, np.uint8).view(dtype).reshape(shape)
 
 
-def listen(load: Callable[[], Any]) -> Fields:
-    """Return the passes that are logged while a session is opened, and whether it is ``refused``; see :func:`heard`."""
-    refused = False
+def listen(load: Callable[[], Any]) -> tuple[str, Any]:
+    """Return ONNX Runtime's log while a session is opened, and the session; ``None`` if the model is refused."""
+    session = None
     with tempfile.TemporaryFile() as log:
         stderr = os.dup(2)
         # ONNX Runtime logs from C++ to descriptor 2, which sys.stderr does not control.
         os.dup2(log.fileno(), 2)
         try:
-            load()
+            session = load()
         except BuildError:
-            refused = True
+            pass
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
         log.seek(0)
-        return {**heard(log.read().decode(errors="replace")), "refused": refused}
+        return log.read().decode(errors="replace"), session
 
 
 def heard(log: str) -> dict[str, list[str]]:
@@ -578,6 +590,20 @@ def heard(log: str) -> dict[str, list[str]]:
     if not ran:
         return {}
     return {"ran": list(ran), "changed": [name for name, changed in ran.items() if changed]}
+
+
+def read_refusals(log: str) -> dict[tuple[str, str], str]:
+    """Return why a provider takes no node of an operator and name, from ONNX Runtime's most verbose log.
+
+    QNN's provider writes a block for each group of nodes that it validates.
+    """
+    reasons = dict[tuple[str, str], str]()
+    for block in re.findall(r"Validation FAILED for .*\n((?:\t.*\n)+)", log):
+        # The provider ends its reason with a sentence that repeats that the node is not taken.
+        reason = re.search(r"REASON : (.+?)(?:\.\S+ node `.*)?\n", block)
+        for node in re.findall(r"Operator type: (\S+) Node name: (.*) Node index", block):
+            reasons[node] = reason[1] if reason else ""
+    return reasons
 
 
 def read_events(events: Iterable[Plain], outputs_of_nodes: Mapping[str, Sequence[str]]) -> Found:
