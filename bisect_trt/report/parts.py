@@ -83,6 +83,7 @@ class WrongSide(Part):
         rounding_error: The same of rounding alone.
         times_worse: How many times worse the target is than rounding, or than the reference.
         source: ``file:line`` of the first line of the PyTorch module with values that the export lacks.
+        value: The largest absolute value, if ``precision`` cannot represent it.
     """
 
     whose: Whose
@@ -98,10 +99,14 @@ class WrongSide(Part):
     rounding_error: float | None = None
     times_worse: float | None = None
     source: str | None = None
+    value: float | None = None
 
 
 class Inside(Part):
-    """A body of an If, Loop, Scan or function, and the nodes in it that fail; iterations count from 1."""
+    """A body of an If, Loop, Scan or function, and the nodes in it that fail; iterations count from 1.
+
+    ``fault`` is of the innermost nodes alone.
+    """
 
     name: str
     op: str
@@ -110,6 +115,7 @@ class Inside(Part):
     nodes: tuple[Node, ...]
     minimality: Minimality
     why: str | None
+    fault: WrongSide | None = None
 
 
 class Failure(Part):

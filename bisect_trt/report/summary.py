@@ -122,6 +122,9 @@ def describe_inside(level: Inside) -> str:
         return f"Inside {where}: no node is named: {level.why}"
     verb = "fails alone" if len(level.nodes) == 1 else "fail together"
     reason = f": {level.why}" if level.why else ""
+    fault = level.fault
+    if fault and fault.value:
+        verb += f", as {fault.precision} cannot represent {fault.value:.5g}"
     return f"Inside {where}: {grouped(level.nodes)} {verb} ({level.minimality}{reason})"
 
 

@@ -46,7 +46,7 @@ from bisect_trt.steps.standing import objection
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.files import Values
-from bisect_trt.tensors.info import tensor_of
+from bisect_trt.tensors.info import FP16_MAX, tensor_of
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.protocol import Failed
 
@@ -349,6 +349,7 @@ class Opinions:
             return None
         what = f"these values: rounding alone, without the target, is off by {alone}"
         advice = "keep these nodes in a wider precision"
+        figures: Entry = {}
         if self.low is None:
             # It is a bug if neither the reference nor another computation in fp32 loses these digits:
             # a sum may be added one by one, or in pairs.
@@ -359,7 +360,7 @@ class Opinions:
                     return None
             advice = "subtract the mean, or scale, before"
         elif not math.isfinite(alone.severity):
-            limit = 65504.0 if self.low == "fp16" else float(np.finfo(np.float32).max)
+            limit = FP16_MAX if self.low == "fp16" else float(np.finfo(np.float32).max)
             floats = (
                 value
                 for value in (*self.inputs.values(), *self.reference.values())
@@ -370,9 +371,10 @@ class Opinions:
                 default=0.0,
             )
             if largest > limit:
+                figures["value"] = largest
                 what = f"this value: {largest:.5g} exceeds its maximum, {limit:.5g}"
         sentence = f"{self.low or 'fp32'} cannot represent {what}. This is not a bug in {self.target_name}: {advice}."
-        return self._fault("rounding" if self.low is None else "precision", sentence)
+        return self._fault("rounding" if self.low is None else "precision", sentence, **figures)
 
     def _reference_is_off(self) -> Fault | None:
         """The reference does not match float64; the target may. Or nothing else is known."""

@@ -22,6 +22,7 @@ from bisect_trt.onnxlib.load import read_weight
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output, label
 from bisect_trt.probe.candidate import Candidate
+from bisect_trt.probe.check import comparing
 from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.report.parts import Inside
@@ -30,6 +31,7 @@ from bisect_trt.report.text import plural
 from bisect_trt.search.oracle import Mode
 from bisect_trt.session.checks import make_vet
 from bisect_trt.session.session import Case, RebuiltPasses, Session
+from bisect_trt.steps.arbitration import arbitrate
 from bisect_trt.steps.minimal_case import by_blame, extract_suspect, find_minimum, find_suspects
 from bisect_trt.tensors.files import Arrays
 from bisect_trt.worker.deadline import BudgetSpent
@@ -205,7 +207,12 @@ def _search(level: _Level, inner: Session, body: Body, levels: list[Inside]) -> 
         levels[-1], nodes=tuple(failing), minimality=minimality, why=reason
     )
     named = [each.name for each in failing]
-    return _level(inner, whole, nodes, named, level.number + 1, body.sources)
+    deeper = _level(inner, whole, nodes, named, level.number + 1, body.sources)
+    comparison = comparing(check)
+    if deeper is None and comparison is not None:
+        fault = arbitrate(inner, comparison.runtime, comparison.tolerances, whole).to_part()
+        levels[-1] = structs.replace(levels[-1], fault=fault)
+    return deeper
 
 
 def _bodies(level: _Level, ledger: Ledger) -> Iterator[tuple[str | None, int | None, Body]]:

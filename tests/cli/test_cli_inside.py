@@ -11,6 +11,8 @@ from building import save_text
 from conftest import CommandLine
 from support import rest_slow
 
+from bisect_trt.tensors.info import FP16_MAX
+
 ROWS = 6
 WEIGHTS = {
     "one": 1.0,
@@ -154,9 +156,13 @@ def test_an_fp16_overflow_is_named_in_the_body(cli: CommandLine, here: Path, nam
     model = save_text(here / "m.onnx", ends, body, WEIGHTS, functions=plant.functions)
     np.savez(here / "x.npz", x=np.linspace(3, 3.5, 6, dtype=np.float32).reshape(2, 3))
     words = ("diagnose", model, "--onnxrt", "--fp16", "--load-inputs", "x.npz", "-o", "out")
-    answer = cli(*words, "--no-shrink", "--json", "r.json").ended(0).result
+    ran = cli(*words, "--no-shrink", "--json", "r.json").ended(0)
+    answer = ran.result
     assert [node["outputs"] for node in answer["culprits"]] == [list(plant.outputs)]
     assert [node["name"] for node in answer["inside"][-1]["nodes"]] == [plant.path]
     around = [plant.path.rsplit("/", depth)[0] for depth in range(len(plant.iterations), 0, -1)]
     assert [level["name"] for level in answer["inside"]] == around
     assert tuple(level["iteration"] for level in answer["inside"]) == plant.iterations
+    value = answer["inside"][-1]["fault"]["value"]
+    assert value > FP16_MAX
+    assert f"as fp16 cannot represent {value:.5g}" in " ".join(ran.out.split())
