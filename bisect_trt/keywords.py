@@ -339,6 +339,7 @@ class CompareKeywords(
     LimitsGroup,
     PlotsGroup,
     DataGroup,
+    LoopGroup,
     total=False,
 ):
     """Keywords of :func:`bisect_trt.compare`."""
@@ -491,7 +492,14 @@ class WorkaroundKeywords(
 
 
 class MatchKeywords(
-    TargetGroup, PlacesGroup, CompareGroup, MetricGroup, LimitsGroup, DataGroup, total=False
+    TargetGroup,
+    PlacesGroup,
+    CompareGroup,
+    MetricGroup,
+    LimitsGroup,
+    DataGroup,
+    LoopGroup,
+    total=False,
 ):
     """Keywords of :func:`bisect_trt.assert_matches`: what ``run`` and ``diagnose`` both take."""
 

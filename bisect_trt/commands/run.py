@@ -29,7 +29,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.save import check_output, data_file, save_model
 from bisect_trt.options.compare import CompareOptions, MetricOptions
 from bisect_trt.options.searches import Run, RunOptions
-from bisect_trt.options.shared import CheckOptions, Data, Plots
+from bisect_trt.options.shared import CheckOptions, Data, Loop, Plots
 from bisect_trt.options.spec import changed
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.report.console import Console
@@ -105,6 +105,10 @@ def run(call: Call) -> Result:
         call.paths.write(data_file(options.save_onnx), "the weights of --save-onnx")
         check_output(options.save_onnx, overwrite=True)
     metric, limits = call.deciding(bounded=False)
+    if call[Loop].steps is not None and metric is None:
+        raise MissingOptionError(
+            "run --steps scores all steps; add a --metric, or `diagnose` the step that is wrong."
+        )
     opened = call.open(None, options.load_outputs)
     if limits is not None:
         refuse_options(

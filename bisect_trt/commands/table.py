@@ -90,6 +90,7 @@ _COMPARE = (
     Limits,
     Plots,
     Data,
+    Loop,
     General,
 )
 _PANELS: dict[str, dict[str, tuple[tuple[type, ...], str | None]]] = {

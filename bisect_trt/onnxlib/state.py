@@ -29,6 +29,7 @@ from bisect_trt.tensors.inputs import (
     shape_text,
     validate_sample,
 )
+from bisect_trt.tensors.metrics import IGNORED
 from bisect_trt.tensors.state import GREEDY
 
 _CONVENTIONS = (
@@ -211,6 +212,19 @@ def _first_state(
         if info.name in state.taken:
             values[info.name] = np.zeros(sizes, info.dtype)
     return values
+
+
+def next_tokens(steps: Sequence[Sample]) -> list[Array] | None:
+    """Return the token after each token of a text, ``IGNORED`` after the last, step by step; ``None`` without tokens."""
+    names = [name for name in steps[-1] if _TOKENS.search(name) and steps[-1][name].ndim > 1]
+    if not names:
+        return None
+    text = [step[names[0]] for step in steps]
+    after = [*text[1:], np.full_like(text[-1][:, :1], IGNORED)]
+    return [
+        np.concatenate([here[:, 1:], later[:, :1]], 1)
+        for here, later in zip(text, after, strict=True)
+    ]
 
 
 def join_steps(network: Network, state: State, steps: Sequence[Sample]) -> Sample | None:

@@ -296,7 +296,7 @@ class OpenCall:
             places=self.places,
             deadline=self.deadline,
         )
-        if loop.steps is not None:
+        if loop.steps is not None and most is None:
             result = self.call.result
             tolerance = tolerance_options(self.call[CompareOptions], target)
             with (

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import repeat
 from pathlib import Path
 
 import onnx
@@ -21,6 +22,7 @@ from bisect_trt.errors import (
 )
 from bisect_trt.onnxlib.cut import between, nothing_stored, splice
 from bisect_trt.onnxlib.shapes import input_infos
+from bisect_trt.onnxlib.state import next_tokens
 from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.options.spec import written
@@ -44,6 +46,7 @@ from bisect_trt.tensors.compare import check_script
 from bisect_trt.tensors.files import load_npz
 from bisect_trt.tensors.inputs import labelled_inputs
 from bisect_trt.tensors.metrics import Evaluation, Metric, find_metric
+from bisect_trt.tensors.state import state_after
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.place import Place, make_place
 from bisect_trt.worker.pool import WorkerPool
@@ -428,20 +431,32 @@ def make_scale(subject: Subject, options: MetricOptions) -> Scale:
     asked = options.metric
     assert asked is not None, "there is no scale without a metric"
     metric = find_metric(asked, lower_is_better=options.lower_is_better)
-    samples = labelled_inputs(input_infos(subject.network), subject.settings.data)
-    data = Evaluation.write(subject.workspace.scratch("metric"), subject.with_sizes(samples))
+    folder = subject.workspace.scratch("metric")
+    if subject.stream:
+        tokens = next_tokens(subject.stream) if metric.name == "perplexity" else None
+        data = Evaluation.write(folder, zip(subject.stream, tokens or repeat(None)))  # noqa: B905 - no end
+        data = replace(data, state=subject.state.taken)
+    else:
+        samples = labelled_inputs(input_infos(subject.network), subject.settings.data)
+        data = Evaluation.write(folder, subject.with_sizes(samples))
     model = subject.models.write("scored", subject.truth.proto)
     runtime = subject.models.reference
     for start in range(0, data.count, _CHUNK):
         places = range(start, min(start + _CHUNK, data.count))
         files = tuple(map(data.inputs, places)), tuple(map(data.golden, places))
-        reply = subject.models.ask(Collect(runtime, model, *files))
+        before = data.golden(start - 1) if data.state and start else None
+        request = Collect(runtime, model, *files, state=data.state, before=before)
+        reply = subject.models.ask(request)
         if isinstance(reply, Failed):
             raise ModelRefusedError(
                 f"the reference cannot run the model on all samples of the set: {reply.message}. Remove the samples that it "
                 "cannot run."
             )
-    reference = data.score(metric, lambda place: load_npz(data.golden(place)))
+    if subject.stream:  # a state that grows is larger in the last step
+        state = state_after(data.state, data.golden(data.count - 2) if data.count > 1 else None)
+        last = {**subject.stream[-1], **state}
+        [*subject.with_sizes([({name: last[name] for name in subject.samples[0]}, None)])]
+    reference = data.score(metric, (load_npz(data.golden(place)) for place in range(data.count)))
     bound = options.bound(reference, lower_is_better=metric.lower_is_better)
     _check_reference(metric, reference, bound, drop=options.max_drop is not None)
     limit = "most" if metric.lower_is_better else "least"

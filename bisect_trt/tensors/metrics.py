@@ -1,6 +1,6 @@
-"""Metrics over a set of samples: top-K, cosine similarity, PSNR, and a function of a Python script.
+"""Metrics over a set of samples, built in or a function of a Python script.
 
-A built-in metric is a mean over samples; a script's function scores the whole set. The set lies on
+Most built-in ones are a mean over samples; a script's function scores the whole set. The set lies on
 the disk, with the reference's outputs (:class:`Evaluation`); workers read the same files.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from bisect_trt.errors import (
     ValueRefusedError,
     quoted,
 )
-from bisect_trt.tensors.files import NpzFile, load_npz, save_npz
+from bisect_trt.tensors.files import Arrays, NpzFile, Values, load_npz, save_npz
 from bisect_trt.tensors.info import Array, Vector, is_floating, to_float
 from bisect_trt.tensors.inputs import (
     NamedOutputs,
@@ -37,22 +37,23 @@ from bisect_trt.tensors.inputs import (
     split_script,
     user_code,
 )
-from bisect_trt.tensors.signals import cosine_similarity, peak_signal_to_noise
+from bisect_trt.tensors.signals import cosine_similarity, peak_signal_to_noise, scale_similarity
+from bisect_trt.tensors.state import state_after
 
 Outputs = Mapping[str, Array]
 Labels = Any
 """Labels of one sample: an array, or a mapping of name to array; ``None`` without labels."""
 
-OfSet = Callable[[Sequence[Outputs], Sequence[Outputs], Sequence[Labels]], float]
+OfSet = Callable[[Iterable[Outputs], Iterable[Outputs], Iterable[Labels]], float]
 """The number of a whole set, from the candidate's outputs, the reference's, and the labels."""
 
 FUNCTION = "metric"
 PARAMETERS = ("outputs", "reference", "labels")
 """Parameters of a user's function: three lists with an entry a sample."""
-NAMES = "top-1 (top-K), kl, cosine, psnr"
+NAMES = "top-1 (top-K), kl, perplexity, common-prefix, cosine, scale, psnr"
 MOST_DB = 100.0
 """Decibels of a sample without any error, since Inf has no mean."""
-_IGNORED = -100
+IGNORED = -100
 """The label of a position that is not counted, as in PyTorch's ``cross_entropy``."""
 _KIND = "metric"
 _TOP = re.compile(r"top-?([1-9]\d*)")
@@ -60,6 +61,7 @@ _TOP = re.compile(r"top-?([1-9]\d*)")
 
 _SIGNALS: dict[str, tuple[Callable[[Vector, Vector], float], float, str]] = {
     "cosine": (cosine_similarity, 1.0, ""),
+    "scale": (scale_similarity, 1.0, ""),
     "psnr": (peak_signal_to_noise, MOST_DB, " dB"),
 }
 """Similarity to the reference: the function of two flat vectors, the largest absolute value of its
@@ -79,6 +81,7 @@ class Metric:
             second. ``None`` for a metric of the whole set.
         of_set: Returns the number of the whole set; ``None`` for the other metrics.
         unit: The number's unit, with a leading blank.
+        of_mean: Returns the number from the mean of the samples.
     """
 
     name: str
@@ -86,6 +89,7 @@ class Metric:
     of_sample: Callable[[Outputs, Outputs, Labels], tuple[float, float]] | None = None
     of_set: OfSet | None = None
     unit: str = ""
+    of_mean: Callable[[float], float] = float
 
     def say(self, value: float) -> str:
         """Return a value with its unit."""
@@ -112,6 +116,15 @@ def find_metric(spec: str, *, lower_is_better: bool = False) -> Metric:
         metric = Metric(name, of_sample=partial(_top, name, output or None, int(match[1])))
     elif name == "kl":
         metric = Metric(name, lower_is_better=True, of_sample=partial(_divergence, output or None))
+    elif name == "perplexity":
+        metric = Metric(
+            name,
+            lower_is_better=True,
+            of_sample=partial(_surprise, output or None),
+            of_mean=np.exp,
+        )
+    elif name == "common-prefix":
+        metric = Metric(name, of_set=partial(_common_prefix, output or None))
     elif name in _SIGNALS:
         metric = Metric(
             name, of_sample=partial(_worst_signal, name, output or None), unit=_SIGNALS[name][2]
@@ -120,7 +133,7 @@ def find_metric(spec: str, *, lower_is_better: bool = False) -> Metric:
         raise UnknownNameError(
             f"--metric {spec}: there is no metric of this name; choose {NAMES}, or SCRIPT.py[:FUNC]."
         )
-    if lower_is_better:
+    if lower_is_better and not metric.lower_is_better:
         raise ConflictError(
             f"--lower-is-better applies to a script's metric; for {name} more is better. Drop it."
         )
@@ -158,23 +171,10 @@ def _top(
             "another output, or a smaller K."
         )
     count = ours.size if rows is None else len(rows)
-    targets = (
-        labels.get(name, next(iter(labels.values()))) if isinstance(labels, Mapping) else labels
-    )
-    if targets is None:
-        targets = ours if rows is None else rows.argmax(axis=1)
-    classes = np.asarray(targets)
-    if classes.dtype.kind not in "biuf" or classes.size != count:
-        raise InputValuesError(
-            f"a sample has {classes.size} labels of type {classes.dtype.name}, and {count} rows to be labelled; give a class "
-            "for each row."
-        )
-    truth = classes.reshape(-1).astype(np.int64)
-    counted = truth != _IGNORED
-    if rows is not None and ((truth[counted] < 0) | (truth[counted] >= rows.shape[1])).any():
-        raise ValueRefusedError(
-            f"--metric {metric}: a label is no class of '{name}', which has {rows.shape[1]}; correct the loader."
-        )
+    if labels is None:
+        labels = ours if rows is None else rows.argmax(axis=1)
+    truth = _classes(metric, name, labels, count, None if rows is None else rows.shape[1])
+    counted = truth != IGNORED
     weight = float(np.count_nonzero(counted))
     if theirs is None or theirs.shape != ours.shape:
         return 0.0, weight
@@ -187,9 +187,34 @@ def _top(
     return float(np.count_nonzero(right & counted)), weight
 
 
+def _classes(
+    metric: str, output: str, labels: Labels, rows: int, width: int | None
+) -> NDArray[np.int64]:
+    """Return the label of each row of an output, or ``IGNORED``; there are ``width`` classes, or any number.
+
+    Raises:
+        UsageError: There is another number of labels, or one is no class.
+    """
+    if isinstance(labels, Mapping):
+        labels = labels.get(output, next(iter(labels.values())))
+    classes = np.asarray(labels)
+    if classes.dtype.kind not in "biuf" or classes.size != rows:
+        raise InputValuesError(
+            f"a sample has {classes.size} labels of type {classes.dtype.name}, and {rows} rows to be labelled; give a class "
+            "for each row."
+        )
+    truth = classes.reshape(-1).astype(np.int64)
+    counted = truth[truth != IGNORED]
+    if width is not None and ((counted < 0) | (counted >= width)).any():
+        raise ValueRefusedError(
+            f"--metric {metric}: a label is no class of '{output}', which has {width}; correct the loader."
+        )
+    return truth
+
+
 def _among_largest(rows: Vector, truth: NDArray[np.int64], k: int) -> NDArray[np.bool_]:
     """Return for each row whether its label is among its K largest values."""
-    place = np.where(truth != _IGNORED, truth, 0)[:, None]
+    place = np.where(truth != IGNORED, truth, 0)[:, None]
     label_values = np.take_along_axis(rows, place, axis=1)
     # Of equal values the one of the lower index ranks first, as in numpy.argmax.
     earlier = np.arange(rows.shape[1])[None, :] < place
@@ -207,13 +232,55 @@ def _divergence(
     rows = float(ours.size // max(ours.shape[-1], 1))
     if theirs is None or theirs.shape != ours.shape:
         return math.inf, rows
-    right, target = (
-        values
-        - np.log(np.exp(values - values.max(-1, keepdims=True)).sum(-1, keepdims=True))
-        - values.max(-1, keepdims=True)
-        for values in (ours, to_float(theirs))
-    )
+    right, target = map(_log_softmax, (ours, to_float(theirs)))
     return float((np.exp(right) * (right - target)).sum()), rows
+
+
+def _log_softmax(values: Vector) -> Vector:
+    """Return the logarithms of the softmax along the last axis."""
+    values = values - values.max(-1, keepdims=True)
+    return np.asarray(values - np.log(np.exp(values).sum(-1, keepdims=True)))
+
+
+def _surprise(
+    output: str | None, outputs: Outputs, reference: Outputs, labels: Labels
+) -> tuple[float, float]:
+    """Return the negative logarithms of the probabilities of the labels, in nats, summed, and the rows with a label.
+
+    Raises:
+        UsageError: There are no labels.
+    """
+    name = _chosen_output(output, reference, "perplexity")
+    if labels is None:
+        raise InputValuesError(
+            "--metric perplexity needs the right token of each row: give tokens with --load-inputs and --steps, or labels."
+        )
+    ours = reference[name]
+    theirs = outputs.get(name)
+    width = ours.shape[-1]
+    truth = _classes("perplexity", name, labels, ours.size // max(width, 1), width)
+    counted = truth != IGNORED
+    if theirs is None or theirs.shape != ours.shape:
+        return math.inf, float(counted.sum())
+    rows = _log_softmax(to_float(theirs).reshape(-1, width))[counted]
+    chosen = np.take_along_axis(rows, truth[counted, None], axis=1)
+    return -float(chosen.sum()), float(counted.sum())
+
+
+def _common_prefix(
+    output: str | None,
+    outputs: Iterable[Outputs],
+    reference: Iterable[Outputs],
+    _: Iterable[Labels],
+) -> float:
+    """Return the number of samples before the first in which a row's largest value is at another place."""
+    same = 0
+    for theirs, ours in zip(outputs, reference, strict=True):
+        right, rows = _top("common-prefix", output, 1, theirs, ours, None)
+        if right < rows:
+            break
+        same += 1
+    return float(same)
 
 
 def _worst_signal(
@@ -283,7 +350,7 @@ def _of_script(path: Path, name: str) -> OfSet:
         )
 
     def score(
-        outputs: Sequence[Outputs], reference: Sequence[Outputs], labels: Sequence[Labels]
+        outputs: Iterable[Outputs], reference: Iterable[Outputs], labels: Iterable[Labels]
     ) -> float:
         sides = (
             [NamedOutputs(sample, "target") for sample in outputs],
@@ -296,19 +363,19 @@ def _of_script(path: Path, name: str) -> OfSet:
                     function(**{parameter: arguments[parameter] for parameter in parameters})
                 )
         except UsageError:
-            if _all_finite(outputs) or not _all_finite(reference):
+            if _all_finite(sides[0]) or not _all_finite(sides[1]):
                 raise
             return math.nan
-        if result.dtype.kind not in "biuf" or result.shape not in ((), (len(outputs),)):
+        if result.dtype.kind not in "biuf" or result.shape not in ((), (len(sides[0]),)):
             raise ScriptError(
-                f"{path} returns {result!s:.60}; a metric must return a number, or one for each of the {len(outputs)} samples."
+                f"{path} returns {result!s:.60}; a metric must return a number, or one for each of the {len(sides[0])} samples."
             )
         return float(result.mean())
 
     return score
 
 
-def _all_finite(samples: Sequence[Outputs]) -> bool:
+def _all_finite(samples: Iterable[Outputs]) -> bool:
     arrays = (values for outputs in samples for values in outputs.values())
     return all(np.isfinite(to_float(values)).all() for values in arrays if is_floating(values))
 
@@ -319,11 +386,19 @@ _ONE = ""
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A set of samples in a folder, numbered in the order in which they were given."""
+    """A set of samples in a folder, numbered in the order in which they were given.
+
+    Attributes:
+        folder: The folder.
+        count: The number of samples.
+        labelled: Whether they have labels.
+        state: The outputs of the sample before that are fed too, by input, where samples are steps.
+    """
 
     folder: Path
     count: int
     labelled: bool
+    state: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def write(
@@ -368,23 +443,30 @@ class Evaluation:
         named = load_npz(self.folder / f"labels-{place}.npz")
         return named.get(_ONE, named)
 
-    def score(self, metric: Metric, run: Callable[[int], Outputs]) -> float:
-        """Return the metric of the outputs that ``run`` returns for each sample; NaN if the weights sum to 0."""
+    def _expected(self, place: int) -> Outputs:
+        """Return the reference's outputs of a sample, the state after what users read."""
+        golden = NpzFile(self.golden(place))
+        names = sorted(golden, key=lambda name: name in self.state.values())
+        return {name: golden[name] for name in names} if self.state else golden
+
+    def run(self, model: Callable[[Arrays], Values]) -> Iterator[Outputs]:
+        """Yield the outputs of a model for each sample; what it returns is its state in the next."""
+        outputs: Outputs | None = None
+        for place in range(self.count):
+            outputs = model({**load_npz(self.inputs(place)), **state_after(self.state, outputs)})
+            yield outputs
+
+    def score(self, metric: Metric, outputs: Iterable[Outputs]) -> float:
+        """Return the metric of the outputs for each sample; NaN if the weights sum to 0."""
         places = range(self.count)
         total = 0.0
         weight = 0.0
         if metric.of_sample is None:
             assert metric.of_set is not None, "it is one or the other"
-            sides = (
-                [run(place) for place in places],
-                [NpzFile(self.golden(place)) for place in places],
-            )
-            return metric.of_set(*sides, [self.labels(place) for place in places])
+            return metric.of_set(outputs, map(self._expected, places), map(self.labels, places))
         # One at a time: outputs may be large.
-        for place in places:
-            term, share = metric.of_sample(
-                run(place), load_npz(self.golden(place)), self.labels(place)
-            )
+        for place, ours in enumerate(outputs):
+            term, share = metric.of_sample(ours, self._expected(place), self.labels(place))
             total = total + term
             weight = weight + share
-        return total / weight if weight else math.nan
+        return float(metric.of_mean(total / weight)) if weight else math.nan

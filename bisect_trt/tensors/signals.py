@@ -25,6 +25,12 @@ def cosine_similarity(reference: Vector, outputs: Vector) -> float:
     return cosine if math.isnan(cosine) else max(-1.0, min(1.0, cosine))
 
 
+def scale_similarity(reference: Vector, outputs: Vector) -> float:
+    """Return the smaller over the larger norm of two vectors: 1 where both are equal, 0 where one is 0, NaN for a NaN."""
+    norms = [float(np.linalg.norm(vector)) for vector in (reference, outputs)]
+    return min(norms) / max(norms) if max(norms) else 1.0
+
+
 def peak_signal_to_noise(reference: Vector, outputs: Vector) -> float:
     """Return ``10 log10(peak^2 / MSE)`` in dB; the peak is the reference's largest value, or 1 where that is not positive.
 

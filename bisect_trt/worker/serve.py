@@ -339,14 +339,13 @@ class Worker:
         def fed(sample: Feed) -> Feed:
             return sample if before is None else {**sample, **run(before, sample)}
 
-        def outputs(place: int) -> Feed:
-            sample = load_npz(data.inputs(place))
+        def outputs(sample: Feed) -> Feed:
             results = run(session, fed(sample))
             return results if after is None else {**results, **run(after, {**sample, **results})}
 
         session = self._runtime(request.target).load(request.model, fed(first))
         self._tell(LOADED)
-        value = data.score(metric, outputs)
+        value = data.score(metric, data.run(outputs))
         passed = None
         if scoring.bound is not None:  # NaN is not on its good side
             slack = 1e-9 * max(abs(scoring.bound), 1.0)

@@ -311,3 +311,62 @@ def test_a_file_of_safetensors_needs_the_package(
     Path("x.safetensors").touch()
     ran = cli("run", "m.onnx", "--onnxrt", "--load-inputs", "x.safetensors").ended(4)
     assert "error[BT2008]: a .safetensors file needs the package safetensors" in ran.err
+
+
+TEXT = np.array([[0, 1, 2, 1]])
+SCORES = np.array([[1.0, 3, 2], [2, 1, 3], [3, 2, 1]], np.float32)
+TOKENS = (
+    f"(int64[1, 1] ids, {ONE} h0) => ({ONE} hn, float[1, 1, 3] logits)",
+    "hn = Add(h0, one) logits = Gather(table, ids)",
+    {"one": 1.0, "table": SCORES},
+)
+TWICE = """
+from onnx import numpy_helper
+for tensor in model.graph.initializer:
+    if tensor.name == "table":
+        tensor.CopyFrom(numpy_helper.from_array(2 * numpy_helper.to_array(tensor), "table"))
+"""
+
+
+def surprises(scores: Any) -> Any:
+    """The negative logarithms of the softmax of each row."""
+    return np.log(np.exp(scores).sum(-1, keepdims=True)) - scores
+
+
+def test_metrics_are_measured_over_steps(cli: CommandLine, here: Path) -> None:
+    save_text(here / "m.onnx", *TOKENS, opset=17)
+    np.savez("x.npz", ids=TEXT)
+    rows = SCORES[TEXT[0]].astype(np.float64)
+    right, ours = surprises(rows), surprises(2 * rows)
+    wanted = {
+        "top-1": 1.0,
+        "common-prefix": 4.0,
+        "kl": (np.exp(-right) * (ours - right)).sum(-1).mean(),
+        "perplexity": np.exp(ours[range(3), TEXT[0, 1:]].mean()),
+        "cosine": 1.0,
+        "scale": 0.5,
+    }
+    words = ("run", "m.onnx", "--through", onnx_tool(TWICE), "--load-inputs", "x.npz")
+    for name, value in wanted.items():
+        ran = cli(*words, "--steps", "4", "--metric", name, "--json", "r.json").ended(0)
+        assert ran.result["metric"]["candidate"] == pytest.approx(value, abs=1e-6)
+
+
+def test_a_search_by_a_metric_feeds_each_candidate_its_own_state(
+    cli: CommandLine, here: Path
+) -> None:
+    save_text(here / "m.onnx", *SUMS)
+    ones(9)
+    words = ["reduce", "m.onnx", *FP16, "--load-inputs", "x.npz", "-o", "s.onnx", "--overwrite"]
+    words += ["--max-drop", "0.1", "--json", "r.json"]
+    ran = cli(*words, "--metric", "cosine", "--steps", "9")
+    assert [node["outputs"] for node in ran.ended(0).result["culprits"]] == [["big"]]
+    cli(*words, "--metric", "scale", "--steps", "6").ended(1)
+
+
+def test_a_perplexity_needs_tokens(cli: CommandLine, here: Path) -> None:
+    save_text(here / "m.onnx", *SUMS)
+    words = ("run", "m.onnx", *FP16, "--steps", "4", "--metric", "perplexity")
+    assert "error[BT1007]: --metric perplexity needs the right token" in cli(*words).ended(2).err
+    ran = cli("run", "m.onnx", *FP16, "--steps", "4").ended(2)
+    assert "error[BT1004]: run --steps scores all steps; add a --metric" in ran.err

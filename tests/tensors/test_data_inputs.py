@@ -610,5 +610,5 @@ def test_a_set_on_the_disk_scores_what_its_samples_score(asked: str, tmp_path: P
         reference,
         [{"out": each["out"] + DRAWN.normal(size=(1, 5))} for each in reference],
     ):
-        found = data.score(metric, lambda place, seen=seen: seen[place])  # type: ignore[misc]
+        found = data.score(metric, seen)
         assert found == pytest.approx(value(metric, seen, reference, labels))
