@@ -34,7 +34,7 @@ def run(call: Call) -> Result:
             raise arbiter.doubted(error) from error
         console.say(f"  yes: {record.reason}")
         console.step("2. Which of the target's switches fix it?")
-        sentence, *_ = explain(session, check, wanted=call[Cause].compiler_switch)
+        [sentence, *_] = explain(session, check, wanted=call[Cause].compiler_switch).sentences
         arbiter.judge(replace(session.subject.original, sample=session.outcome(record).sample or 1))
         return (
             result.end()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from msgspec import UNSET
 
+from bisect_trt.aliases import Names
 from bisect_trt.mixed_precision.answer import MIXED, find_fix
 from bisect_trt.options.searches import Diagnose, Workaround
 from bisect_trt.options.shared import Search
+from bisect_trt.probe.candidate import Candidate
 from bisect_trt.report.result import Result
 from bisect_trt.session.call import Call
 from bisect_trt.steps.diagnosis import Diagnosis, inner_check
@@ -65,10 +68,11 @@ def run(call: Call) -> Result:
         console.answer(fault.sentence)
         diagnosis.arbiter.upgrade(answer.whole, fault)
         if fault.is_fixable or fault.whose == "rounding":  # another form may lose less
+            fixed: Mapping[Names, Candidate] = {}
             if fault.whose != "precision":
-                name_cause(session, check, answer.whole)
+                fixed = name_cause(session, check, answer.whole).fixed
             console.step("Search barriers and rewrites")
-            work_around(session, case, fault, own.output)
+            work_around(session, case, fault, own.output, fixed=fixed)
             find_fix(session, check, search, answer.whole, folder)
             add_precision(result)
             print_ways(result, console)

@@ -267,6 +267,14 @@ class FreshCount(msgspec.Struct, frozen=True):
     passed: int
 
 
+class Cost(Part):
+    """The milliseconds of a run as it is and with a change; where nothing is run, the megabytes of the engine."""
+
+    before: float
+    after: float
+    unit: Literal["ms", "MB"]
+
+
 class WorkaroundTried(msgspec.Struct, frozen=True):
     """A way around the failure that was tried.
 
@@ -279,6 +287,7 @@ class WorkaroundTried(msgspec.Struct, frozen=True):
         worst_error: The largest error in units of the tolerance; ``None`` if it was not measured.
         why: The confirmation, or why there is none.
         fresh: The fresh inputs on which it was run.
+        cost: What a run takes without it and with it, if it passes and that was measured.
     """
 
     kind: Literal["switch", "barrier", "rewrite", "precision"]
@@ -289,6 +298,7 @@ class WorkaroundTried(msgspec.Struct, frozen=True):
     worst_error: float | None = None
     why: str = ""
     fresh: FreshCount = FreshCount(0, 0)
+    cost: Cost | None = None
 
 
 class Unit(Node, frozen=True, kw_only=True):

@@ -12,7 +12,16 @@ from pathlib import Path
 from bisect_trt.errors import first_few
 from bisect_trt.onnxlib.nodes import Node, in_module
 from bisect_trt.report.charts import downsample
-from bisect_trt.report.parts import CauseDetail, EngineLayer, Inside, Origin, Steps, Switches, Unit
+from bisect_trt.report.parts import (
+    CauseDetail,
+    Cost,
+    EngineLayer,
+    Inside,
+    Origin,
+    Steps,
+    Switches,
+    Unit,
+)
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import Entry, named, number, plural, seconds
 
@@ -58,7 +67,7 @@ def summary(result: Result) -> list[Row]:
 def summary_lines(result: Result) -> Iterator[Row]:
     """Yield the lines of the summary, at most 25 of at most 80 columns; paths and commands are not wrapped.
 
-    Where there are more, whole rows are left out, the last first. A command without a run prints its
+    Where there are more, whole rows are left out, a second cause first, then the last. A command without a run prints its
     answer unwrapped.
     """
     rows = summary(result)
@@ -71,7 +80,17 @@ def summary_lines(result: Result) -> Iterator[Row]:
     ]
     while sum(len(lines) for _, lines in wrapped) > MOST_LINES:
         last = max(place for place, row in enumerate(wrapped) if row[0] not in _VERBATIM)
-        head = max((place for place, row in enumerate(wrapped[: last + 1]) if row[0]), default=last)
+        heads = [place for place, row in enumerate(wrapped[: last + 1]) if row[0]]
+        causes = [place for place in heads if wrapped[place][0] == "Cause"]
+        if len(causes) > 1:
+            heads = heads[: heads.index(causes[-1]) + 1]
+            last = (
+                next(
+                    (place for place in range(causes[-1] + 1, last) if wrapped[place][0]), last + 1
+                )
+                - 1
+            )
+        head = max(heads, default=last)
         first = head if wrapped[head][0] in _WHOLE else last
         del wrapped[first : last + 1]
     for label, lines in wrapped:
@@ -431,11 +450,19 @@ def _fixes(result: Result) -> Iterator[Row]:
         yield "Fix", f"{workaround.file}{low}: {workaround.what}"
         if workaround.why:
             yield "", _sentence(workaround.why)
+        if workaround.cost:
+            yield "", _sentence(said_of_cost(workaround.cost))
         validation = result.validation or None
         if isinstance(units, list) and file and validation is not None and validation.holds:
             yield "", "Prefer the first fix, which replaces no node."
     if tried and not passing and not units and not (upgrade or result.first_passing):
         yield "Fix", f"not found: {plural(len(tried), 'workaround')} tried"
+
+
+def said_of_cost(cost: Cost) -> str:
+    """Return what a change costs, in words."""
+    what = "a run takes" if cost.unit == "ms" else "the engine has"
+    return f"{what} {cost.after:.3g} {cost.unit}, {cost.before:.3g} {cost.unit} without it"
 
 
 def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:

@@ -120,7 +120,7 @@ class Diagnosis:
             if answer.fault.is_bug:
                 cause = name_cause(
                     session, self.check, answer.whole, partial(self.keep_larger, answer)
-                )
+                ).sentences
             look_for_others(session, case, self.deliver_another if self.own.find_all else None)
             if answer.fault.is_fixable:
                 find_fix(session, self.check, self.search, answer.whole, self.output)

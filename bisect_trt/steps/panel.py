@@ -32,6 +32,12 @@ class Panel:
         """Return the names of some units."""
         return [self.switches[unit].name for unit in sorted(units)]
 
+    def units(self, answer: Switches) -> Subset:
+        """Return the units of an answer."""
+        return frozenset(
+            unit for unit, switch in enumerate(self.switches) if switch.name in answer.switches
+        )
+
     def said(self, units: Iterable[int]) -> str:
         """Return the changes of some units: ``it disabled``, ``them disabled, set to 0``."""
         changes = dict.fromkeys(self.switches[unit].said for unit in sorted(units))

@@ -7,11 +7,12 @@ pass.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
+from bisect_trt.aliases import Names
 from bisect_trt.errors import BisectError, ConflictError, UnsuitableModelError, UsageError
 from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.probe.candidate import Candidate
@@ -120,6 +121,19 @@ def suspected_operators(session: Session) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
+class Explained:
+    """The answers in sentences, with the options that set the target so, or why there is none; and the models that they fix.
+
+    Attributes:
+        sentences: The sentences.
+        fixed: The whole model with the switches of each answer that fixes it, by their names.
+    """
+
+    sentences: list[str]
+    fixed: Mapping[Names, Candidate] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Answers:
     """The switches that a search found.
 
@@ -220,7 +234,7 @@ def explain(
     case: Candidate | None = None,
     wanted: tuple[str, ...] = (),
     keep: Callable[[Case], str] | None = None,
-) -> list[str]:
+) -> Explained:
     """Find the fewest switches that fix the whole model, put them into the result and print them.
 
     Args:
@@ -230,9 +244,6 @@ def explain(
             whole model, that is searched too, unless each probe is a build.
         wanted: The switches of the compiler that the user asks for; no others are searched then.
         keep: Writes a larger case, if the minimal one shows another mechanism; returns its folder.
-
-    Returns:
-        Each answer in a sentence, with the options that set the target so; or why there is none.
 
     Raises:
         UsageError: The target has no switches.
@@ -259,7 +270,7 @@ def explain(
             session.console.say(
                 f"  not found in {_MOST_COSTLY} builds; `{session.command('cause', check)}` searches further"
             )
-            return []
+            return Explained([])
         whole_panel = replace(panel, base=original, target=target)
         small = None if case is None or costly else replace(panel, base=case)
         detail = _confirm(session, engines, whole_panel, found, small)
@@ -278,7 +289,8 @@ def explain(
         result.cause_detail = _with_larger(session, whole_panel, result.cause_detail, case, keep)
     whole = [entry for entry in result.cause_detail.alternatives if entry.whole]
     result.cause = [entry.switches for entry in whole or result.cause_detail.alternatives]
-    return _print(session, result.cause_detail)
+    fixed = {entry.switches: whole_panel.candidate(whole_panel.units(entry)) for entry in whole}
+    return Explained(_print(session, result.cause_detail), fixed)
 
 
 def _with_larger(
@@ -293,10 +305,7 @@ def _with_larger(
     if not fixing or any(entry.case is not False for entry in fixing):
         return detail
     session.console.step("Search a larger case that shows the mechanism of the whole model")
-    units = frozenset(
-        unit for unit, switch in enumerate(whole.switches) if switch.name in fixing[0].switches
-    )
-    larger = larger_case(session, whole, units, case.units)
+    larger = larger_case(session, whole, whole.units(fixing[0]), case.units)
     if larger is None:
         return detail
     entry = structs.replace(fixing[0], larger=keep(larger))
@@ -415,7 +424,7 @@ def name_cause(
     check: CheckSettings,
     case: Candidate | None = None,
     keep: Callable[[Case], str] | None = None,
-) -> list[str]:
+) -> Explained:
     """Search the cause as a step of a diagnosis, first for the minimal case; an error is printed and does not end it."""
     session.console.step("Search the cause in the target")
     try:
@@ -424,4 +433,4 @@ def name_cause(
         session.console.say(f"  {error} To continue: {session.command('cause', check)}")
     except BisectError as error:
         session.console.say(f"  unknown: {error}")
-    return []
+    return Explained([])

@@ -12,10 +12,12 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
+from typing import Literal
 
 import onnx
 from msgspec import structs
 
+from bisect_trt.aliases import Names
 from bisect_trt.errors import BisectError, first_few, quoted
 from bisect_trt.mixed_precision.curve import in_tolerances
 from bisect_trt.mixed_precision.validation import Fresh, probe_on
@@ -41,8 +43,9 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import Console
-from bisect_trt.report.parts import FreshCount, WorkaroundTried
+from bisect_trt.report.parts import Cost, FreshCount, WorkaroundTried
 from bisect_trt.report.result import Result
+from bisect_trt.report.summary import said_of_cost
 from bisect_trt.search.keep import keep_if_enough, smallest_enough
 from bisect_trt.search.oracle import Mode, Subset
 from bisect_trt.session.checks import CheckSettings
@@ -51,8 +54,11 @@ from bisect_trt.session.space import Space
 from bisect_trt.steps.arbitration import Fault
 from bisect_trt.steps.minimal_case import find_minimum
 from bisect_trt.steps.switches import name_cause
+from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.deadline import BudgetSpent
+from bisect_trt.worker.protocol import Compare, Failed, Sample, Trace
 
 PATCHED = "patched.onnx"
 FRESH_INPUTS = 20
@@ -68,7 +74,7 @@ _MOST_SWITCHES = 3
 _BARRIERS: Mapping[Barrier, str] = {
     "Max": "a Max node",
     "Einsum": "an Einsum node that keeps each dimension",
-    "output": "an extra output, which need not be fetched",
+    "output": "an extra output that need not be fetched",
 }
 Change = Callable[[Network], onnx.ModelProto]
 """Returns a patched model; it is applied to the searched model and to the user's file, which have
@@ -160,7 +166,8 @@ def _written(
     if not tried.passes:
         output.unlink(missing_ok=True)
         return structs.replace(tried, file=None)
-    return structs.replace(tried, why=_joined(tried.why, said_beside(output)))
+    tried = structs.replace(tried, why=_joined(tried.why, said_beside(output)))
+    return _priced(session, tried, candidate)
 
 
 def _run_as_file(
@@ -179,15 +186,41 @@ def _run_as_file(
     )
 
 
-def turn(result: Result) -> list[WorkaroundTried]:
-    """Return the confirmed switches of the cause, except precisions."""
+def _cost(session: Session, candidate: Candidate, target: TargetSettings) -> float | None:
+    """Return the milliseconds of a run, or where nothing is run the megabytes of the engine; ``None`` if there is no such."""
+    files = session.prober.write(candidate)
+    target = candidate.settings(target)
+    ask = session.subject.workers.ask
+    if target.build_only:
+        engine = ask(Trace(target, files.model, files.inputs, "fusions"))
+        return None if isinstance(engine, Failed) or not engine else engine["size"] / 1e6
+    sample = Sample(files.inputs, files.golden)
+    ran = ask(Compare(target, files.model, (sample,), ToleranceOptions(), timed=True))
+    return None if isinstance(ran, Failed) else ran.latency_ms
+
+
+def _priced(session: Session, workaround: WorkaroundTried, candidate: Candidate) -> WorkaroundTried:
+    """Return a workaround with what a run takes without it and with it, one after the other."""
+    target = session.prober.check.runtime
+    assert target is not None, "a target is wrong"
+    before = _cost(session, session.subject.original, target)
+    after = _cost(session, candidate, target)
+    if before is None or after is None:
+        return workaround
+    unit: Literal["ms", "MB"] = "MB" if target.build_only else "ms"
+    return structs.replace(workaround, cost=Cost(before, after, unit))
+
+
+def turn(session: Session, fixed: Mapping[Names, Candidate]) -> Iterator[WorkaroundTried]:
+    """Yield the confirmed switches of the cause, except precisions, run on fresh inputs and timed where the model is at hand."""
+    detail = session.result.cause_detail
     usable = [
         each
-        for each in (result.cause_detail.alternatives if result.cause_detail else ())
+        for each in (detail.alternatives if detail else ())
         if any(not name.startswith("precision:") for name in each.switches)
     ]
-    return [
-        WorkaroundTried(
+    for each in usable[:_MOST_SWITCHES]:
+        tried = WorkaroundTried(
             "switch",
             f"{' and '.join(each.switches)} {each.turned.partition(' ')[2]}",
             each.whole,
@@ -196,8 +229,10 @@ def turn(result: Result) -> list[WorkaroundTried]:
             if each.whole
             else "the minimal case passes with it, the whole model does not",
         )
-        for each in usable[:_MOST_SWITCHES]
-    ]
+        if (candidate := fixed.get(each.switches)) is not None:
+            tried = _held(session, tried, candidate)
+            tried = _priced(session, tried, candidate) if tried.passes else tried
+        yield tried
 
 
 def _fused(session: Session) -> Iterator[list[str]]:
@@ -354,10 +389,19 @@ def work_around(
     most: int = _MOST,
     *,
     everywhere: bool = True,
+    fixed: Mapping[Names, Candidate] | None = None,
 ) -> list[WorkaroundTried]:
-    """Search workarounds, each with ``most`` questions, and put them into the result.
+    """Search workarounds, and put them into the result.
 
-    ``everywhere`` tries barriers outside the culprit too, and all kinds after one that passes.
+    Args:
+        session: The model's session.
+        case: The minimal case.
+        fault: Which side is wrong.
+        output: The file of a patched model.
+        most: The largest number of questions about each kind.
+        everywhere: Whether to try barriers outside the culprit too, and all kinds after one that
+            passes.
+        fixed: The models that switches fix, by their names.
     """
     order = session.subject.network.order
     nodes = frozenset(order[unit] for unit in case.minimum.units)
@@ -370,7 +414,7 @@ def work_around(
                 WorkaroundTried("barrier", "behind tensors of the culprit", None, why=reason)
             )
         else:
-            workarounds += turn(session.result)
+            workarounds += turn(session, fixed or {})
             workarounds.append(bar(session, nodes, output, most, everywhere=everywhere))
         passing = any(workaround.passes for workaround in workarounds)
         if everywhere or not passing:
@@ -406,7 +450,7 @@ def work_around_limits(
     console.step(f"Which of {len(subject.units)} units take it there?", len(subject.units))
     minimum = find_minimum(session, Mode.AUTO)
     result.culprits = subject.describe_searched(minimum.units)
-    name_cause(session, check)
+    fixed = name_cause(session, check).fixed
     console.step("Search barriers and rewrites")
     # Else a form that slows the baseline down would pass.
     yardstick = subject.models.write("yardstick", subject.original.proto)
@@ -414,7 +458,8 @@ def work_around_limits(
     session = replace(
         session, probing=replace(prober, check=prober.check.under(yardstick=yardstick))
     )
-    workarounds = work_around(session, Case(minimum), Fault("target", record.reason), output)
+    fault = Fault("target", record.reason)
+    workarounds = work_around(session, Case(minimum), fault, output, fixed=fixed)
     print_ways(result, console)
     passes = any(workaround.passes for workaround in workarounds)
     session.conclude(
@@ -465,7 +510,9 @@ def _row(workaround: WorkaroundTried) -> tuple[str, ...]:
     verdict = {True: "passes", False: "fails", None: "not tried"}[workaround.passes]
     worst = workaround.worst_error
     error = "" if worst is None or not math.isfinite(worst) else in_tolerances(worst)
-    return workaround.kind, workaround.what, verdict, error, workaround.file or "", workaround.why
+    cost = said_of_cost(workaround.cost) if workaround.cost else ""
+    why = _joined(workaround.why, cost)
+    return workaround.kind, workaround.what, verdict, error, workaround.file or "", why
 
 
 def after_diagnosis(

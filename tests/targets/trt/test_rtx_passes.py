@@ -193,6 +193,10 @@ def test_outputs_keep_the_compiler_from_a_fusion(model: Path, cli: CommandLine) 
     assert outputs[0] == "y"
     assert len({"q", "k", "v"} & {*outputs[1:]}) == 2 == len(outputs) - 1
     assert cli("run", "patched.onnx", *RTX, *words[:2]).ended(0)
+    switch, *_ = result["workarounds"]
+    for way in (switch, barrier):
+        assert way["cost"]["after"] <= 0.1 < way["cost"]["before"]
+        assert way["cost"]["unit"] == "MB"
 
 
 def test_the_fusions_are_listed_in_order(model: Path, cli: CommandLine) -> None:
