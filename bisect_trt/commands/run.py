@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import onnx
 from msgspec import structs
 
+from bisect_trt.aliases import Fields
 from bisect_trt.errors import (
     ConflictError,
     InputValuesError,
@@ -46,7 +47,7 @@ from bisect_trt.steps.export import judge_export
 from bisect_trt.steps.placement import record_placement
 from bisect_trt.steps.rounding import rounding_alone
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.settings import Looked, TargetSettings, Tier
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.files import (
@@ -267,7 +268,9 @@ def build(
 
 
 def explain_fusions(session: Session, target: TargetSettings, options: RunOptions) -> None:
-    """Print the layers that the compiler makes of several nodes, in order, if asked for; the result has all layers.
+    """Print the layers that the compiler makes of several nodes, in order, each with the options that turn it off.
+
+    The result has all layers. Each known option of the compiler is set in one more build.
 
     Args:
         session: The model and the result.
@@ -283,17 +286,34 @@ def explain_fusions(session: Session, target: TargetSettings, options: RunOption
     subject = session.subject
     feed = subject.models.feed("fusions.in", subject.samples[0])
     model = subject.models.write("fusions", subject.as_in_file(subject.network.proto))
-    trace = session.answered(
-        subject.workers.ask(Trace(target, model, feed, "fusions"), options.timeout)
-    )
+
+    def ask(
+        settings: TargetSettings, what: Literal["trace", "fusions"] = "fusions"
+    ) -> Fields | Failed:
+        return subject.workers.ask(Trace(settings, model, feed, what), options.timeout)
+
+    trace = session.answered(ask(target))
     title = target.target.title
     if not trace:
         raise ConflictError(f"--explain-fusions: {title} does not report its fusions; drop it.")
     session.result.layers = trace["layers"]
     fused = [layer for layer in trace["layers"] if len(layer["nodes"]) > 1]
-    rows = [(n, each["kind"], " + ".join(each["nodes"])) for n, each in enumerate(fused, 1)]
+    looked = ask(target, "trace")
+    known = target.target.switches(target, Looked(None if isinstance(looked, Failed) else looked))
+    for layer in fused:
+        layer["off"] = []
+    for switch in (each for each in known if each.tier is Tier.COMPILER):
+        other = ask(switch.turn(target))
+        left = [] if isinstance(other, Failed) else [{*each["nodes"]} for each in other["layers"]]
+        gone = [each for each in fused if not any({*each["nodes"]} <= nodes for nodes in left)]
+        for layer in gone if left else ():
+            layer["off"].append(switch.name.removeprefix("pass:"))
+    rows = [
+        (n, each["kind"], ", ".join(each["off"]) or "no known option", " + ".join(each["nodes"]))
+        for n, each in enumerate(fused, 1)
+    ]
     session.console.answer(f"{title} runs several nodes in one in {len(rows)} layers:")
-    session.console.table(("", "layer", "nodes"), rows, len(rows))
+    session.console.table(("", "layer", "turned off by", "nodes"), rows, len(rows))
 
 
 def describe_partition(parts: Json) -> str:

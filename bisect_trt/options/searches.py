@@ -500,7 +500,10 @@ class RunOptions:
         Path | None, option(help="Write the model that the target runs.", writes=True)
     ] = None
     explain_fusions: Annotated[
-        bool, switch("List the layers that TensorRT's compiler makes of several nodes.")
+        bool,
+        switch(
+            "List the layers that TensorRT's compiler makes of several nodes, and what turns each off."
+        ),
     ] = False
     timeout: Annotated[float | None, time_out("the target")] = None
     save_inputs: Annotated[

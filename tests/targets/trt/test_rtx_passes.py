@@ -204,6 +204,8 @@ def test_the_fusions_are_listed_in_order(model: Path, cli: CommandLine) -> None:
     [product, rest] = result["layers"]
     assert product["nodes"] == ["mm_k", "mm_q", "mm_v"]
     assert rest["nodes"] == ["a", "b", "c", "y"]
+    assert "peep:fc_h_fusion=off" in product["off"]
+    assert "slice_fusion=off" not in product["off"]
     refused = cli("run", model, "--onnxrt", "--explain-fusions")
     assert refused.status == 2
     assert "does not report its fusions" in refused.err
