@@ -139,6 +139,8 @@ class SearchGroup(TypedDict, total=False):
     shrink: bool
     max_probes: int
     max_time: float
+    cache: str
+    cache_proof: bool
 
 
 class LimitsGroup(TypedDict, total=False):

@@ -244,6 +244,17 @@ class Search:
     )
     max_probes: Annotated[int | None, counted("Stop after N probes.")] = None
     max_time: Annotated[float | None, seconds("Stop after this time.")] = None
+    cache: Annotated[
+        str | None,
+        option(
+            metavar="URL",
+            help="Share verdicts with other runs: a folder, or a URL such as s3://BUCKET/NAME (extra: cache).",
+        ),
+    ] = None
+    cache_proof: Annotated[
+        bool,
+        option(help="Take the verdicts of the proof from --cache too; by default they are run."),
+    ] = False
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ from bisect_trt.search.oracle import Subset, Units, Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import Values
 
+AGAIN = "-again"
+"""Part of the key of a question that is asked although its verdict is known."""
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -160,6 +163,7 @@ class Probe:
         candidate = self.candidate
         policy = repr((self.again, self.runs, self.until))
         key = hashlib.sha256(f"{candidate.digest} {policy}".encode()).hexdigest()
+        key += AGAIN if self.again else ""
         return Identity(key, candidate.title, Units(candidate.units))
 
     @property

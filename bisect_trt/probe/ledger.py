@@ -17,8 +17,9 @@ from typing import Annotated
 import msgspec
 
 from bisect_trt.errors import OutputFileError, RunFolderError
-from bisect_trt.probe.candidate import Identity
+from bisect_trt.probe.candidate import AGAIN, Identity
 from bisect_trt.probe.outcome import BARE_EXIT, BROKEN_PREFIXES, Ending, Layer, Outcome
+from bisect_trt.probe.verdict_cache import VerdictCache
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.tensors.comparison import strict_json, to_plain
 from bisect_trt.tensors.files import open_inside
@@ -152,8 +153,11 @@ class Ledger:
         *,
         max_probes: int | None = None,
         deadline: Deadline | None = None,
+        cache: VerdictCache | None = None,
     ) -> None:
         """Read what an earlier session of the run has learned; the budget is ``max_probes`` candidates until the ``deadline``.
+
+        What is in the ``cache`` is not probed.
 
         Raises:
             UsageError: The journal cannot be written.
@@ -163,6 +167,7 @@ class Ledger:
         self.apart = False
         self._max_probes = max_probes
         self._deadline = deadline or Deadline()
+        self._cache = cache
         self.restart()
         self._path = folder / JOURNAL
         self._turn = threading.Lock()
@@ -244,7 +249,12 @@ class Ledger:
 
     def outcome(self, key: str) -> Outcome | None:
         """Return the outcome of a candidate, if it was probed."""
-        return self._outcomes.get(key)
+        outcome = self._outcomes.get(key)
+        if outcome is None and self._cache is not None:
+            outcome = self._cache.read(key)
+            if outcome is not None:
+                self._keep(key, outcome)
+        return outcome
 
     def ended(self, candidate: Identity, ending: Ending) -> bool:
         """Return whether a candidate was probed and ended so."""
@@ -283,13 +293,18 @@ class Ledger:
         if outcome is None:
             self._append(Moot(candidate.key))
         else:
-            self._outcomes[candidate.key] = outcome
-            self._append(Ended(candidate.key, outcome), forced=True)
+            self._keep(candidate.key, outcome)
+            if self._cache is not None:
+                self._cache.write(candidate.key, outcome)
+
+    def _keep(self, key: str, outcome: Outcome) -> None:
+        self._outcomes[key] = outcome
+        self._append(Ended(key, outcome), forced=True)
 
     def once_more(self, candidate: Identity) -> Identity:
         """A name for probing a candidate again although its verdict is known, so that both answers are remembered."""
         self._repeats[candidate.key] += 1
-        return replace(candidate, key=f"{candidate.key}-again-{self._repeats[candidate.key]}")
+        return replace(candidate, key=f"{candidate.key}{AGAIN}-{self._repeats[candidate.key]}")
 
     def decide(self, candidate: Identity, outcome: Outcome) -> Record:
         """Take an outcome in, as the answer to the search's next question.
@@ -373,7 +388,8 @@ class Ledger:
         ended = {
             v.value.lower(): sum(record.verdict is v for record in self.records) for v in Verdict
         }
-        return {"run": len(self.records), "cached": self.cached, **ended}
+        shared = {"shared": self._cache.hits} if self._cache else {}
+        return {"run": len(self.records), "cached": self.cached, **shared, **ended}
 
 
 _CHECKSUM = b', "crc32": '

@@ -64,7 +64,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The fields that every answer has.
 
     Attributes:
-        probes: The number of probes by ending: ``run``, ``cached``, ``fail``, ``pass``, ``unresolved``, ``wasted``.
+        probes: The number of probes by ending: ``run``, ``cached``, ``fail``, ``pass``, ``unresolved``, ``wasted``, ``shared``
+            (read from ``--cache``).
         wall_s: Seconds from start to end.
         artifacts: The files that were written, by kind; ``None`` for those that were not.
         report: The parts of report.html that have no field; they may change between versions.

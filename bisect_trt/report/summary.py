@@ -564,7 +564,9 @@ def _files(result: Result) -> Iterator[Row]:
             str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path),
         )
         if run:
-            yield "", f"{plural(run, 'probe')} in {seconds(result.wall_s)}"
+            shared = result.probes.get("shared", 0)
+            known = f" ({plural(shared, 'verdict')} from the cache)" if shared else ""
+            yield "", f"{plural(run, 'probe')} in {seconds(result.wall_s)}{known}"
 
 
 def _next(result: Result) -> Iterator[Row]:

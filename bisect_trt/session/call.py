@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ from bisect_trt.errors import ConflictError, InputValuesError, MissingOptionErro
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
 from bisect_trt.options.searches import RunOptions
-from bisect_trt.options.shared import CheckOptions, Data, Loop, Places, Search
-from bisect_trt.options.spec import Group, Params, changed, written
+from bisect_trt.options.shared import CheckOptions, Data, General, Loop, Places, Search
+from bisect_trt.options.spec import Group, Params, changed, entries, written
 from bisect_trt.plugins import conflicting_builds
 from bisect_trt.probe.user_checks import CommandCheck
+from bisect_trt.probe.verdict_cache import VerdictCache
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
-from bisect_trt.report.result import Result
-from bisect_trt.session.binding import Binding, bind_function
+from bisect_trt.report.result import Result, environment
+from bisect_trt.session.binding import Binding, bind_function, weight_files
 from bisect_trt.session.checks import CheckSettings, make_prober, open_ledger, tolerance_options
 from bisect_trt.session.eager import KIND, Eager
 from bisect_trt.session.loop import enter_step
@@ -38,7 +40,7 @@ from bisect_trt.session.subject import ModelSettings, Subject
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import check_script
-from bisect_trt.tensors.files import files_of
+from bisect_trt.tensors.files import files_of, sha256_of
 from bisect_trt.tensors.inputs import split_script
 from bisect_trt.tensors.metrics import find_metric, script_file
 from bisect_trt.worker.deadline import Deadline
@@ -230,7 +232,7 @@ class Call:
             binding.write(self.folder)
         # A process that has run other models has memory to spare.
         fresh_process |= self[Target].fresh_process or bool(self[Limits].memory_limit_of)
-        return OpenCall(self, model, workspace, places, deadline, fresh_process)
+        return OpenCall(self, model, workspace, places, deadline, fresh_process, binding)
 
     def _files(self) -> list[Path]:
         """Return the files named by options.
@@ -269,6 +271,7 @@ class OpenCall:
         places: Where targets run; none for this machine.
         deadline: The end of the time that the run may take; it began when the run was opened.
         fresh_process: Whether each probe gets a worker process of its own.
+        binding: The files that its verdicts depend on.
     """
 
     call: Call
@@ -277,6 +280,7 @@ class OpenCall:
     places: tuple[Place, ...]
     deadline: Deadline
     fresh_process: bool
+    binding: Binding
 
     def subject(
         self, timeout: float | None, target: TargetSettings | None = None, *, older: bool = False
@@ -341,13 +345,45 @@ class OpenCall:
         with ExitStack() as stack:
             subject = subject or stack.enter_context(self.subject(check.timeout, check.target))
             search = self.call[Search]
-            ledger = open_ledger(check, search, subject, self.call.console)
+            console = self.call.console
+            cache = None
+            if search.cache is not None:
+                scope = partial(self._scope, subject)
+                cache = VerdictCache(search.cache, scope, proof=search.cache_proof)
+            ledger = open_ledger(check, search, subject, console, cache)
             stack.callback(ledger.close)
             prober = make_prober(check, search, subject, ledger, elsewhere=elsewhere, fed=fed)
-            session = Session(subject, self.call.console, self.call.result, prober)
+            session = Session(subject, console, self.call.result, prober)
             stack.callback(session.note_score)
             stack.enter_context(recorded(session, target or check.target))
             yield session
+
+    def _scope(self, subject: Subject) -> list[str]:
+        """Return everything that the verdicts of this run depend on, beside the candidate."""
+        call = self.call
+        files = {Path(name): digest for name, digest in self.binding.files.items()}
+        data = call[Data]
+        for path in weight_files(self.model.path, data.external_data_dir):
+            files[path] = sha256_of(path)
+        words = [
+            word
+            for group in call.options
+            if not isinstance(group, General | Places | Search)
+            for entry in entries(type(group))
+            if not (entry.writes or entry.positional)
+            and getattr(group, entry.name) != entry.default
+            for word in entry.words(getattr(group, entry.name))
+        ]
+        seen = (str(sorted(each.table().items())) for each in subject.seen.values())
+        return [
+            call.command,
+            *sorted(files.values()),
+            # The same file may lie elsewhere on another machine.
+            *(files.get(Path(word), word) for word in words),
+            *written(Search(repeat=call[Search].repeat, confidence=call[Search].confidence)),
+            *map("=".join, environment().items()),
+            *sorted(seen),
+        ]
 
 
 def refuse_repeat(call: Call) -> None:

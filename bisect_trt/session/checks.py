@@ -35,6 +35,7 @@ from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Prober, Vet
 from bisect_trt.probe.scale import Scale
 from bisect_trt.probe.user_checks import CommandCheck, FunctionCheck, PromptCheck
+from bisect_trt.probe.verdict_cache import VerdictCache
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH, CandidateFiles
 from bisect_trt.report.console import Console, is_interactive
 from bisect_trt.search.oracle import Verdict
@@ -298,9 +299,20 @@ class CheckLeavings(Watcher):
 
 
 def open_ledger(
-    settings: CheckSettings, search: Search, subject: Subject, console: Console
+    settings: CheckSettings,
+    search: Search,
+    subject: Subject,
+    console: Console,
+    cache: VerdictCache | None = None,
 ) -> Ledger:
     """Open the ledger of a search, which its caller closes.
+
+    Args:
+        settings: The check.
+        search: The bounds of the search.
+        subject: The model.
+        console: Shows the probes.
+        cache: Outcomes of other runs.
 
     Raises:
         UsageError: The journal cannot be written.
@@ -312,6 +324,7 @@ def open_ledger(
         watchers,
         max_probes=search.max_probes,
         deadline=subject.workers.deadline,
+        cache=cache,
     )
     for entry in ledger.unfinished.values():
         console.say(f"  unfinished when the run ended, and probed again if needed: {entry.title}")
