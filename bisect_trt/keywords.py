@@ -242,6 +242,7 @@ class RepeatGroup(TypedDict, total=False):
     number: int
     until: str
     same_engine: bool
+    compiler_switch: str | Sequence[str] | Mapping[str, object]
 
 
 class SweepGroup(TypedDict, total=False):

@@ -11,6 +11,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from bisect_trt.errors import ConflictError, RunFolderError
@@ -37,6 +38,7 @@ from bisect_trt.steps.build_choices import (
     read_build,
     tell_choices,
 )
+from bisect_trt.steps.switches import explain_fusions, switchable
 from bisect_trt.targets.choices import (
     LAYERS,
     RECORD,
@@ -67,6 +69,8 @@ class Repetition:
         confidence: The confidence of the interval of the rate.
         same_engine: Whether one build runs repeatedly.
         engine: That build, where the target makes engines.
+        explain: Finds the fusion that bad builds need, in so many builds a value of a counter of
+            the compiler, if one is given; returns why there is none.
     """
 
     session: Session
@@ -76,6 +80,7 @@ class Repetition:
     confidence: float
     same_engine: bool = False
     engine: Path | None = None
+    explain: Callable[[int], str | None] | None = None
 
     @property
     def what(self) -> str:
@@ -162,6 +167,9 @@ def repeat(story: Repetition, most: int) -> Result:
     builds = _summarise(story, series)
     result.choices = rows = compare_builds(builds)
     _conclude(story)
+    if result.bad and story.explain is not None:
+        console.step("2. Which fusion do bad builds need?")
+        return result.end(why=story.explain(_enough(story)))
     if not (result.good and result.bad):
         return result
     if story.same_engine or not any(build.choices for build in builds):
@@ -283,9 +291,8 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
     if unproven := [reason.why for reason in reasons if not reason.proven]:
         return unproven[0]
     bans = tuple(min(reason.choices) for reason in reasons)
-    enough = math.ceil(math.log(1 - story.confidence) / math.log(1 - (result.rate or 0.0)))
     verdicts = Counter[Verdict]()
-    for number in range(1, max(1, min(tries, enough)) + 1):
+    for number in range(1, min(tries, _enough(story)) + 1):
         held = Held(f"build {number} without it", bans=bans, repetition=number)
         verdicts[story.build(held)[0]] += 1
         if verdicts[Verdict.FAIL]:
@@ -298,6 +305,14 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
     console.answer(f"  {bad} of {runs} such builds are bad")
     why = "a build without it is bad too, so there is another reason; repeat with these options"
     return why if bad else None
+
+
+def _enough(story: Repetition) -> int:
+    """Return the number of builds of which one is bad, at the rate that was seen."""
+    rate = story.session.result.rate or 0.0
+    return (
+        1 if rate == 1 else max(math.ceil(math.log(1 - story.confidence) / math.log(1 - rate)), 1)
+    )
 
 
 def _build_once(session: Session, target: TargetSettings) -> Path | None:
@@ -334,7 +349,10 @@ def run(call: Call) -> Result:
             if target.target.engines
             else check.without_target(call.console)
         )
+    if options.compiler_switch:
+        check = switchable(check)
     with opened.searching(check) as session:
+        explain = partial(explain_fusions, session, check, options.compiler_switch)
         prober = session.prober
         engine = None
         inner = prober.check
@@ -351,7 +369,14 @@ def run(call: Call) -> Result:
         folder = kept.artifacts_dir if sorted_to else session.subject.workspace.folder
         return repeat(
             Repetition(
-                session, builder, until, folder, search.confidence, options.same_engine, engine
+                session,
+                builder,
+                until,
+                folder,
+                search.confidence,
+                options.same_engine,
+                engine,
+                explain if options.compiler_switch else None,
             ),
             most,
         )

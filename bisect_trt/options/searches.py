@@ -64,6 +64,16 @@ class Workaround:
     overwrite: Overwrite = False
 
 
+CompilerSwitches = Annotated[
+    tuple[str, ...],
+    option(
+        metavar="NAME=VALUES",
+        help="Search only these options of TensorRT's compiler: values A|B, or a counter LOW..HIGH.",
+        read=compiler_option,
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Cause:
     """Find the pass, option or tactic that is the cause: the fewest switches of the target that fix the model.
@@ -74,14 +84,7 @@ class Cause:
     """
 
     model: Model
-    compiler_switch: Annotated[
-        tuple[str, ...],
-        option(
-            metavar="NAME=VALUES",
-            help="Search only these options of TensorRT's compiler: values A|B, or a counter LOW..HIGH.",
-            read=compiler_option,
-        ),
-    ] = ()
+    compiler_switch: CompilerSwitches = ()
     no_other_release: NoOtherRelease = False
 
 
@@ -368,6 +371,7 @@ class Repeat:
     same_engine: Annotated[
         bool, switch("Build once, and run that build repeatedly in one context.")
     ] = False
+    compiler_switch: CompilerSwitches = ()
 
     def limits(self) -> tuple[int, str | None]:
         """Return the largest number, and the verdicts to wait for.

@@ -267,6 +267,7 @@ class RepeatAnswer(Answer, kw_only=True):
     choices: tuple[ChoiceCount, ...] = ()
     reasons: tuple[BuildReason, ...] = ()
     avoid: Avoided | None = None
+    cause_detail: CauseDetail | None = None
     note: str | None = None
 
 

@@ -207,11 +207,13 @@ class LayersChanged(Part):
 
     Attributes:
         fusion: The number of the fusion that the compiler's counter counts, if it was searched.
+        steady: Whether each build with that fusion fails; else a tactic decides.
     """
 
     fusion: int | None
     failing: tuple[EngineLayer, ...]
     passing: tuple[EngineLayer, ...]
+    steady: bool = True
 
 
 class SetElsewhere(Part):

@@ -386,7 +386,8 @@ def said_of_compiler(entry: Switches) -> Iterator[str]:
     """Yield what an answer changes in the engine, and how it is set without bisect-trt."""
     if (changed := entry.layers) is not None:
         if changed.fusion is not None:
-            yield f"It stops before fusion {changed.fusion}."
+            tactic = "" if changed.steady else " Some builds with it pass, so its tactic decides."
+            yield f"It stops before fusion {changed.fusion}.{tactic}"
         yield f"Layers of the failing engine alone: {_layers(changed.failing)}."
         yield f"Layers of the passing engine alone: {_layers(changed.passing)}."
     if (way := entry.elsewhere) is not None:

@@ -20,7 +20,7 @@ from bisect_trt.worker.protocol import Failed, Trace
 _MOST_BUILT = 32
 """The largest number of switches that are built one by one to see which act."""
 _PROOFS = 3
-"""The number of builds on either side of a fusion."""
+"""The least number of builds on either side of a fusion."""
 
 
 @dataclass
@@ -32,6 +32,8 @@ class Engines:
         panel: The switches.
         asked: Whether the user named the switches.
         sized: Whether only the size of the engine is limited.
+        runs: The number of builds with a value of a counter of which one fails, if some do; ``None``
+            where each does.
         ignored: The options that the compiler ignores, with its reasons.
         notes: Why counters name no fusion.
     """
@@ -40,6 +42,7 @@ class Engines:
     panel: Panel
     asked: bool = False
     sized: bool = False
+    runs: int | None = None
     ignored: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     _built: dict[Subset, Mapping[str, Any] | None] = field(default_factory=dict)
@@ -82,7 +85,7 @@ class Engines:
         return self.panel.switches[unit].name.partition(":")[2] in self.ignored
 
     def changed(
-        self, failing: Subset, passing: Subset, fusion: int | None = None
+        self, failing: Subset, passing: Subset, fusion: int | None = None, *, steady: bool = True
     ) -> LayersChanged | None:
         """Return the layers that only one of two engines has; ``None`` where one of them is not built."""
         counts = [
@@ -96,7 +99,7 @@ class Engines:
             tuple(EngineLayer(*each) for each in sorted((one - other).elements()))
             for one, other in (counts, reversed(counts))
         )
-        return LayersChanged(fusion, bad, good)
+        return LayersChanged(fusion, bad, good, steady)
 
     def doubts(self) -> list[str]:
         """Return why switches that the user named are no answer."""
@@ -123,28 +126,30 @@ class Engines:
                 continue
             edge = find_edges(len(units), verdict, len(units) - 1).oldest
             if edge is None or edge.passing is None:
-                self.notes.append(f"it fails with each value of {name}")
+                self.notes.append(f"it fails with each value of {name}, so without these fusions")
                 continue
             found.append(self._proven(units, edge))
         return found
 
     def _verdict(self, units: Sequence[int], place: int) -> Verdict:
-        return self.session.prober.probe(self.panel.candidate(frozenset({units[place]}))).verdict
+        candidate = self.panel.candidate(frozenset({units[place]}))
+        return self.session.prober.probe(Probe(candidate, runs=self.runs)).verdict
 
     def _proven(self, units: Sequence[int], edge: Edge) -> Switches:
-        """Build both sides of an edge three times; the first value that fails is the number of the fusion."""
+        """Build both sides of an edge often enough; the first value that fails is the number of the fusion."""
         assert edge.passing is not None, "the caller has looked"
         failing, passing = frozenset({units[edge.failing]}), frozenset({units[edge.passing]})
-        sides = [
+        runs = max(_PROOFS, self.runs or 0)
+        steady, holds = (
             self.session.prober.probe(
-                Probe(self.panel.candidate(side), again=True, runs=_PROOFS, until=verdict.opposite)
+                Probe(self.panel.candidate(side), again=True, runs=runs, until=verdict.opposite)
             ).verdict
             is verdict
             for side, verdict in ((failing, Verdict.FAIL), (passing, Verdict.PASS))
-        ]
-        fusion = int(self.panel.switches[units[edge.failing]].said.rpartition(" ")[2])
-        proven = all(sides) and not edge.between
-        seen = f"{_PROOFS} of {_PROOFS} builds pass, {_PROOFS} of {_PROOFS} with {fusion} fail"
-        return self.panel.entry(
-            passing, seen if proven else "unproven", self.changed(failing, passing, fusion)
         )
+        fusion = int(self.panel.switches[units[edge.failing]].said.rpartition(" ")[2])
+        fail = f"{runs} of {runs}" if steady else "some"
+        seen = f"{runs} of {runs} builds pass, {fail} with {fusion} fail"
+        proven = holds and not edge.between and (steady or self.runs is not None)
+        layers = self.changed(failing, passing, fusion, steady=steady)
+        return self.panel.entry(passing, seen if proven else "unproven", layers)

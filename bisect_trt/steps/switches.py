@@ -293,6 +293,40 @@ def explain(
     return Explained(_print(session, result.cause_detail), fixed)
 
 
+def explain_fusions(
+    session: Session, check: CheckSettings, wanted: tuple[str, ...], runs: int
+) -> str | None:
+    """Find the fusion without which no build fails, put it into the result and print it.
+
+    Args:
+        session: The model, of which some builds fail.
+        check: Its check.
+        wanted: The counters of the compiler, each with its range.
+        runs: The number of builds of which one fails, if some do.
+
+    Returns:
+        Why none is found.
+
+    Raises:
+        UsageError: No counter is given.
+        BudgetSpent: No more probes may be made.
+    """
+    panel = make_panel(session, check, session.subject.original, case=False, wanted=wanted)
+    steps = panel.of(Tier.STEP)
+    if len(steps) < len(panel.switches):
+        raise ConflictError(
+            "--compiler-switch: `repeat` takes counters, NAME=LOW..HIGH; `cause` searches other options."
+        )
+    engines = Engines(session, panel, asked=True, runs=runs)
+    found = tuple(engines.fusions())
+    title = panel.target.target.title
+    doubts = tuple(engines.doubts())
+    detail = CauseDetail(title, "whole model", 0, len(steps), found, complete=True, doubted=doubts)
+    session.result.cause_detail = detail
+    [sentence, *_] = _print(session, detail)
+    return None if found else sentence
+
+
 def _with_larger(
     session: Session,
     whole: Panel,

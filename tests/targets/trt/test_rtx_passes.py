@@ -115,6 +115,33 @@ def test_a_counter_names_the_fusion(model: Path, cli: CommandLine, here: Path) -
     assert result["probes"]["run"] <= 4 + 6
 
 
+FLIP = """
+count = pathlib.Path("count")
+number = int(count.read_text()) if count.exists() else 0
+count.write_text(str(number + 1))
+bad = any(all(b": %s]" % name.encode() in layer for name in sys.argv[3:]) for layer in layers)
+sys.exit(bad and (number % 2 or sys.argv[2] == "always"))
+"""
+"""A check that fails in each build, or in every second one, where some nodes run in one layer of an engine."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["always", "often"])
+def test_a_bad_tactic_of_a_fusion_is_told_from_a_bad_fusion(
+    when: str, model: Path, cli: CommandLine, here: Path
+) -> None:
+    *head, _ = FIND.splitlines(keepends=True)
+    (here / "flip.py").write_text("".join(head) + FLIP)
+    words = ("-n", "4", "--confidence", "0.9", "--compiler-switch", "kgen:fusion_fuel=0..4")
+    check = ("--check", sys.executable, here / "flip.py", "{engine}", when, "c", "y")
+    ran = cli("repeat", model, *RTX, *words, *check).ended(0)
+    [found] = ran.result["cause_detail"]["alternatives"]
+    assert found["switches"] == ["pass:kgen:fusion_fuel=2"]
+    assert found["layers"]["fusion"] == 3
+    assert found["layers"].get("steady", True) is (when == "always")
+    assert ("so its tactic decides" in " ".join(ran.out.split())) is (when == "often")
+
+
 @pytest.mark.parametrize(
     ("switch", "says"),
     [
@@ -141,6 +168,7 @@ def test_where_nothing_is_found_it_says_why(
         # An old release has no such attribute, a newer one drops the value.
         ("run --builder-set build_route=-copy_ppg=off", "--builder-set build_route: the "),
         ("cause --compiler-switch no_such*=off", "no known option fits"),
+        ("repeat --compiler-switch copy_ppg=off", "`repeat` takes counters"),
         ("cause --compiler-switch no_such=*", "its values are not known"),
         ("cause --compiler-switch exit=1", "neither writes, connects"),
     ],
