@@ -19,6 +19,7 @@ class DiagnoseGroup(TypedDict, total=False):
     timeout: float
     zip: bool
     anonymise: bool
+    reference: File
     all: bool
     releases: bool
     no_other_release: bool

@@ -46,11 +46,13 @@ def run(call: Call) -> Result:
     # another build.
     compares = check.metric is None and check.limits is None
     check = replace(check, timed=target.target.compiles and compares)
-    with opened.subject(check.timeout, target, older=options.releases) as subject:
+    with opened.subject(
+        check.timeout, target, older=options.releases, judges_export=True
+    ) as subject:
         if compares:
             keep_worst_samples(subject, check, call.result)
         with opened.searching(check, subject) as session:
-            if compares and (eager := call.eager):
+            if compares and (eager := call.eager(subject)):
                 fault = judge_export(session, eager, check.tolerance)
                 if fault and fault.whose == "export":
                     return call.result.end()

@@ -141,11 +141,11 @@ def run(call: Call) -> Result:
 def _compare(
     call: Call, session: Session, target: TargetSettings, tolerance: ToleranceOptions
 ) -> Result:
-    """Compare a target with saved runs and a PyTorch module, or with the reference if there are none."""
+    """Compare a target with saved runs and a PyTorch module or another model, or with the reference if there are none."""
     options = call[RunOptions]
     subject = session.subject
     runs = [run for path in options.load_outputs for run in load_runs(path)]
-    eager = call.eager
+    eager = call.eager(subject)
     if eager is not None:
         outputs = [eager.run(sample, subject.network.outputs) for sample in subject.samples]
         runs.append(SavedRun(eager.title, outputs))

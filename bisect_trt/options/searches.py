@@ -11,7 +11,15 @@ from typing import Annotated, Any
 from bisect_trt.errors import ConflictError
 from bisect_trt.options.compare import BASELINE
 from bisect_trt.options.reading import Sizes, assignment, compiler_option, swept_shape
-from bisect_trt.options.shared import FindAll, Model, NoOtherRelease, Overwrite, time_out, to_file
+from bisect_trt.options.shared import (
+    FindAll,
+    Model,
+    NoOtherRelease,
+    Overwrite,
+    ReferenceModel,
+    time_out,
+    to_file,
+)
 from bisect_trt.options.spec import MOST, argument, counted, option, switch
 from bisect_trt.search.oracle import Mode
 
@@ -39,6 +47,7 @@ class Diagnose:
     anonymise: Annotated[
         bool, switch("Rename the reproducer's tensors and nodes, and replace its weights.")
     ] = False
+    reference: ReferenceModel = None
     find_all: FindAll = False
     releases: Annotated[
         bool,
@@ -517,13 +526,7 @@ class RunOptions:
         Path | None,
         option(help="Write the target's outputs: .npz, or Polygraphy's .json.", writes=True),
     ] = None
-    reference: Annotated[
-        str | None,
-        option(
-            metavar="FILE[:NAME]",
-            help="Compare with the PyTorch module that NAME of a Python file is or returns (default: make): is the export right?",
-        ),
-    ] = None
+    reference: ReferenceModel = None
     load_outputs: Annotated[
         list[Path],
         option(

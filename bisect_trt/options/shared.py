@@ -11,6 +11,14 @@ from bisect_trt.options.reading import ranged_shape, regex, size, value_range
 from bisect_trt.options.spec import Option, argument, counted, option, seconds, switch
 
 Model = Annotated[Path, argument("The ONNX model.")]
+ReferenceModel = Annotated[
+    str | None,
+    option(
+        metavar="FILE[:NAME]",
+        help="Compare with another ONNX model, or with the PyTorch module that NAME of a Python file is or returns (default: "
+        "make): is the export right?",
+    ),
+]
 FindAll = Annotated[
     bool,
     option(

@@ -17,7 +17,7 @@ from typing import Any
 from bisect_trt.errors import ConflictError, InputValuesError, MissingOptionError
 from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
-from bisect_trt.options.searches import RunOptions
+from bisect_trt.options.searches import Diagnose, RunOptions
 from bisect_trt.options.shared import CheckOptions, Data, General, Loop, Places, Search
 from bisect_trt.options.spec import Group, Params, changed, entries, written
 from bisect_trt.plugins import conflicting_builds
@@ -31,6 +31,7 @@ from bisect_trt.session.checks import CheckSettings, make_prober, open_ledger, t
 from bisect_trt.session.eager import KIND, Eager
 from bisect_trt.session.loop import enter_step
 from bisect_trt.session.oracle import Oracle
+from bisect_trt.session.other_model import OtherModel
 from bisect_trt.session.paths import Paths, check_files, read_outputs
 from bisect_trt.session.places import open_places, require_fit
 from bisect_trt.session.record import recorded
@@ -41,7 +42,7 @@ from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import check_script
 from bisect_trt.tensors.files import files_of, sha256_of
-from bisect_trt.tensors.inputs import split_script
+from bisect_trt.tensors.inputs import is_script, split_script
 from bisect_trt.tensors.metrics import find_metric, script_file
 from bisect_trt.worker.deadline import Deadline
 from bisect_trt.worker.guard import claimed_path, claimed_run
@@ -106,15 +107,21 @@ class Call:
         return next(iter(oracles), None)
 
     @property
-    def eager(self) -> Eager | None:
-        """The PyTorch module that is the reference, if one is given.
+    def _reference(self) -> str | None:
+        options = self[Diagnose] if Diagnose in self.options else self[RunOptions]
+        return options.reference
+
+    def eager(self, subject: Subject) -> Eager | OtherModel | None:
+        """Return the PyTorch module or the other model that is the reference of a model, if one is given.
 
         Raises:
-            UsageError: ``--reference`` names none.
+            UnavailableError: The other model cannot be read.
+            UsageError: ``--reference`` names none, or one that does not fit.
         """
-        script = self[RunOptions].reference
-        if script is not None:
-            return Eager.load(script)
+        reference = self._reference
+        if reference is not None:
+            is_code = is_script(reference)
+            return Eager.load(reference) if is_code else OtherModel.load(Path(reference), subject)
         return None if self.source is None else self.source.eager
 
     def may_write(self, *paths: Path, overwrite: bool) -> None:
@@ -250,8 +257,8 @@ class Call:
             )
         if data.data_loader_script is not None:
             files.append(split_script(data.data_loader_script, "", "data-loader")[0])
-        if (script := self[RunOptions].reference) is not None:
-            files.append(split_script(script, "make", KIND)[0])
+        if (reference := self._reference) is not None:
+            files.append(split_script(reference, "make", KIND)[0])
         if compare.compare_func_script is not None:
             files.append(check_script(compare.compare_func_script))
         if metric.metric is not None:
@@ -283,9 +290,18 @@ class OpenCall:
     binding: Binding
 
     def subject(
-        self, timeout: float | None, target: TargetSettings | None = None, *, older: bool = False
+        self,
+        timeout: float | None,
+        target: TargetSettings | None = None,
+        *,
+        older: bool = False,
+        judges_export: bool = False,
     ) -> Subject:
-        """Return the model, opened for a target or its ``older`` releases; the caller closes it."""
+        """Return the model, opened for a target or its ``older`` releases; the caller closes it.
+
+        Of a loop it is fed the step that is wrong; that is so beside the module or the other model
+        only if the command ``judges_export``.
+        """
         # A search by a metric cuts candidates with the first sample; the metric reads the whole set
         # itself.
         most = None if self.call[MetricOptions].metric is None else 1
@@ -309,7 +325,8 @@ class OpenCall:
                     Session(stack.enter_context(subject), subject.console, result, None), target
                 ),
             ):
-                enter_step(subject, target, tolerance, result)
+                eager = self.call.eager(subject) if judges_export else None
+                enter_step(subject, target, tolerance, result, eager)
                 stack.pop_all()
         return subject
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bisect_trt.errors import InputValuesError, ScriptError
-from bisect_trt.onnxlib.nodes import INSIDE_TORCH
+from bisect_trt.onnxlib.nodes import INSIDE_TORCH, Node
 from bisect_trt.tensors.files import Values
 from bisect_trt.tensors.info import dtype_from_name, is_extension
 from bisect_trt.tensors.inputs import script_attribute, split_script, user_code
@@ -33,12 +33,14 @@ class Operation(NamedTuple):
         reads: The numbers of the operations that computed its arguments.
         same: The tensors of the exported model that have the values of one of its results.
         is_number: Whether it makes a Python number of a tensor; an exporter that traces stores that.
+        node: The node that it is, in another ONNX model.
     """
 
     line: str | None
     reads: Collection[int]
     same: Collection[str]
     is_number: bool = False
+    node: Node | None = None
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ from bisect_trt.report.summary import MOST_ROWS, describe_steps, steps_table
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.ordered import History
 from bisect_trt.search.strategy import minimise
+from bisect_trt.session.eager import Eager
+from bisect_trt.session.other_model import OtherModel
 from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
@@ -54,11 +56,13 @@ class LoopRun:
         subject: The model.
         target: The runtime under test.
         tolerance: How far an output may be off.
+        eager: The module or the other model that is the reference, if one is.
     """
 
     subject: Subject
     target: TargetSettings
     tolerance: ToleranceOptions
+    eager: Eager | OtherModel | None = None
 
     @property
     def folder(self) -> Path:
@@ -86,16 +90,21 @@ class LoopRun:
         """
         self.folder.mkdir(exist_ok=True)
         models = self.subject.models
+        other = self.eager if isinstance(self.eager, OtherModel) else None
+        network = other.network if other else self.subject.truth
         for steps in self._chunks(_CHUNK, "the reference"):
             for step in steps:
                 save_npz(self.file("inputs", step), self.subject.stream[step - 1])
             left = [step for step in steps if not self.file("golden", step).exists()]
+            if isinstance(self.eager, Eager):
+                self._run_module(self.eager, left)
+                continue
             inputs, golden = (
                 tuple(self.file(kind, step) for step in left) for kind in ("inputs", "golden")
             )
             request = Collect(
                 models.reference,
-                models.write("loop", self.subject.truth.proto),
+                models.write("loop", network.proto),
                 inputs,
                 golden,
                 state=self.subject.state.taken,
@@ -105,6 +114,14 @@ class LoopRun:
             if isinstance(reply, Failed):
                 step = sum(file.exists() for file in golden) + left[0]
                 raise ModelRefusedError(f"the reference cannot run step {step}: {reply.message}.")
+
+    def _run_module(self, module: Eager, steps: Sequence[int]) -> None:
+        for step in steps:
+            state = state_after(self.subject.state.taken, self.before(step))
+            outputs = module.run(
+                {**self.subject.stream[step - 1], **state}, self.subject.network.outputs
+            )
+            save_npz(self.file("golden", step), outputs)
 
     def compare(self, *, own_state: bool) -> Errors:
         """Run the target with its own state or the reference's; return the errors of each step, up to one it does not run."""
@@ -306,7 +323,11 @@ def growth(errors: Sequence[Comparison]) -> float | None:
 
 
 def enter_step(
-    subject: Subject, target: TargetSettings | None, tolerance: ToleranceOptions, result: Result
+    subject: Subject,
+    target: TargetSettings | None,
+    tolerance: ToleranceOptions,
+    result: Result,
+    eager: Eager | OtherModel | None = None,
 ) -> None:
     """Run the loop of a subject, and give it the inputs and the state of the step that is wrong.
 
@@ -315,6 +336,7 @@ def enter_step(
         target: The runtime under test.
         tolerance: How far an output may be off.
         result: Its field ``steps`` is filled in.
+        eager: The module or the other model that is the reference, if one is.
 
     Raises:
         DoesNotReproduce: No step is wrong with the reference's state.
@@ -325,7 +347,7 @@ def enter_step(
         raise MissingOptionError(
             "--steps compares a target that runs with the reference; add one, such as --onnxrt."
         )
-    run = LoopRun(subject, target, tolerance)
+    run = LoopRun(subject, target, tolerance, eager)
     console = subject.console
     console.step(f"Which of {run.steps} steps is wrong?")
     for name, output in subject.state.taken.items():

@@ -1,4 +1,4 @@
-"""Decides whether a model computes what the PyTorch module that it was exported from computes.
+"""Decides whether a model computes what the PyTorch module that it was exported from, or another export, computes.
 
 The tensors of the exported model and what the operations of the module compute are matched by
 their values, so this works with every exporter, whatever it renames, fuses or folds.
@@ -19,6 +19,7 @@ from bisect_trt.report.parts import Whose
 from bisect_trt.report.text import named
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.eager import Eager
+from bisect_trt.session.other_model import OtherModel
 from bisect_trt.session.session import Session
 from bisect_trt.steps.arbitration import Fault
 from bisect_trt.steps.rounding import rounding_alone
@@ -31,12 +32,15 @@ from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 
 _PLACES = 8
 """Elements that are compared before whole tensors are."""
+_SHAPES = ("Shape", "Size")
 _ROUGH = 0.1
 """The largest difference of these that may match, relative to the largest element."""
 
 
-def judge_export(session: Session, eager: Eager, tolerance: ToleranceOptions) -> Fault | None:
-    """Compare the exported model on the reference with the module, and decide which is wrong.
+def judge_export(
+    session: Session, eager: Eager | OtherModel, tolerance: ToleranceOptions
+) -> Fault | None:
+    """Compare the exported model on the reference with the module or the other model, and decide which is wrong.
 
     The fault goes into the result, the first wrong node among its culprits; both are printed.
 
@@ -91,7 +95,7 @@ def judge_export(session: Session, eager: Eager, tolerance: ToleranceOptions) ->
 
 def _locate(
     session: Session,
-    eager: Eager,
+    eager: Eager | OtherModel,
     case: Candidate,
     wrong: Collection[str],
     lows: Mapping[str, Precision],
@@ -100,7 +104,7 @@ def _locate(
 
     Args:
         session: The model, and the result, which the node is added to.
-        eager: The module.
+        eager: The module or the other model.
         case: The model with the number of a sample.
         wrong: The outputs that differ.
         lows: The precisions below fp32 of tensors, by name.
@@ -123,12 +127,19 @@ def _locate(
     if first.line is not None:
         file, _, at = first.line.rpartition(":")
         sentence = f" First line with values that it lacks: {first.line}: {linecache.getline(file, int(at)).strip()}."
+    elif first.node is not None:
+        sentence = f" First node of {eager.title} with values that it lacks: {named(first.node)}."
     number = next((operations[each] for each in sorted(bad) if operations[each].is_number), None)
     if number is not None:
         sentence += f" {number.line} makes a Python number of a tensor: the export holds the one of its example."
+    shapes = set[str]()  # what follows from them has no counterpart, right or wrong
+    for index in network.order:
+        reads = [name for name in network.reads[index] if not network.is_weight(name)]
+        if network.nodes[index].op_type in _SHAPES or (reads and shapes.issuperset(reads)):
+            shapes.update(network.nodes[index].output)
     nodes = network.leading_to(
         {network.producer[name] for name in wrong if name in network.producer},
-        lambda name: name not in right and not network.is_weight(name),
+        lambda name: name not in right | shapes and not network.is_weight(name),
     )
     if nodes:
         node = network.plain(min(nodes, key=network.rank.__getitem__))

@@ -370,3 +370,21 @@ def test_a_perplexity_needs_tokens(cli: CommandLine, here: Path) -> None:
     assert "error[BT1007]: --metric perplexity needs the right token" in cli(*words).ended(2).err
     ran = cli("run", "m.onnx", *FP16, "--steps", "4").ended(2)
     assert "error[BT1004]: run --steps scores all steps; add a --metric" in ran.err
+
+
+def test_two_exports_that_part_in_a_step(cli: CommandLine, here: Path) -> None:
+    wrong = TABLE[2]["table"].copy()
+    wrong[3] = 2
+    save_text(here / "old.onnx", *TABLE)
+    save_text(here / "new.onnx", TABLE[0], TABLE[1], {"table": wrong})
+    np.savez("x.npz", ids=np.array([0, 1, 3, 2, 4, 3]))
+    words = ("diagnose", "new.onnx", "--onnxrt", "--steps", "6", "--load-inputs", "x.npz")
+    ran = cli(*words, "--reference", "old.onnx", "--json", "r.json").ended(0)
+    steps = ran.result["steps"]
+    assert (steps["step"], steps["failing"], steps["own"]["first"]) == (3, [[3, 3], [6, 6]], 3)
+    assert ran.result["fault"]["whose"] == "export"
+    assert [node["outputs"] for node in ran.result["culprits"]] == [["e"]]
+    assert "First node of old.onnx with values that it lacks: " in ran.out
+    save_text(here / "other.onnx", *SUMS)
+    ran = cli(*words, "--reference", "other.onnx").ended(2)
+    assert "error[BT1009]: --reference: other.onnx takes 'x' beside the inputs" in ran.err

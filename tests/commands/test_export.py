@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from building import save_text
 from conftest import CommandLine
 from support import chain, rest_slow
 
@@ -210,3 +211,17 @@ def test_where_no_module_can_be_compared(cli: CommandLine, here: Path, words: st
     ran = cli(*words.split(), "--reference", "net.py")
     assert ran.code == "BT1003", ran.err
     assert "--reference" in ran.error
+
+
+def test_a_branch_that_a_later_step_takes(cli: CommandLine, here: Path) -> None:
+    body = "hn = h0 + x\n        y = hn\n        if hn.sum() > 13:\n            y = hn / 2\n"
+    text = (
+        f"import torch\nclass Net(torch.nn.Module):\n    def forward(self, x, h0):\n        {body}"
+    )
+    Path("net.py").write_text(f"{text}        return y, hn\nmake = Net()\n")
+    ends = "(float[1, 4] x, float[1, 4] h0) => (float[1, 4] y, float[1, 4] hn)"
+    save_text(here / "m.onnx", ends, "hn = Add(h0, x) y = Identity(hn)")
+    np.savez("x.npz", x=np.ones((6, 4), np.float32))
+    words = ("diagnose", "m.onnx", "--onnxrt", "--load-inputs", "x.npz", "--reference", "net.py")
+    ran = cli(*words, "--steps", "6", "--json", "r.json").ended(0)
+    assert (ran.result["steps"]["step"], ran.result["fault"]["source"]) == (4, "net.py:7")

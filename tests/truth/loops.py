@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,3 +168,20 @@ def test_a_release_that_is_wrong_for_one_length(tmp_path: Path) -> None:
     assert (result["steps"]["step"], result["steps"]["failing"]) == (5, [[5, 5], [8, 8]])
     assert [node["name"] for node in result["culprits"]] == ["attention"]
     assert result["fault"]["whose"] == "target"
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=str)
+def test_two_exports_part_in_that_step(planted: Planted, tmp_path: Path) -> None:
+    """The fault is in the file, and the model without it is the reference."""
+    model = FAMILIES[planted.family](*SIZES[planted.size])
+    onnx.save(model, str(tmp_path / "right.onnx"))
+    number = limit_of(model, planted) if planted.number is None else planted.number
+    files = ("right.onnx", "model.onnx")
+    words = [sys.executable, str(TOOL), planted.fault, planted.node, str(number), *files]
+    subprocess.run(words, cwd=tmp_path, check=True)
+    diagnosed(tmp_path, "--onnxrt", "--reference", "right.onnx")
+    result = read_json(tmp_path / "r.json")
+    assert result["steps"]["step"] == planted.step
+    assert result["fault"]["whose"] == "export"
+    (culprit,) = result["culprits"]
+    assert culprit["name"] == planted.node or culprit["name"].startswith("spoilt")

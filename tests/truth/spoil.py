@@ -105,10 +105,10 @@ def scale(patch: Patch, number: float) -> None:
 
 
 def reset(patch: Patch, number: float) -> None:
-    """At each multiple of a number of steps the state is lost."""
+    """At each multiple of a number of steps the state is lost; whatever the rounding of the steps' number."""
     count = patch.node.input[0]
     value = patch.output()
-    rest = patch.op("Mod", patch.op("Sub", count, patch.const(1.0)), patch.const(number), fmod=1)
+    rest = patch.op("Mod", patch.op("Sub", count, patch.const(0.75)), patch.const(number), fmod=1)
     first = patch.op("Cast", patch.op("Less", rest, patch.const(0.5)), to=1)
     began = patch.op("Cast", patch.op("Greater", count, patch.const(1.5)), to=1)
     lost = patch.op("Mul", first, began)

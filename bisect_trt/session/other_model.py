@@ -1,0 +1,90 @@
+"""Another ONNX model as the reference of one: an earlier export, or another exporter's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from bisect_trt.errors import ModelRefusedError, UnsuitableModelError, quoted
+from bisect_trt.onnxlib.load import load_model
+from bisect_trt.onnxlib.network import Network
+from bisect_trt.probe.reference import Reference
+from bisect_trt.session.eager import Operation
+from bisect_trt.session.subject import Subject
+from bisect_trt.tensors.files import Values
+from bisect_trt.worker.protocol import Failed
+
+_NUMBER = 0
+"""The number of its activations, which no sample has."""
+
+
+@dataclass(frozen=True)
+class OtherModel:
+    """Another model, which the reference's runtime runs; it can do what an :class:`Eager` can.
+
+    Attributes:
+        subject: The model under test.
+        network: The other one.
+        title: Its path, in messages.
+    """
+
+    subject: Subject
+    network: Network
+    title: str
+
+    @classmethod
+    def load(cls, path: Path, subject: Subject) -> OtherModel:
+        """Read a model.
+
+        Raises:
+            UnavailableError: It cannot be read.
+            UsageError: It takes an input that the model under test lacks, or lacks an output.
+        """
+        proto = load_model(path)
+        subject.workspace.weights.take_in(proto, path.parent)
+        network = Network(proto)
+        own = subject.network
+        extra = sorted({*network.inputs}.difference(own.inputs))
+        missing = sorted({*own.outputs}.difference(network.outputs))
+        if extra or missing:
+            raise UnsuitableModelError(
+                f"--reference: {path} takes {quoted(extra)} beside the inputs of {subject.settings.path}, and lacks "
+                f"{quoted(missing)} of its outputs; give a model with the same."
+            )
+        return cls(subject, network, str(path))
+
+    def run(self, sample: Values, names: Sequence[str]) -> Values:
+        """Return some outputs by name.
+
+        Raises:
+            UnavailableError: The model does not run.
+        """
+        outputs = self.subject.models.run("other", self.network.proto, sample)
+        if isinstance(outputs, Failed):
+            raise ModelRefusedError(f"--reference: {self.title} does not run: {outputs.message}.")
+        return {name: outputs[name] for name in names}
+
+    def trace(
+        self, sample: Values, find: Callable[[NDArray[Any]], Collection[str]]
+    ) -> tuple[list[Operation], list[int]]:
+        """Return the nodes as operations, and for each output the number of the one that computes it; see :class:`Eager`."""
+        network = self.network
+        subject = self.subject
+        values = Reference(
+            network, sample, subject.workspace, subject.models, _NUMBER, subject.swap_limit
+        )
+        operations = [Operation(None, (), sample.keys())]
+        makers = dict.fromkeys(network.inputs, 0)
+        for index in network.order:
+            reads = {makers[name] for name in network.reads[index] if name in makers}
+            if reads:
+                node = network.nodes[index]
+                makers |= dict.fromkeys(node.output, len(operations))
+                made = values.select(node.output).values()
+                same = set[str]().union(*map(find, made))
+                operations.append(Operation(None, reads, same, node=network.plain(index)))
+        return operations, [makers.get(name, 0) for name in subject.network.outputs]
