@@ -7,6 +7,7 @@ relies on.
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,6 +32,7 @@ from bisect_trt.onnxlib.nodes import (
     function_key,
     inner_nodes,
 )
+from bisect_trt.tensors.files import read_inside
 
 EXPANDED_NODES = 250_000
 """The most nodes of a model with its functions inlined; shape inference inlines them."""
@@ -42,6 +44,8 @@ _TYPED = ("float_data", "int32_data", "string_data", "int64_data", "double_data"
 _REASON_LENGTH = 200
 _MOST_DENSE = 1 << 28
 """The most elements of a sparse weight in dense form."""
+_MOST_BYTES = 1 << 30
+"""The largest compiled context: a model of more than 2 GiB cannot be written."""
 _BITS = {"FLOAT": 32, "DOUBLE": 64}
 _ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
 
@@ -196,9 +200,35 @@ def load_model(
         check_model(model)
         if not structure:
             _check_external_files(model, path, weights)
+            _embed_contexts(model, path.parent)
     except UnavailableError as error:
         raise ModelFileError(f"{path}: {error}") from error
     return model
+
+
+def _embed_contexts(model: ModelProto, folder: Path) -> None:
+    """Take the compiled contexts of a provider into the model, so that it can be written elsewhere.
+
+    Source: ONNX Runtime's documentation, "EP context design": ``embed_mode`` 0 names a file beside
+    the model, 1 holds its content.
+
+    Raises:
+        UnavailableError: The file of a context is missing.
+    """
+    for node in model.graph.node:
+        attributes = {attribute.name: attribute for attribute in node.attribute}
+        mode = attributes.get("embed_mode")
+        context = attributes.get("ep_cache_context")
+        if node.op_type != "EPContext" or mode is None or mode.i or context is None:
+            continue
+        file = os.fsdecode(context.s)
+        try:
+            context.s = read_inside(folder, file, _MOST_BYTES)
+        except OSError as error:
+            raise ModelFileError(
+                f"the compiled context {file} cannot be read: {error.strerror}; copy it beside the model."
+            ) from error
+        mode.i = 1
 
 
 _OTHER_FILES: tuple[tuple[int, bytes, str], ...] = (

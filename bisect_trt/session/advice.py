@@ -20,6 +20,7 @@ def advice(subject: Subject) -> str:
     """Return what may make the model run: one sentence or more after a space, or nothing."""
     sentences = (
         _library(subject),
+        _compiled(subject),
         _sizes(subject),
         _values(subject),
         subject.renaming.strip(),
@@ -40,6 +41,16 @@ def _library(subject: Subject) -> str:
     if not foreign:
         return ""
     return f"Give the library that has {', '.join(sorted(foreign))} (--custom-op-library FILE)."
+
+
+def _compiled(subject: Subject) -> str:
+    """Name the outputs to compare a compiled model with, which only its provider runs."""
+    if not any(node.op_type == "EPContext" for node in subject.network.nodes):
+        return ""
+    return (
+        "It was compiled for a provider: write the outputs of the model that it was compiled from (run MODEL --onnxrt "
+        "--save-outputs ref.npz), and compare with those (--load-outputs ref.npz)."
+    )
 
 
 def _sizes(subject: Subject) -> str:

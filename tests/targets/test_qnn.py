@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from pathlib import Path
 
@@ -80,6 +81,34 @@ def test_a_fallback_is_told_and_may_be_a_failure(cli: CommandLine, here: Path) -
 def test_a_backend_is_asked_for(cli: CommandLine, here: Path) -> None:
     ran = cli("run", overflowing(here / "model.onnx"), "--onnxrt", "--ep", "qnn")
     assert (ran.status, "BT1004" in ran.err, "backend_type:htp" in ran.err) == (2, True, True)
+
+
+@needs_qnn
+def test_a_compiled_context_is_compared_with_outputs_of_its_model(
+    cli: CommandLine, here: Path
+) -> None:
+    onnxruntime = importlib.import_module("onnxruntime")
+    onnxruntime_qnn = importlib.import_module("onnxruntime_qnn")
+    overflowing(here / "model.onnx")
+    name = onnxruntime_qnn.get_ep_name()
+    if all(device.ep_name != name for device in onnxruntime.get_ep_devices()):
+        onnxruntime.register_execution_provider_library(name, onnxruntime_qnn.get_library_path())
+    devices = [each for each in onnxruntime.get_ep_devices() if each.ep_name == name][:1]
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("ep.context_enable", "1")
+    options.add_session_config_entry("ep.context_file_path", "context.onnx")
+    options.add_provider_for_devices(devices, dict(each.split(":") for each in HTP[4:]))
+    onnxruntime.InferenceSession("model.onnx", options)
+    cli("run", "model.onnx", "--onnxrt", "--save-outputs", "ref.npz").ended(0)
+    compiled = ("run", "context.onnx", *HTP, "--fp16")
+    (context,) = here.glob("*.bin")  # it is not in the model
+    context.rename("elsewhere")
+    assert "copy it beside the model" in cli(*compiled).ended(4).err
+    Path("elsewhere").rename(context)
+    assert "--load-outputs ref.npz" in cli(*compiled).ended(4).err
+    ran = cli(*compiled, "--load-outputs", "ref.npz").ended(1)
+    assert "'y': max error" in ran.out
+    assert "Of 1 node 1 on QNNExecutionProvider." in ran.out
 
 
 @needs_qnn

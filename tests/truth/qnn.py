@@ -17,7 +17,7 @@ from building import save_proto
 from conftest import CommandLine
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from support import node_names, read_json, reproduced
 
 pytestmark = [
@@ -172,14 +172,28 @@ def kept_in_floats(cli: CommandLine, model: Path, floats: Path) -> set[str]:
     return {node["name"] for node in read_json(Path("r.json"))["culprits"]}
 
 
-@pytest.mark.parametrize("seed", range(13, 20))
-def test_a_group_whose_scale_saturates_is_named(cli: CommandLine, here: Path, seed: int) -> None:
+A16W8 = {"activation_type": QuantType.QUInt16, "extra_options": {"UseQDQContribOps": True}}
+"""Activations of 16 bits, which HTP computes with the precision of fp16."""
+
+
+@pytest.mark.parametrize(
+    ("seed", "types", "words"),
+    [
+        *((seed, {}, ()) for seed in range(13, 20)),
+        *((seed, A16W8, ("--fp16",)) for seed in (40, 41, 42)),
+    ],
+)
+def test_a_group_whose_scale_saturates_is_named(
+    cli: CommandLine, here: Path, seed: int, types: dict[str, Any], words: tuple[str, ...]
+) -> None:
     grown = Grown(seed)
     blocks = int(grown.luck.integers(8, 14))
     for number in range(blocks):
         grown.block(number)
     floats = grown.write(here / "floats.onnx")
-    quantize_static(str(floats), "int8.onnx", Batches(grown.luck), quant_format=QuantFormat.QDQ)
+    quantize_static(
+        str(floats), "int8.onnx", Batches(grown.luck), quant_format=QuantFormat.QDQ, **types
+    )
     model = onnx.load("int8.onnx")
     needed = kept_in_floats(
         cli, Path("int8.onnx"), floats
@@ -191,4 +205,4 @@ def test_a_group_whose_scale_saturates_is_named(cli: CommandLine, here: Path, se
     onnx.save(model, "int8.onnx")
     named = kept_in_floats(cli, Path("int8.onnx"), floats)
     assert named == {f"mul{block}", *needed}
-    cli("run", "fixed.onnx", *HTP).ended(0)
+    cli("run", "fixed.onnx", *HTP, *words).ended(0)
