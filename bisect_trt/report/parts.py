@@ -670,8 +670,8 @@ class StepsWay(Part):
         first: The first step past the tolerance.
         token: The first step with another argmax than the reference's.
         worst: The largest error over its tolerance.
-        errors: The worst output of each step, up to one that the target does not run; the step is
-            its ``sample``.
+        errors: The worst output of each step that was run, up to one that the target does not run;
+            the step is its ``sample``.
     """
 
     first: int | None
@@ -700,6 +700,8 @@ class Steps(Part):
         inputs: The file with the inputs and the state of the step.
         carriers: Where it drifts, the fewest inputs of the target's own state that make the first
             step past the tolerance wrong, the others being the reference's.
+        positions: Of each carrier the fewest places that are needed: positions of a cache, else
+            places along the axis along which the smallest share differs.
     """
 
     steps: int
@@ -714,6 +716,7 @@ class Steps(Part):
     whole: StepsWay | None = None
     inputs: str | None = None
     carriers: Names = ()
+    positions: dict[str, Numbers] = {}
 
     @property
     def ways(self) -> dict[str, StepsWay]:

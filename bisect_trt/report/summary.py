@@ -187,31 +187,39 @@ def describe_steps(steps: Steps) -> str:
         first = steps.whole.first
         free += f"; in one run {f'step {first} is wrong first' if first else 'all steps match'}"
     if steps.kind == "drift":
-        carriers = first_few([f"'{name}'" for name in steps.carriers], _SHOWN)
+        entries = [
+            f"'{name}'{f' at {first_few([*map(str, places)], _SHOWN)}' if places else ''}"
+            for name, places in steps.positions.items()
+        ]
+        carriers = first_few(entries, _SHOWN)
         rate = f", about {steps.rate:.3g} times a step" if steps.rate else ""
         return (
             f"Drift: no step of {steps.steps} is wrong with the state of the reference (error at most {steps.right.worst:.2g} of "
             f"the tolerance); {free}. Feedback of {carriers} magnifies small errors{rate}, to {own.worst:.3g} times the "
             "tolerance."
         )
-    worst = steps.right.errors[(steps.step or 1) - 1]
+    worst = next(error for error in steps.right.errors if error.sample == steps.step)
     names = ", ".join(repr(name) for name in steps.tensors[:_NAMED] if name)
     what = ": ".join(filter(None, (names, worst.describe())))
     spans = [f"{low}" if low == high else f"{low} to {high}" for low, high in steps.failing]
+    count = len(steps.right.errors)
+    asked = f" (of the {count} that were run)" if count < len(own.errors) else ""
     return (
         f"Step {steps.step} of {steps.steps} is the first that is wrong with the state of the reference: {what}. Wrong steps: "
-        f"{first_few(spans, _SHOWN)}; {free}."
+        f"{first_few(spans, _SHOWN)}{asked}; {free}."
     )
 
 
 def steps_table(steps: Steps) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the columns and the rows of a table: the errors of some steps in each way, in tolerances."""
-    ratios = [[error.tolerance_ratio for error in way.errors] for way in steps.ways.values()]
+    ratios = [
+        {error.sample: error.tolerance_ratio for error in way.errors} for way in steps.ways.values()
+    ]
     firsts = {way.first - 1 for way in steps.ways.values() if way.first}
-    places = downsample(ratios[0], MOST_ROWS, firsts)
+    places = downsample([*ratios[0].values()], MOST_ROWS, firsts)
     rows = [
-        (str(place + 1), *(number(way[place], 3) for way in ratios if place < len(way)))
-        for place in places
+        (str(step), *(number(way[step], 3) if step in way else "" for way in ratios))
+        for step in (place + 1 for place in places)
     ]
     return ("step", *steps.ways), rows
 

@@ -8,6 +8,7 @@ makes it wrong, feedback has magnified what no step shows.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, takewhile
@@ -16,7 +17,7 @@ from statistics import linear_regression
 from typing import Any
 
 import numpy as np
-from msgspec import structs
+from msgspec import msgpack, structs
 
 from bisect_trt.errors import MissingOptionError, ModelRefusedError
 from bisect_trt.onnxlib.state import join_steps
@@ -25,8 +26,9 @@ from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.parts import Comparison, Kind, Steps, StepsWay
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import MOST_ROWS, describe_steps, steps_table
-from bisect_trt.search.oracle import Subset, Verdict
-from bisect_trt.search.ordered import History
+from bisect_trt.report.text import seconds
+from bisect_trt.search.oracle import Verdict
+from bisect_trt.search.ordered import History, find_edges
 from bisect_trt.search.strategy import minimise
 from bisect_trt.session.eager import Eager
 from bisect_trt.session.other_model import OtherModel
@@ -34,13 +36,14 @@ from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, required_severity
-from bisect_trt.tensors.files import NpzFile, save_npz
+from bisect_trt.tensors.files import NpzFile, replacing, save_npz
+from bisect_trt.tensors.info import Array
 from bisect_trt.tensors.state import state_after
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Collect, Compare, Failed, Sample
 
-Errors = list[list[TensorComparison]]
-"""The comparisons of the outputs of each step."""
+Errors = dict[int, list[TensorComparison]]
+"""The comparisons of the outputs of some steps, by the number of the step."""
 _CHUNK = 64
 """Steps in one request; a target that compiles gets all of them, since it builds the model in each."""
 _FOLDER = "steps"
@@ -125,18 +128,57 @@ class LoopRun:
 
     def compare(self, *, own_state: bool) -> Errors:
         """Run the target with its own state or the reference's; return the errors of each step, up to one it does not run."""
-        errors: Errors = []
+        errors: Errors = {}
         name = "the target" if own_state else "the target, with the state of the reference"
         for steps in self._chunks(self.steps if self.target.target.compiles else _CHUNK, name):
-            errors += self._compare(steps, own_state=own_state)
-            if not errors[-1][0].name:  # it did not run
+            errors |= self._kept(steps, own_state=own_state)
+            if not errors[max(errors)][0].name:  # it did not run
                 break
+        return errors
+
+    def compare_right(self, own: Errors, *, strict: bool) -> Errors:
+        """Run the target with the reference's state: all steps, or by halving where a failure lasts to the last one.
+
+        Args:
+            own: The errors with its own state; the first step that is wrong so is likely wrong.
+            strict: As for :func:`judge`.
+        """
+        first = _way(scaled(own), {}).first
+        seen: Errors = {}
+
+        def ask(place: int) -> Verdict:
+            step = place + 1
+            if step not in seen:
+                seen.update(self._compare(range(step, step + 1), own_state=False))
+            is_wrong = step in wrong_steps(_way(scaled(seen, own), {}), strict=strict)
+            return Verdict.FAIL if is_wrong else Verdict.PASS
+
+        # A target that compiles builds the model in each request.
+        if first is not None and not self.target.target.compiles:
+            last = self.steps - 1
+            if all(ask(place) is Verdict.FAIL for place in (first - 1, last, (first + last) // 2)):
+                find_edges(self.steps, ask, first - 1)
+                return dict(sorted(seen.items()))
+        return self.compare(own_state=False)
+
+    def _kept(self, steps: range, *, own_state: bool) -> Errors:
+        """Return the errors of the steps of a request; a run that goes on has them in a file."""
+        kind = "own" if own_state else "right"
+        file = self.folder / f"{kind}-errors-{steps.start}.msgpack"
+        if file.exists():
+            return msgpack.decode(file.read_bytes(), type=Errors)
+        errors = self._compare(steps, own_state=own_state)
+        with replacing(file) as stream:
+            stream.write(msgpack.encode(errors))
         return errors
 
     def _chunks(self, size: int, runtime: str) -> Iterator[range]:
         """Yield the numbers of the steps of each request, and show where the run is."""
+        began = time.monotonic()
         for start in range(1, self.steps + 1, size):
-            self.subject.console.progress.step(f"step {start} of {self.steps} on {runtime}")
+            left = (time.monotonic() - began) * (self.steps + 1 - start) / max(start - 1, 1)
+            more = f", {seconds(left, whole=True)} left" if start > 1 else ""
+            self.subject.console.progress.step(f"step {start} of {self.steps} on {runtime}{more}")
             yield range(start, min(start + size, self.steps + 1))
 
     def _compare(self, steps: range, *, own_state: bool) -> Errors:
@@ -153,14 +195,18 @@ class LoopRun:
         reply = self.subject.workers.ask(request)
         if not isinstance(reply, Failed):
             grouped = groupby(reply.comparisons, lambda each: each.sample)
-            return [list(comparisons) for _, comparisons in grouped]
+            return {
+                step: list(comparisons)
+                for step, (_, comparisons) in zip(steps, grouped, strict=True)
+            }
         if len(steps) == 1:
             kind = ComparisonKind.MISSING
-            return [[TensorComparison("", passed=False, kind=kind, reason=reply.message)]]
+            failed = TensorComparison("", passed=False, kind=kind, reason=reply.message)
+            return {steps[0]: [failed]}
         half = len(steps) // 2  # which step is it?
         errors = self._compare(steps[:half], own_state=own_state)
-        if errors[-1][0].name:
-            errors += self._compare(steps[half:], own_state=own_state)
+        if errors[max(errors)][0].name:
+            errors |= self._compare(steps[half:], own_state=own_state)
         return errors
 
     def _request(self, *samples: Sample) -> Compare:
@@ -171,31 +217,56 @@ class LoopRun:
             self.tolerance,
             every=True,
             details=True,
+            same=True,
             state=self.subject.state.taken,
         )
 
-    def carriers(self, step: int, steps: Errors) -> list[str]:
+    def carriers(self, step: int, steps: Errors) -> dict[str, tuple[int, ...]]:
         """Return the fewest inputs of the target's own state that make a step wrong, the others being the reference's.
 
         Args:
             step: A step that is right with the reference's state and wrong with the target's.
             steps: The errors of all steps with the target's own state.
+
+        Returns:
+            Of each the fewest places that are needed; see :func:`_differing`.
         """
         self._compare(range(1, step), own_state=True)
         taken = self.subject.state.taken
         own, right = (state_after(taken, self.before(step, kind)) for kind in ("own", "golden"))
-        names = [*taken]
         mixed = Sample(self.file("mixed", step), self.file("golden", step))
 
-        def ask(units: Subset) -> Verdict:
-            state = right | {names[unit]: own[names[unit]] for unit in units}
+        def ask(entries: Sequence[tuple[str, Array]]) -> Verdict:
+            state = dict(right)
+            for name, mask in entries:
+                state[name] = np.where(mask, own[name], state[name])
             save_npz(mixed.inputs, self.subject.stream[step - 1] | state)
             reply = self.subject.workers.ask(self._request(mixed))
             comparisons = [] if isinstance(reply, Failed) else list(reply.comparisons)
-            passes = comparisons and all(each.passed for each in scaled([comparisons, *steps])[0])
+            seen = scaled({step: comparisons}, steps)[step]
+            passes = seen and all(each.passed for each in seen)
             return Verdict.PASS if passes else Verdict.FAIL
 
-        return [names[unit] for unit in sorted(minimise(range(len(names)), ask).units)]
+        def fewest(entries: Sequence[tuple[str, Array]]) -> list[int]:
+            found = minimise(
+                range(len(entries)), lambda units: ask([entries[unit] for unit in units])
+            )
+            return sorted(found.units)
+
+        names = [*taken]
+        whole = np.array(True)
+        chosen = [names[unit] for unit in fewest([(name, whole) for name in names])]
+        growing = self.subject.state.growing
+        places = [
+            (name, place, mask)
+            for name in chosen
+            for place, mask in _differing(own[name], right[name], growing.get(name)).items()
+        ]
+        needed = fewest([(name, mask) for name, _, mask in places]) if places else []
+        return {
+            name: tuple(places[unit][1] for unit in needed if places[unit][0] == name)
+            for name in chosen
+        }
 
     def compare_whole(self) -> Errors:
         """Run all steps at once on both sides; return the errors in the part of each step, none where that is not possible."""
@@ -210,16 +281,16 @@ class LoopRun:
         parts: list[dict[str, Any]] = []
         for values in outputs:
             if isinstance(values, Failed):
-                return []
+                return {}
             parts.append({})
             for name in golden.keys() - subject.state.taken.values():
                 for axis, size in enumerate(golden[name].shape):
                     if self.steps * size == values[name].shape[axis] != size:
                         parts[-1][name] = np.split(values[name], self.steps, axis)
-        errors: Errors = []
+        errors: Errors = {}
         for step in range(self.steps if parts and parts[0] else 0):
             right, ours = ({name: split[step] for name, split in side.items()} for side in parts)
-            errors.append(compare_all(right, ours, self.tolerance, details=True))
+            errors[step + 1] = compare_all(right, ours, self.tolerance, details=True)
         return errors
 
     def inputs_of(self, step: int) -> Path:
@@ -228,6 +299,26 @@ class LoopRun:
         state = state_after(self.subject.state.taken, self.before(step))
         save_npz(path, {**self.subject.stream[step - 1], **state})
         return path
+
+
+def _differing(own: Array, right: Array, axis: int | None) -> dict[int, Array]:
+    """Return masks of the places in which two states differ, by their number along an axis.
+
+    Args:
+        own: The target's.
+        right: The reference's.
+        axis: The axis of positions; by default that along which the smallest share differs.
+    """
+    differs = own != right
+    along = {
+        at: np.flatnonzero(differs.any(tuple({*range(differs.ndim)} - {at})))
+        for at in range(differs.ndim)
+    }
+    if axis is None:
+        axis = min(along, key=lambda at: along[at].size / right.shape[at], default=0)
+    shape = [-1 if at == axis else 1 for at in range(differs.ndim)]
+    numbers = np.arange(right.shape[axis]).reshape(shape) if shape else np.zeros(())
+    return {int(place): numbers == place for place in along.get(axis, ())}
 
 
 def judge(
@@ -240,26 +331,19 @@ def judge(
         own: The errors of the steps with the target's own state.
         right: The same with the state of the reference.
         whole: The same in one run.
-        strict: Whether any error past the tolerance counts; else it has to be as severe as the
-            worst one is.
+        strict: As for :func:`wrong_steps`.
     """
-    own, right, whole = map(scaled, (own, right, whole))
+    right = scaled(right, own)
+    own, whole = map(scaled, (own, whole))
     ways = [_way(errors, taken) for errors in (own, right)]
-    least = 1.0 if strict else required_severity(ways[1].worst)
-    wrong = [
-        error.sample or 1
-        for error in ways[1].errors
-        if not error.passed and error.tolerance_ratio >= least
-    ]
-    verdicts = {
-        step: Verdict.FAIL if step in wrong else Verdict.PASS for step in range(1, len(right) + 1)
-    }
+    wrong = wrong_steps(ways[1], strict=strict)
+    verdicts = {step: Verdict.FAIL if step in wrong else Verdict.PASS for step in right}
     kind: Kind = "drift" if ways[0].first else "none"
     if wrong:
         kind = "start" if wrong[0] == 1 else "step"
-    failed = [each for each in right[wrong[0] - 1] if not each.passed] if wrong else []
+    failed = [each for each in right[wrong[0]] if not each.passed] if wrong else []
     return Steps(
-        steps=len(right),
+        steps=len(own),
         taken=dict(taken),
         kind=kind,
         step=wrong[0] if wrong else None,
@@ -272,13 +356,29 @@ def judge(
     )
 
 
-def scaled(steps: Errors) -> Errors:
-    """Return comparisons in which an output matches within the widest tolerance that it has in any step.
+def wrong_steps(way: StepsWay, *, strict: bool) -> list[int]:
+    """Return the steps that are wrong in a way to run them.
+
+    Args:
+        way: The errors.
+        strict: Whether any error past the tolerance counts; else it has to be as severe as the
+            worst one is.
+    """
+    least = 1.0 if strict else required_severity(way.worst)
+    return [
+        error.sample or 1
+        for error in way.errors
+        if not error.passed and error.tolerance_ratio >= least
+    ]
+
+
+def scaled(steps: Errors, others: Errors | None = None) -> Errors:
+    """Return comparisons in which an output matches within the widest tolerance that it has in any step, of ``others`` too.
 
     An automatic tolerance follows the size of the values, and a score is next to zero in some steps.
     """
     widest: dict[str, float] = {}
-    for each in chain(*steps):
+    for each in chain(*steps.values(), *(others or {}).values()):
         widest[each.name] = max(widest.get(each.name, 0.0), each.atol or 0.0)
 
     def matched(each: TensorComparison) -> TensorComparison:
@@ -287,14 +387,14 @@ def scaled(steps: Errors) -> Errors:
             return each
         return structs.replace(each, passed=True, kind=ComparisonKind.MATCH, of_tolerance=ratio)
 
-    return [list(map(matched, seen)) for seen in steps]
+    return {step: list(map(matched, seen)) for step, seen in steps.items()}
 
 
 def _way(steps: Errors, taken: Mapping[str, str]) -> StepsWay:
     """Return the worst output of each step; an output that is no state may be one of tokens."""
     worst: list[Comparison] = []
     tokens: list[int] = []
-    for step, comparisons in enumerate(steps, 1):
+    for step, comparisons in steps.items():
         each = max(comparisons, key=lambda each: (not each.passed, each.tolerance_ratio))
         worst.append(Comparison.of(structs.replace(each, sample=step)))
         chosen = [
@@ -354,16 +454,14 @@ def enter_step(
         console.say(f"  '{name}' takes '{output}' of the step before")
     run.run_reference()
     own = run.compare(own_state=True)
-    steps = judge(
-        subject.state.taken,
-        own,
-        run.compare(own_state=False),
-        run.compare_whole(),
-        # What the user gives is meant to the letter.
-        strict=bool(tolerance.atol or tolerance.rtol),
+    # What the user gives is meant to the letter.
+    strict = bool(tolerance.atol or tolerance.rtol)
+    right = run.compare_right(own, strict=strict)
+    steps = judge(subject.state.taken, own, right, run.compare_whole(), strict=strict)
+    carriers = run.carriers(steps.own.first, own) if not steps.step and steps.own.first else {}
+    result.steps = steps = structs.replace(
+        steps, steps=run.steps, carriers=tuple(carriers), positions=carriers
     )
-    carriers = run.carriers(steps.own.first, own) if not steps.step and steps.own.first else []
-    result.steps = steps = structs.replace(steps, steps=run.steps, carriers=tuple(carriers))
     console.answer(describe_steps(steps))
     console.table(*steps_table(steps), MOST_ROWS)
     if steps.step is None:

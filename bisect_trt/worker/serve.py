@@ -430,7 +430,8 @@ class Worker:
         load = partial(runtime.load, ranges=ranges) if ranges else runtime.load
         if not request.same:
             return load(request.model, feed)
-        key = request.target, request.model.read_bytes(), shapes_of(feed), ranges
+        shapes = shapes_of(feed) if request.target.target.compiles else {}
+        key = request.target, request.model.read_bytes(), shapes, ranges
         if self._last is None or self._last[0] != key:
             self._last = None  # it goes before the next one comes
             self._last = key, load(request.model, feed)

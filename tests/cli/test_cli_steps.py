@@ -276,17 +276,17 @@ def test_a_loop_needs_a_target(here: Path) -> None:
         bisect_trt.reduce(model, check=bool, steps=2, output=here / "s.onnx")
 
 
-def test_steps_that_the_reference_has_run_stay(cli: CommandLine, here: Path) -> None:
+def test_steps_that_were_run_stay(cli: CommandLine, here: Path) -> None:
     save_text(here / "m.onnx", *SUMS)
     ones(9)
     words = ("diagnose", "m.onnx", *FP16, "--steps", "9", "--load-inputs", "x.npz")
     cli(*words, "--max-probes", "1").ended(3)
     (folder,) = Path(".bisect-trt").iterdir()
-    kept = folder / "steps/golden-8.npz"
-    before = kept.stat().st_mtime_ns
+    kept = [folder / "steps" / name for name in ("golden-8.npz", "own-errors-1.msgpack")]
+    before = [file.stat().st_mtime_ns for file in kept]
     (folder / "steps/golden-9.npz").unlink()
     cli("resume", folder).ended(3)
-    assert kept.stat().st_mtime_ns == before
+    assert [file.stat().st_mtime_ns for file in kept] == before
     assert (folder / "steps/golden-9.npz").exists()
 
 
@@ -388,3 +388,48 @@ def test_two_exports_that_part_in_a_step(cli: CommandLine, here: Path) -> None:
     save_text(here / "other.onnx", *SUMS)
     ran = cli(*words, "--reference", "other.onnx").ended(2)
     assert "error[BT1009]: --reference: other.onnx takes 'x' beside the inputs" in ran.err
+
+
+def test_a_failure_that_lasts_is_found_by_halving(cli: CommandLine, here: Path) -> None:
+    save_text(here / "m.onnx", *SUMS)
+    np.savez("x.npz", x=np.full((200, 4), 0.0625, np.float32))
+    words = ("diagnose", "m.onnx", *FP16, "--steps", "200", "--load-inputs", "x.npz")
+    ran = cli(*words, "--max-probes", "1", "--json", "r.json").ended(3)
+    steps = ran.result["steps"]
+    assert (steps["step"], steps["failing"]) == (105, [[105, 200]])
+    assert len(steps["own"]["errors"]) == 200
+    assert len(steps["right"]["errors"]) <= 12
+    assert f"Wrong steps: 105 to 200 (of the {len(steps['right']['errors'])} that" in ran.out
+
+
+CACHE = "float[1, 8, 2]"
+WRITES = (
+    f"(float[1, 8, 1] place, float[1, 1, 2] x, float[1] gain, {CACHE} cache) => (float[1] y, {CACHE} cache_out)",
+    (
+        "m = Mul(place, x) s = Mul(place, slip) cache_out = Sum(cache, m, s) "
+        "flat = Reshape(cache_out, all) r = ReduceSum(flat) y = Mul(r, gain)"
+    ),
+    {"slip": np.zeros((1, 8, 1)), "all": np.array([-1])},
+)
+SLIPS = """
+import numpy
+for tensor in model.graph.initializer:
+    if tensor.name == "slip":
+        values = numpy.zeros((1, 8, 1), numpy.float32)
+        values[0, 3] = 0.005
+        tensor.raw_data = values.tobytes()
+"""
+
+
+def test_the_position_of_a_cache_that_is_to_blame(cli: CommandLine, here: Path) -> None:
+    save_text(here / "m.onnx", *WRITES, opset=17)
+    for step in range(8):
+        place = np.eye(8, dtype=np.float32)[step].reshape(1, 8, 1)
+        values = {"x": np.ones((1, 1, 2), np.float32), "gain": np.full(1, 100 * (step == 7))}
+        np.savez(f"x-{step + 1}.npz", place=place, x=values["x"], gain=np.float32(values["gain"]))
+    words = ("diagnose", "m.onnx", "--through", onnx_tool(SLIPS), "--load-inputs", "x.npz")
+    ran = cli(*words, "--steps", "8", "--atol", "0.01", "--json", "r.json").ended(1)
+    steps = ran.result["steps"]
+    assert (steps["kind"], steps["own"]["first"]) == ("drift", 8)
+    assert steps["positions"] == {"cache": [3]}
+    assert "Feedback of 'cache' at 3 magnifies" in " ".join(ran.out.split())
