@@ -34,7 +34,7 @@ from bisect_trt.session.space import Fed, Series, contradicted
 from bisect_trt.steps.dynamic_dims import free_symbols, target_of
 from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.files import Values, load_npz, save_npz, shapes_of
+from bisect_trt.tensors.files import Values, load_runs, save_samples, shapes_of
 
 MOST_QUESTIONS = 400
 _SHOWN = 12
@@ -230,8 +230,10 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
             )
         except Enough:
             reason = f"stopped after {MOST_QUESTIONS} questions"
-        save_npz(output, story.values)
-        again = story.candidate(load_npz(output), "the smallest input, read back")
+        save_samples(output, [story.values])
+        again = story.candidate(
+            {**load_runs(output)[0].samples[0]}, "the smallest input, read back"
+        )
         changed = contradicted(session.prober, [(again, Verdict.FAIL)] * _CONFIRMATIONS)
         if changed is not None:
             reason = f"the failure is flaky: {changed}; `bisect-trt repeat` measures how often"
@@ -249,7 +251,7 @@ def _deliver(
 ) -> Result:
     """Write the reduced sample, and print it, its minimality, and the command that shows the failure."""
     session, values, console = story.session, story.values, story.session.console
-    save_npz(output, values)
+    save_samples(output, [values])
     why = why or session.never_passes()
     result = session.result.end(why=why)
     result.artifacts["minimal_input"] = str(output)

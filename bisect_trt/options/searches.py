@@ -520,11 +520,15 @@ class RunOptions:
     ] = False
     timeout: Annotated[float | None, time_out("the target")] = None
     save_inputs: Annotated[
-        Path | None, option(help="Write the inputs: .npz, or Polygraphy's .json.", writes=True)
+        Path | None,
+        option(help="Write the inputs: .npz, .safetensors, or Polygraphy's .json.", writes=True),
     ] = None
     save_outputs: Annotated[
         Path | None,
-        option(help="Write the target's outputs: .npz, or Polygraphy's .json.", writes=True),
+        option(
+            help="Write the target's outputs: .npz, .safetensors, or Polygraphy's .json.",
+            writes=True,
+        ),
     ] = None
     reference: ReferenceModel = None
     load_outputs: Annotated[

@@ -30,7 +30,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import count, takewhile
 from pathlib import Path
 from typing import IO, Any
@@ -43,7 +42,6 @@ from bisect_trt.errors import (
     BisectError,
     InputValuesError,
     OutputFileError,
-    PackageError,
     UsageError,
 )
 from bisect_trt.tensors.info import Array, ByName, dtype_from_name, is_extension
@@ -363,6 +361,18 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> tuple[str, 
 
 
 _SAFETENSORS = ".safetensors"
+_LENGTH = 8
+"""The bytes of the length of its header."""
+_TYPES = {
+    "BOOL": "bool",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+}
+"""NumPy's names of its types."""
 _SUFFIXES = (".json", ".npz", _SAFETENSORS)
 
 
@@ -405,24 +415,43 @@ def _tensors_of(path: Path) -> Values:
     """Return the tensors of an ``.npz`` or a ``.safetensors`` file."""
     if path.suffix != _SAFETENSORS:
         return NpzFile(path)
-    module = _safetensors()
     with _reading(path):
-        tensors: Arrays = module.load_file(path)
-        return tensors
+        return _read_safetensors(path)
 
 
-def _safetensors() -> Any:  # noqa: ANN401 - a module without types
-    """Import the package that reads and writes ``.safetensors`` files.
+def _read_safetensors(path: Path) -> Arrays:
+    content = bytearray(path.read_bytes())
+    start = _LENGTH + int.from_bytes(content[:_LENGTH], "little")
+    entries = json.loads(content[_LENGTH:start])
+    entries.pop("__metadata__", None)
+    arrays: Arrays = {}
+    for name, entry in entries.items():
+        first, last = (start + offset for offset in entry["data_offsets"])
+        values = np.frombuffer(content[first:last], dtype_from_name(_TYPES[entry["dtype"]]))
+        arrays[name] = values.reshape(entry["shape"])
+    return arrays
+
+
+def _safetensors(arrays: Values) -> bytes:
+    """Return the content of a ``.safetensors`` file.
 
     Raises:
-        UnavailableError: It is not installed.
+        UsageError: A tensor has a type that such a file cannot hold.
     """
-    try:
-        return import_module("safetensors.numpy")
-    except ImportError as error:
-        raise PackageError(
-            "a .safetensors file needs the package safetensors, which is not installed; run: pip install safetensors"
-        ) from error
+    codes = {dtype: code for code, dtype in _TYPES.items()}
+    header: Fields = {}
+    content = b""
+    for name, values in arrays.items():
+        code = codes.get(values.dtype.name)
+        if code is None:
+            raise OutputFileError(
+                f"Cannot write '{name}' to a .safetensors file: it holds {values.dtype}; write an .npz file"
+            )
+        offsets = [len(content), len(content) + values.nbytes]
+        header[name] = {"dtype": code, "shape": values.shape, "data_offsets": offsets}
+        content += values.tobytes()
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(_LENGTH, "little") + text + content
 
 
 def files_of(path: Path) -> list[Path]:
@@ -491,9 +520,9 @@ def save_samples(path: Path, samples: Sequence[Values], runner: str | None = Non
     if path.suffix != ".json":
         for part, sample in zip(sample_files(path, len(samples)), samples, strict=True):
             if path.suffix == _SAFETENSORS:
-                tensors = {name: np.asarray(value, order="C") for name, value in sample.items()}
+                tensors = _safetensors(sample)
                 with replacing(part) as file:
-                    file.write(_safetensors().save(tensors))
+                    file.write(tensors)
             else:
                 save_npz(part, sample)
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ import bisect_trt
 from bisect_trt.errors import BisectError
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.state import find_state
-from bisect_trt.tensors.files import save_samples
+from bisect_trt.tensors.files import load_runs, save_samples
+from bisect_trt.tensors.info import dtype_from_name
 
 FP16 = ("--onnxrt", "--fp16")
 ONE = "float[1, 4]"
@@ -291,7 +291,6 @@ def test_steps_that_were_run_stay(cli: CommandLine, here: Path) -> None:
 
 
 def test_dumps_of_a_step_each_are_compared(cli: CommandLine, here: Path) -> None:
-    pytest.importorskip("safetensors")
     save_text(here / "m.onnx", f"({ONE} x) => ({ONE} y)", "y = Neg(x)")
     save_samples(
         Path("x.safetensors"), [{"x": np.full((1, 4), step, np.float32)} for step in range(11)]
@@ -303,14 +302,28 @@ def test_dumps_of_a_step_each_are_compared(cli: CommandLine, here: Path) -> None
     cli(*words, "--load-outputs", "dumps").ended(0)
 
 
-def test_a_file_of_safetensors_needs_the_package(
-    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64", "uint8", "bool"])
+@pytest.mark.usefixtures("here")
+def test_safetensors_keep_types_and_shapes(dtype: str) -> None:
+    kind = dtype_from_name(dtype)
+    samples = [{"a": np.arange(6).reshape(2, 3).astype(kind), "b": np.ones((), kind)}]
+    save_samples(Path("x.safetensors"), samples)
+    (run,) = load_runs(Path("x.safetensors"))
+    for name, value in samples[0].items():
+        assert run.samples[0][name].dtype == kind
+        assert np.array_equal(run.samples[0][name], value)
+    module = pytest.importorskip("safetensors.numpy")
+    if dtype != "bfloat16":  # which it does not read
+        assert module.load_file("x.safetensors")["a"].tolist() == samples[0]["a"].tolist()
+
+
+def test_a_damaged_or_unsuitable_safetensors_is_refused(cli: CommandLine, here: Path) -> None:
     save_text(here / "m.onnx", f"({ONE} x) => ({ONE} y)", "y = Neg(x)")
-    Path("x.safetensors").touch()
-    ran = cli("run", "m.onnx", "--onnxrt", "--load-inputs", "x.safetensors").ended(4)
-    assert "error[BT2008]: a .safetensors file needs the package safetensors" in ran.err
+    Path("x.safetensors").write_bytes(b"12345678{")
+    ran = cli("run", "m.onnx", "--onnxrt", "--load-inputs", "x.safetensors").ended(2)
+    assert "error[BT1007]: Cannot read x.safetensors" in ran.err
+    with pytest.raises(BisectError, match=r"write an \.npz file"):
+        save_samples(Path("y.safetensors"), [{"x": np.array(["text"])}])
 
 
 TEXT = np.array([[0, 1, 2, 1]])
