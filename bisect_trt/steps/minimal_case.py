@@ -6,6 +6,7 @@ than their import.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -105,7 +106,7 @@ def find_suspects(session: Session, show: Callable[[LayerComparison], None]) -> 
         The nodes, the first in topological order first; none where the tensors do not show any, or
             nothing is compared.
     """
-    from bisect_trt.steps.layers import Marking, compare_layers  # noqa: PLC0415 - as the module says
+    from bisect_trt.steps.layers import Marking, compare_layers, find_origins  # noqa: PLC0415 - as the module says
 
     subject = session.subject
     ledger = session.prober.ledger
@@ -124,7 +125,15 @@ def find_suspects(session: Session, show: Callable[[LayerComparison], None]) -> 
         )
         return find_losing(subject, session.prober.check.runtime)
     show(layers)
-    return layers.origins if layers.outputs_fail else []
+    if not layers.outputs_fail:
+        return []
+    # A sensitive node before them differs too, but NaN and Inf are born elsewhere.
+    lost = (
+        find_origins(subject.network, layers.tensors, math.inf)
+        if ledger.severity == math.inf
+        else []
+    )
+    return [*dict.fromkeys([*lost, *layers.origins])]
 
 
 def extract_suspect(
