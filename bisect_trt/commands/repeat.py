@@ -145,6 +145,7 @@ def repeat(story: Repetition, most: int) -> Result:
     console.step(
         f"1. {story.what.capitalize()} {'up to ' if story.until else ''}{most} times{until}"
     )
+    console.progress.expect(None, None if story.until else most)
     result.choices = []
     result.reasons = []
     result.avoid = None

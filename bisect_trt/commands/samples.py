@@ -171,6 +171,7 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
     ledger = session.prober.ledger
     samples, total, target = subject.samples, len(subject.samples), target_of(session)
     console.step(f"Which of {total} samples fail?")
+    console.progress.expect(None, total)
     story = _Reduction(session, Fed(session, subject.declared, lambda: samples), target, samples[0])
     series: Series[int] = Series(
         lambda number: story.candidate(samples[number - 1], f"sample {number}"),

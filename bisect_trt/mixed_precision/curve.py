@@ -286,6 +286,7 @@ class Fix(Watcher):
             UsageError: The answer cannot be written.
         """
         task = self.task
+        task.console.progress.expect(len(task.lowering.units), task.settings.most)
         with task.prober.ledger.watched_by(self):
             suspects = self._costly_suspects()
             nothing = probe_ends(task, suspects, nothing_may_pass=nothing_may_pass)
@@ -531,9 +532,11 @@ class Fix(Watcher):
         point = Point(units, kept, task.space.allowed, learned, outcome.comparisons, suspects_only)
         self.curve.append(point)
         self._keep_best()
-        task.console.say(
-            f"  {task.space.count(len(units))} in {task.space.high}: {row_of(point.to_part())}"
-        )
+        part = point.to_part()
+        what = f"{task.space.count(len(units))} in {task.space.high}"
+        task.console.say(f"  {what}: {row_of(part)}")
+        passed = f"{part.passed} of {part.samples} fresh samples pass"
+        task.console.progress.best = f"{what}, {passed}"
         if not point.holds:
             failing.sort(key=lambda place: -errors[place])
             self._learned.update(failing)

@@ -112,6 +112,9 @@ class Watcher:
     def probed(self, record: Record) -> None:
         """A probe has ended, and the search has taken its verdict in."""
 
+    def running(self, run: int, runs: int) -> None:
+        """The check of a candidate is about to run, for the ``run``-th time of at most ``runs``."""
+
     def asking(
         self,
         candidate: Identity,  # noqa: ARG002 - for those that show it

@@ -336,6 +336,8 @@ class Prober:
         for number in range(max(most, 1)):
             if number:
                 files.renew()
+            for watcher in self.ledger.watchers:
+                watcher.running(number + 1, most)
             began = time.monotonic()
             outcome = self.check.run(files, cancel)
             refused = outcome.ending is Ending.BROKEN and outcome.signature.startswith(

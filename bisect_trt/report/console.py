@@ -14,7 +14,9 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from importlib import import_module
 from operator import attrgetter
+from textwrap import wrap
 from typing import TYPE_CHECKING, TextIO
 
 from bisect_trt.probe.candidate import Identity
@@ -70,7 +72,7 @@ def expected_probes(units: int) -> int:
 
 
 class ProgressLine:
-    """One line on stderr while a command works; a line every ten seconds where that is no terminal."""
+    """Some lines on stderr while a command works; in a notebook a display, elsewhere a line every ten seconds."""
 
     def __init__(self, *, enabled: bool = True) -> None:
         """Show nothing until a step begins."""
@@ -78,10 +80,13 @@ class ProgressLine:
         self.stopping = False
         self.title = ""
         self.probes = 0
+        self.run = 0
+        self.runs = 1
         self.best = ""
         self.expected = 0
         self.before = 0
         self.since = 0.0
+        self._about = ""
         self._sizes: dict[str, int] = {}
         self._began = time.monotonic()
         self._live: Live | None = None
@@ -92,15 +97,27 @@ class ProgressLine:
     def step(self, title: str, units: int | None = None) -> None:
         """Begin a step; one that searches ``units`` has an expected number of probes."""
         self.title = title
-        self.expected = 0 if units is None else expected_probes(units)
-        self.before = self.probes
-        self.since = time.monotonic()
+        self.expect(units)
         if not self._shown:
             self.show()
+
+    def expect(self, units: int | None, most: int | None = None) -> None:
+        """Expect the probes of a search among ``units`` from here on, or ``most`` if they are fewer or alone known."""
+        searched = None if units is None else expected_probes(units)
+        self.expected = min(filter(None, (searched, most)), default=0)
+        self._about = "about " if units else ""
+        self.before = self.probes
+        self.since = time.monotonic()
+
+    def runs_check(self, run: int, runs: int) -> None:
+        """Show which of the runs of a check is next."""
+        self.run = run
+        self.runs = runs
 
     def probed(self, record: Record) -> None:
         """Count a probe."""
         self.probes = record.number
+        self.run = 0
         while self.expected and self.probes - self.before > self.expected:
             self.expected *= 2  # each further node costs as many
         for end, (verdict, word) in _BEST.items():
@@ -110,28 +127,35 @@ class ProgressLine:
                 self.best = f"{record.title.replace(_PIECE, ' nodes')} {word}"
 
     def text(self) -> str:
-        """Return the line."""
+        """Return the lines as one."""
+        return ", ".join(self.lines())
+
+    def lines(self) -> list[str]:
+        """Return the time with the probes, the step, and the best so far."""
         if self.stopping:
-            return "stopping: the best so far is being saved (Ctrl-C again: at once)"
+            return ["stopping: the best so far is being saved (Ctrl-C again: at once)"]
         elapsed = seconds(time.monotonic() - self._began, whole=True)
-        return plain(f"{elapsed}  {', '.join(filter(None, (*self.parts(), self.title)))}")
+        head = f"{elapsed}  {', '.join(filter(None, self.parts()))}".rstrip()
+        best = f"best so far: {self.best}" if self.best else ""
+        return [plain(line) for line in (head, self.title, best) if line]
 
     def parts(self) -> Iterator[str]:
-        """Yield the number of probes, about how many the search takes and how long, the longest work, and the best so far."""
-        if self.expected and self.probes:
-            done = self.probes - self.before
-            yield f"{done} of about {plural(self.expected, 'probe')}"
-            left = (time.monotonic() - self.since) * (self.expected / max(done, 1) - 1)
-            yield f"{seconds(left, whole=True)} left" if done else ""
+        """Yield the number of probes, about how many the search takes and how long, and the longest work."""
+        probes = self.probes - self.before
+        done = probes + max(self.run - 1, 0) / self.runs
+        if self.expected:
+            yield f"{probes} of {self._about}{plural(self.expected, 'probe')}"
+            left = (time.monotonic() - self.since) * (self.expected / (done or 1) - 1)
+            yield f"about {seconds(left, whole=True)} left" if done else ""
         elif self.probes:
             yield plural(self.probes, "probe")
+        yield f"run {self.run} of {self.runs}" if self.run and self.runs > 1 else ""
         turn = min([*gate.turns], key=attrgetter("since"), default=Turn())
         worked = time.monotonic() - turn.since
         yield f"{turn.work} for {seconds(worked, whole=True)}" if worked >= LONG_S else ""
-        yield f"best so far: {self.best}" if self.best else ""
 
     def show(self) -> None:
-        """Show the line until :meth:`hide`."""
+        """Show the lines until :meth:`hide`."""
         if not self.enabled:
             return
         self._shown = True
@@ -139,9 +163,9 @@ class ProgressLine:
         if screen is not None and screen.is_interactive:
             from rich.live import Live  # noqa: PLC0415 - as above
 
-            line = partial(self._row, screen)
+            rows = partial(self._rows, screen)
             self._live = Live(
-                console=screen, get_renderable=line, refresh_per_second=_REFRESHES, transient=True
+                console=screen, get_renderable=rows, refresh_per_second=_REFRESHES, transient=True
             )
             self._live.start()
         else:
@@ -151,25 +175,27 @@ class ProgressLine:
             )
             self._beats.start()
 
-    def _row(self, screen: RichConsole) -> RenderableType:
-        """Return the bar and the line; the bar moves to and fro where the number of probes is unknown."""
+    def _rows(self, screen: RichConsole) -> RenderableType:
+        """Return the bar and the lines; the bar moves to and fro where the number of probes is unknown."""
+        from rich.console import Group  # noqa: PLC0415 - as above
         from rich.progress_bar import ProgressBar  # noqa: PLC0415 - as above
         from rich.table import Table  # noqa: PLC0415 - as above
 
+        head, *others = self.lines()
+        width = max(screen.width - 3, 5)
+        others = [row for line in others for row in wrap(line, width, max_lines=2)]
         if self.stopping or screen.width < 5 * _BAR:
-            return self._cropped(screen)
+            return Group(*(self._cropped(screen, line) for line in (head, *others)))
         row = Table.grid(padding=(0, 1, 0, 0))
         bar = ProgressBar(self.expected or None, self.probes - self.before, _BAR)
-        row.add_row(bar, self._cropped(screen, _BAR + 1))
-        return row
+        row.add_row(bar, self._cropped(screen, head, _BAR + 1))
+        return Group(row, *(self._cropped(screen, line) for line in others))
 
-    def _cropped(self, screen: RichConsole, left: int = 0) -> Text:
-        """Return the line, narrower than the terminal: some wrap at the last column, and ``^C`` is echoed behind it."""
+    def _cropped(self, screen: RichConsole, line: str, left: int = 0) -> Text:
+        """Return a line, narrower than the terminal: some wrap at the last column, and ``^C`` is echoed behind it."""
         from rich.text import Text  # noqa: PLC0415 - as above
 
-        line = (
-            self.text().encode(screen.encoding, "backslashreplace").decode(screen.encoding)
-        )  # its final width
+        line = line.encode(screen.encoding, "backslashreplace").decode(screen.encoding)
         text = Text(line, "yellow" if self.stopping else "", no_wrap=True)
         text.truncate(
             max(screen.width - left - 3, 1),
@@ -178,11 +204,18 @@ class ProgressLine:
         return text
 
     def _beat(self, ended: threading.Event) -> None:
-        while not ended.wait(HEARTBEAT_S):
-            print(self.text(), file=sys.stderr, flush=True)
+        """Show the lines until the end: in a notebook in one display, which is empty in the end."""
+        if "ipykernel" not in sys.modules:
+            while not ended.wait(HEARTBEAT_S):
+                print(self.text(), file=sys.stderr, flush=True)
+            return
+        display = import_module("IPython.display").display({}, raw=True, display_id=True)
+        while not ended.wait(1 / _REFRESHES):
+            display.update({"text/plain": "\n".join(self.lines())}, raw=True)
+        display.update({"text/plain": ""}, raw=True)
 
     def hide(self) -> None:
-        """Remove the line."""
+        """Remove the lines."""
         self._shown = False
         self._ended.set()
         if self._beats is not None:  # it may be writing a line
@@ -319,6 +352,10 @@ class Console(Watcher):
         self.note(f"{kind} {text}")
         with self.progress.paused():
             self._print((kind, style), f" {text}", stderr=True)
+
+    def running(self, run: int, runs: int) -> None:
+        """Show the run of a check that runs more than once."""
+        self.progress.runs_check(run, runs)
 
     def probed(self, record: Record) -> None:
         """Count a probe; print it with ``-v``."""

@@ -390,6 +390,7 @@ def ask_releases(
     prober = session.prober.beside(check)
     hint = releases.index(failing) if failing in releases else None
     history: History | None = None
+    session.console.progress.expect(None if every else len(releases), len(releases))
     try:
         history = space.search(
             prober, lambda ask: find_edges(len(releases), ask, hint, every=every)

@@ -262,6 +262,7 @@ def explain(
                 panel, switches=[switch for switch in panel.switches if switch.kind != "precision"]
             )
         most = _MOST_COSTLY if costly else None
+        session.console.progress.expect(len(panel.switches), most)
         sized = check.limits is not None and not check.limits.others
         engines = Engines(session, panel, asked=bool(wanted), sized=sized)
         counted = engines.fusions()

@@ -197,7 +197,20 @@ def test_what_is_seen_while_it_works_and_what_stays(
     assert any(re.match("[\u2501\u2578\u257a]+ \\d+ s  ", seen) is not None for seen in views) is (
         columns >= 60
     )
-    assert columns < 80 or any(re.search(r"\d of about 13 probes", seen) for seen in views)
+    assert columns < 80 or any(
+        re.search(r"\d of about 13 probes, about \d+ s left\n", seen) for seen in views
+    )
+    if columns == 80:  # the page shows what is seen
+        page = (
+            Path(__file__)
+            .parents[2]
+            .joinpath("docs/live-view.md")
+            .read_text()
+            .partition("```text\n")[2]
+            .partition("```")[0]
+        )
+        shapes = {re.sub(r"[\u2501\u2578\u257a]+|\d+", "#", seen).strip() for seen in views}
+        assert re.sub(r"[\u2501\u2578\u257a]+|\d+", "#", page).strip() in shapes
     assert not term.cursor_hidden
     assert len(plain.out.splitlines()) <= 25
     assert not re.search(r"[^\n\x20-\x7e]|probe 1 ", plain.out + plain.err)

@@ -23,7 +23,11 @@ def test_a_notebook_runs(here: Path) -> None:
     NotebookClient(
         book, timeout=240, startup_timeout=240, resources={"metadata": {"path": str(here)}}
     ).execute()
-    result = book.cells[0].outputs[-1]
+    progress, result = book.cells[0].outputs
+    assert (
+        progress.output_type == "display_data"
+    )  # one output, which is updated and empty in the end
+    assert not progress.data["text/plain"]
     assert result.output_type == "execute_result"
     assert result.data["text/plain"].startswith("<DiagnoseAnswer: found, 1-minimal")
     assert "Mul" in result.data["text/html"]
