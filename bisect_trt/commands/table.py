@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING
 from bisect_trt.options import commands, searches
 from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
 from bisect_trt.options.searches import Run, RunOptions
-from bisect_trt.options.shared import CheckOptions, Data, General, Loop, Places, Plots, Search
+from bisect_trt.options.shared import (
+    CheckOptions,
+    Data,
+    General,
+    Loop,
+    Places,
+    Plots,
+    Search,
+    Verbosity,
+)
 from bisect_trt.plugins import COMMANDS as GROUP
 from bisect_trt.plugins import ORACLES, loaded
 from bisect_trt.session.oracle import Oracle
@@ -128,7 +137,7 @@ _PANELS: dict[str, dict[str, tuple[tuple[type, ...], str | None]]] = {
         "inspect": ((commands.Inspect, General), None),
     },
     "Runs": {
-        "resume": ((commands.Resume,), None),
+        "resume": ((commands.Resume, Verbosity), None),
         "log": ((commands.LogOptions,), None),
         "report": ((commands.Report,), None),
         "diff": ((commands.Diff, General), None),

@@ -62,7 +62,22 @@ def _named(path: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class General:
+class Verbosity:
+    """Verbosity."""
+
+    verbose: Annotated[
+        int, option("-v", "--verbose", count=True, help="Print more; -vv also prints tracebacks.")
+    ] = 0
+    quiet: Annotated[int, option("-q", "--quiet", count=True, help="Print only the answer.")] = 0
+
+    @property
+    def verbosity(self) -> int:
+        """``-v`` less ``-q``."""
+        return self.verbose - self.quiet
+
+
+@dataclass(frozen=True)
+class General(Verbosity):
     """Output."""
 
     json: Annotated[
@@ -80,15 +95,6 @@ class General:
         Path | None,
         option(help="Write errors and nodes of the answer for Model Explorer.", writes=True),
     ] = None
-    verbose: Annotated[
-        int, option("-v", "--verbose", count=True, help="Print more; -vv also prints tracebacks.")
-    ] = 0
-    quiet: Annotated[int, option("-q", "--quiet", count=True, help="Print only the answer.")] = 0
-
-    @property
-    def verbosity(self) -> int:
-        """``-v`` less ``-q``."""
-        return self.verbose - self.quiet
 
 
 @dataclass(frozen=True)

@@ -74,10 +74,11 @@ def test_it_goes_on(cli: CommandLine, begun: Path) -> None:
     runs = [entry["outcome"].get("runs", 1) for entry in entries(begun, "outcome")]
     assert len(runs) == after["probes"]["run"]
     assert len(Path("seen").read_text().splitlines()) == sum(runs) - 2
-    # A finished run gives its answer again.
+    # A finished run gives its answer again, in the detail that is asked for now.
     Path("seen").unlink()
     Path("out.onnx").unlink()
-    assert cli("resume", begun).status == 0
+    assert "probe 1 " not in cli("resume", begun, "-q").ended(0).out
+    assert "probe 1 " in cli("resume", begun, "-v").ended(0).out
     assert node_names(Path("out.onnx")) == list(REQUIRED)
     assert not Path("seen").exists()
 
