@@ -138,11 +138,13 @@ class Point:
         held = f"passes on {len(self.errors) - self.failed}"
         count = len(self.errors)
         learned = f", {self.learned} of them used in the search" if self.learned else ""
+        spared = f"{self.allowed:.0%} may fail, " if self.failed and self.holds else ""
         bound = (
             math.ceil(1000 * self.fails_under) / 10
         )  # rounded to nearest, "under 2.3%" of 2.35 would be untrue
         worst = in_tolerances(max(self.errors))
-        return f"{held} of {count} fresh samples{learned} (failure rate under {bound:.1f}%, 95% confidence), worst error {worst}"
+        rate = f"{spared}failure rate under {bound:.1f}%, 95% confidence"
+        return f"{held} of {count} fresh samples{learned} ({rate}), worst error {worst}"
 
     def to_part(self, drawn: str | None = None, *, recommended: bool = False) -> Validation:
         """The set as results have it; it may be ``recommended``, on samples ``drawn`` in some way."""

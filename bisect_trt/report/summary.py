@@ -7,6 +7,7 @@ import shutil
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from bisect_trt.errors import first_few
@@ -31,7 +32,10 @@ WIDTH = 80
 _INDENT = 9
 _LINES_OF_A_ROW = 6
 _NAMED = 3
-"""Number of nodes that are named one by one; more are grouped by modules."""
+_PLAIN = 6
+_NARROW = 55
+"""Number of nodes that are named one by one, and number where each takes so few columns; more are
+grouped by modules."""
 _SHOWN = 4
 _VERBATIM = ("Proof", "Wrote", "Report", "Next")
 """Rows of paths and commands, which are not wrapped, so that they can be copied."""
@@ -226,8 +230,9 @@ def steps_table(steps: Steps) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 
 def grouped(nodes: Sequence[Node]) -> str:
     """Return nodes as text: up to three by name, more as operators in modules (``Pow, ReduceMean in 13 LayerNorms``)."""
-    if len(nodes) <= _NAMED:
-        return ", ".join(map(named, nodes))
+    plain = ", ".join(map(named, nodes[:_PLAIN]))
+    if len(nodes) <= _NAMED or (len(nodes) <= _PLAIN and len(plain) <= _PLAIN * _NARROW):
+        return plain
     modules: dict[tuple[str, str], dict[str, None]] = {}
     for node in nodes:
         module = node.module
@@ -430,13 +435,14 @@ def _releases(result: Result) -> Iterator[Row]:
     if failing and package:
         first = result.first_failing
         fixed = result.first_passing
-        since = (
-            f"since {first}" if first else f"in {failing[0][0]}, the oldest release with a verdict"
-        )
-        yield (
-            "Since",
-            f"fails {since}; {f'passes in {fixed}' if fixed else f'still fails in {failing[-1][-1]}'} ({package})",
-        )
+        spans = ", ".join(low if low == high else f"{low} to {high}" for low, high in failing)
+        verdicts = takewhile(lambda each: each[0] != first, (result.releases or {}).items())
+        before = [release for release, verdict in verdicts if verdict == "PASS"]
+        start = f"passes in {before[-1]}, " if first and before else ""
+        end = f", passes in {fixed}" if fixed else ""
+        missing = [word for word, seen in (("older", start), ("newer", end)) if not seen]
+        rest = f"; no {' or '.join(missing)} release has a verdict" if missing else ""
+        yield "Since", f"{start}fails in {spans}{end}{rest} ({package})"
         if fixed:
             yield "Fix", f"upgrade to {package} {fixed} or later"
 
@@ -510,6 +516,9 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     if others and result.command == "precision":
         sets = [f"{p.nodes} ({p.passed} of {p.samples} samples pass)" for p in others[:4]]
         yield "", f"Other sets, by --keep-set N: {', '.join(sets)}"
+    if result.command != "precision" and proven and len(minimal) < len(kept) and validation:
+        more = "`bisect-trt precision` may keep fewer: 1% of its samples may fail"
+        yield "", f"{more}, none of these {validation.samples}"
     if not proven and result.command != "precision":
         yield "", "Preliminary: `bisect-trt precision` searches longer and may keep fewer nodes"
     if result.rounding:

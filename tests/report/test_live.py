@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from support import examples
 
+from bisect_trt.mixed_precision.curve import Point
 from bisect_trt.onnxlib.nodes import Node
 from bisect_trt.probe.ledger import Record
 from bisect_trt.report import console
@@ -30,7 +31,7 @@ from bisect_trt.report.parts import (
     WrongSide,
 )
 from bisect_trt.report.result import Result
-from bisect_trt.report.summary import MOST_LINES, WIDTH, grouped, summary_lines
+from bisect_trt.report.summary import MOST_LINES, WIDTH, grouped, summary, summary_lines
 from bisect_trt.report.text import plain
 from bisect_trt.search.oracle import Verdict
 
@@ -128,6 +129,46 @@ def test_nodes_are_grouped_by_operators_and_modules() -> None:
     )
     assert grouped(norms[:1]) == "Pow '/blocks.0/norm/Pow'"
     assert grouped([node("Add", f"n{place}") for place in range(9)]) == "Add"
+    assert grouped(norms[:4]) == ", ".join(f"{each.op} '{each.name}'" for each in norms[:4])
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "failing", "row"),
+    [
+        ("PPFFP", [("1.2", "1.3")], "passes in 1.1, fails in 1.2 to 1.3, passes in 1.4 (foo)"),
+        (
+            "PUF",
+            [("1.2", "1.2")],
+            "passes in 1.0, fails in 1.2; no newer release has a verdict (foo)",
+        ),
+        (
+            "FP",
+            [("1.0", "1.0")],
+            "fails in 1.0, passes in 1.1; no older release has a verdict (foo)",
+        ),
+        (
+            "FPF",
+            [("1.0", "1.0"), ("1.2", "1.2")],
+            "fails in 1.0, 1.2; no older or newer release has a verdict (foo)",
+        ),
+    ],
+)
+def test_the_releases_on_both_sides_of_each_boundary_are_named(
+    verdicts: str, failing: list[tuple[str, str]], row: str
+) -> None:
+    words = {"P": "PASS", "F": "FAIL", "U": "UNRESOLVED"}
+    result = Result("releases", "found", package="foo", failing=failing)
+    result.artifacts["run"] = "run"
+    result.releases = {f"1.{place}": words[each] for place, each in enumerate(verdicts)}
+    result.first_failing = failing[0][0] if verdicts[0] == "P" else None
+    result.first_passing = f"1.{len(verdicts) - 1}" if verdicts[-1] == "P" else None
+    assert ("Since", row) in summary(result)
+
+
+def test_a_set_on_which_samples_fail_says_how_many_may() -> None:
+    point = Point(frozenset({1}), (0.5,) * 199 + (1.1,), allowed=0.01)
+    assert "199 of 200 fresh samples (1% may fail, failure rate" in point.describe()
+    assert "may fail" not in Point(frozenset({1}), (0.5,) * 60, allowed=0.01).describe()
 
 
 @settings(max_examples=examples(60))
