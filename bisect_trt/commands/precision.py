@@ -216,7 +216,6 @@ def _write_set(fix: Fix, options: PrecisionOptions) -> Result:
     fix.minimum = Minimum(minimal, proven=bool(last.minimal_proven), why=last.why)
     fix.why = None
     fix.keep(units)
-    task.console.step("Written and read back: does it pass?")
     minimum = write_answer(fix)
     task.result.curve = [structs.replace(point, recommended=point is chosen) for point in curve]
     task.result.validation = structs.replace(chosen, recommended=True)

@@ -64,6 +64,7 @@ def write_answer(fix: Fix) -> Minimum:
         samples.
     """
     task = fix.task
+    task.console.step("Written and read back: does it pass?")
     point = fix.point
     output = task.settings.output
     lowering = task.lowering
@@ -111,7 +112,6 @@ def _add_sampling_error(task: Task) -> None:
 def deliver(fix: Fix) -> Result:
     """Probe what was written, conclude, and print the answer."""
     task = fix.task
-    task.console.step("Written and read back: does it pass?")
     task.conclude(write_answer(fix))
     task.result.culprits = task.space.culprits(fix.minimum.units)
     tell(task)

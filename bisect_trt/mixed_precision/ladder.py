@@ -67,7 +67,6 @@ def deliver_ladder(fix: Fix) -> Result:
     ladder = structs.replace(
         _ladder(task, node_rungs(floats, quantized_nodes(floats), low, half, types)), why=why
     )
-    task.console.step("Written and read back: does it pass?")
     nodes = write_answer(upper)
     result = task.result
     space.fill_in(result, groups, minimum.units)

@@ -306,7 +306,7 @@ class Reference:
             UsageError: The run's folder cannot be written.
         """
         self.inputs = dict(inputs)
-        self.missing: dict[int, str] = {}
+        self.missing: dict[int, Failed] = {}
         self.lost: frozenset[int] = frozenset()
         self.refused: str | None = None
         self.more: tuple[Reference, ...] = ()
@@ -389,7 +389,7 @@ class Reference:
                 for index in nodes
                 if problem.kind == "build" and self._same_unknown(index, broken)
             ]
-            self.missing |= dict.fromkeys([broken, *alike], problem.message)
+            self.missing |= dict.fromkeys([broken, *alike], problem)
             nodes = _without(self._network, nodes, {broken, *alike})
             problem = self._try(nodes)
         self.lost = frozenset(self._network.order).difference(nodes)

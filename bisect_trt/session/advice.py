@@ -16,13 +16,14 @@ _SIZES = (2, 8, 16, 32, 224)
 _KNOWN_DOMAINS = {*DEFAULT_DOMAINS, "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"}
 
 
-def advice(subject: Subject) -> str:
+def advice(subject: Subject, failed: Failed) -> str:
     """Return what may make the model run: one sentence or more after a space, or nothing."""
+    runs = failed.kind != "build"  # a type error stays with other sizes and values
     sentences = (
         _library(subject),
         _compiled(subject),
-        _sizes(subject),
-        _values(subject),
+        _sizes(subject) if runs else "",
+        _values(subject) if runs else "",
         subject.renaming.strip(),
         subject.lowering.strip(),
     )

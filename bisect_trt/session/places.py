@@ -203,8 +203,9 @@ def require_reference(subject: Subject) -> None:
     Raises:
         UnavailableError: ONNX Runtime cannot run a node of the model.
     """
-    for index, reason in subject.facts.reference.missing.items():
+    for index, failed in subject.facts.reference.missing.items():
         raise ModelRefusedError(
-            f"ONNX Runtime cannot run {subject.network.describe(index)}: {reason}.{advice(subject)} So there is nothing to "
-            "compare with; `bisect-trt reduce` with your own --check command does not need the reference."
+            f"ONNX Runtime cannot run {subject.network.describe(index)}: {failed.message}."
+            f"{advice(subject, failed)} So there is nothing to compare with; `bisect-trt reduce` with your own --check command "
+            "does not need the reference."
         )

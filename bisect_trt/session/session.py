@@ -129,7 +129,7 @@ class Session:
         if isinstance(reply, Failed):
             subject = self.subject
             raise ModelRefusedError(
-                f"{who} cannot run {subject.settings.path}: {reply.message}.{advice(subject)}"
+                f"{who} cannot run {subject.settings.path}: {reply.message}.{advice(subject, reply)}"
             )
         return reply
 

@@ -428,9 +428,9 @@ class Subject:
                 f"ONNX Runtime cannot run this model: {first.refused}. No tensor has reference values, so only candidates "
                 "that start at the graph's inputs are cut."
             )
-        for index, reason in first.missing.items():
+        for index, failed in first.missing.items():
             self.console.warn(
-                f"ONNX Runtime cannot run {self.truth.describe(index)}: {reason}. Tensors that depend on it have no "
+                f"ONNX Runtime cannot run {self.truth.describe(index)}: {failed.message}. Tensors that depend on it have no "
                 "reference values, so no candidate starts at them."
             )
 

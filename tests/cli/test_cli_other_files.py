@@ -53,6 +53,15 @@ def test_sizes_that_run_are_suggested(cli: CommandLine, command: str) -> None:
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("command", ["run", "diagnose"])
+def test_a_type_error_asks_for_no_data(cli: CommandLine, command: str) -> None:
+    onnx.save(text_model("(float[2] x, int64[2] i) => (float[2] y)", "y = Add(x, i)"), "m.onnx")
+    ran = cli(command, "m.onnx", "--onnxrt").ended(4)
+    assert "tensor(float) and tensor(int64)" in ran.err
+    assert "--load-inputs" not in ran.err
+
+
+@pytest.mark.usefixtures("here")
 def test_an_operator_of_a_library_is_named(cli: CommandLine) -> None:
     model = text_model("(float[2] x) => (float[2] y)", "y = Neg(x)", opset=17)
     model.graph.node[0].op_type = "Fused"
