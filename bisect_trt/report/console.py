@@ -117,6 +117,7 @@ class ProgressLine:
     def probed(self, record: Record) -> None:
         """Count a probe."""
         self.probes = record.number
+        self.before = min(self.before, record.number - 1)  # an answer may be taken back
         self.run = 0
         while self.expected and self.probes - self.before > self.expected:
             self.expected *= 2  # each further node costs as many

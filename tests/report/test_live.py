@@ -87,6 +87,16 @@ def test_off_a_terminal_progress_is_a_line_every_ten_seconds(
     assert len(err + capsys.readouterr().err) == before
 
 
+def test_probes_are_counted_anew_where_an_answer_is_taken_back() -> None:
+    line = console.ProgressLine(enabled=False)
+    for number in (1, 2):
+        line.step("Which units?", 5)
+        line.probed(record(number, Verdict.PASS, "3 of 5 units"))
+    line.step("Which units?", 5)  # after `undo`
+    line.probed(record(1, Verdict.PASS, "3 of 5 units"))
+    assert "1 of about 7 probes" in line.text()
+
+
 @given(
     st.lists(TEXTS | st.sampled_from([":bug:", "[bold]x[/bold]", "\\[x]", "a " * 100]), max_size=4)
 )
