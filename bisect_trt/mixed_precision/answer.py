@@ -86,6 +86,8 @@ def write_answer(fix: Fix) -> Minimum:
         problem = None  # the original is refused too
     fill_in(fix, outcome, record)
     task.score_whole(written)
+    if task.result.metric:
+        task.result.metric = structs.replace(task.result.metric, streams=fix.streams)
     _add_sampling_error(task)
     why = None
     if record.verdict is not Verdict.PASS:
@@ -548,7 +550,8 @@ def find_fix(
             *words,
             *session.place_words,
             *written_options(subject.settings.data),
-            *written_options(check.tolerance),
+            *written_options(subject.settings.loop),
+            *check.words,
         ]
     )
     console.step("Search the nodes to keep in fp32")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.lowering import CastLowering
-from bisect_trt.mixed_precision.search import Task, probe_ends, search_keep
+from bisect_trt.mixed_precision.search import Task, probe_ends, search_keep, with_metadata
 from bisect_trt.mixed_precision.validation import Fresh, Round, probe_on, run_on
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record, Watcher
@@ -57,6 +57,7 @@ _CURED_DB = 20.0
 the ratio of the outputs to their errors is at least this: a tenth of the root mean square. That
 depends on no tolerance."""
 _FIRST_PROBES = 48
+_STREAMS = 4
 """After so many probes without a small set most of the error may be rounding in many nodes."""
 
 
@@ -200,6 +201,8 @@ class Fix(Watcher):
             samples.
         forms: The rules by which the whole lowered model was rewritten, none for the model in bf16,
             and whether it passes on the given samples; where ``everywhere``.
+        streams: The scores of the kept units on other streams, where a metric is measured over
+            drawn steps.
     """
 
     def __init__(self, task: Task) -> None:
@@ -215,6 +218,7 @@ class Fix(Watcher):
         self.written: Subset | None = None
         self.curve: list[Point] = []
         self.why: str | None = ENDED
+        self.streams: tuple[float, ...] = ()
         self.everywhere = False
         self.forms: dict[tuple[str, ...], bool] = {}
         self.traded: Point | None = None
@@ -409,7 +413,7 @@ class Fix(Watcher):
         samples = None if self.why else self._first_round or self._fresh.round(0)
         if samples is None:
             self.why = self.why or "the reference does not run on other inputs"
-            self.keep(self._start)
+            self.keep(self._hold_on_other_streams(self._start))
             return
         task.console.step("Validate on fresh inputs")
         task.console.say(f"  fresh samples: {self._fresh.drawn}")
@@ -423,6 +427,33 @@ class Fix(Watcher):
         if point is not None and not (cured is not None and cured.cures):
             self._grow(point)
         self._keep_best()
+
+    def _hold_on_other_streams(self, units: Subset) -> Subset:
+        """Return the smallest set that passes on other streams too, where a metric is measured over drawn steps."""
+        prober = self.task.prober
+        other_stream = prober.check.other_stream
+        if other_stream is None:
+            return units
+        checks = [other_stream(number + 1) for number in range(_STREAMS)]
+        larger = {each.units for each in prober.ledger.passed if len(each.units) > len(units)}
+        for kept in [units, *sorted(larger, key=len)][:_STREAMS]:
+            records = [
+                prober.beside(check, 1).probe(
+                    with_metadata(
+                        self.task.lowering.candidate(kept), "bisect-trt.stream", str(number)
+                    )
+                )
+                for number, check in enumerate(checks)
+            ]
+            outcomes = [prober.ledger.outcome(record.key) for record in records]
+            self.streams = tuple(
+                math.nan if each is None or each.metric is None else each.metric.candidate
+                for each in outcomes
+            )
+            if all(each.verdict is Verdict.PASS for each in records):
+                return kept
+        self.minimum = replace(self.minimum, proven=False, why="it fails on other random steps")
+        return units
 
     def _grow(self, point: Point) -> None:
         """Grow a set until it holds on a round of fresh samples, or the probes for that are spent.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypedDict, cast
 
@@ -61,6 +61,11 @@ class Check(Protocol):
     def asks_user(self) -> bool:
         """Whether a person decides, so that no question is asked twice."""
         return False
+
+    @property
+    def other_stream(self) -> Callable[[int], Check] | None:
+        """Returns the same check on other random steps, of a number from 1 up; ``None`` where none are drawn."""
+        return None
 
     @property
     def runs_user_code(self) -> bool:

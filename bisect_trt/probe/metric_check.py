@@ -34,12 +34,21 @@ Rest = Callable[[onnx.ModelProto], "tuple[onnx.ModelProto | None, onnx.ModelProt
 
 @dataclass(frozen=True)
 class MetricCheck(Check):
-    """Decides by a metric whether a candidate fails; ``rest`` returns the parts of the model around a piece."""
+    """Decides by a metric whether a candidate fails.
+
+    Attributes:
+        runs: Runs a candidate.
+        scale: The metric.
+        rest: Returns the parts of the model around a piece.
+        parallel: Whether several may run at a time.
+        other_stream: See :class:`Check`.
+    """
 
     runs: BuiltinCheck
     scale: Scale
     rest: Rest
     parallel: bool = True
+    other_stream: Callable[[int], Check] | None = None
 
     runs_user_code = False
     """No: a metric has one value for the same outputs."""

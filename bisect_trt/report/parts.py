@@ -469,11 +469,12 @@ class ProbeScore(Part):
 
 
 class MetricValues(MetricScore, frozen=True, omit_defaults=True):
-    """The metric that decides, on the reference and on the candidate."""
+    """The metric that decides, on the reference and on the candidate; ``streams`` are its scores on other random steps."""
 
     original: float | None = None
     fixed: float | None = None
     sampling_error: float | None = None
+    streams: tuple[float, ...] = ()
     probes: tuple[ProbeScore, ...] = ()
 
 

@@ -493,14 +493,11 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
         count = f"all {result.lowered}"
         units = f"nodes{f'; so {low} is not the reason for a failure seen elsewhere' * holds}"
     yield "Fix" if holds else "Mixed", f"{used}: {low}, with {count} {units}{of}"
-    yield (
-        "",
-        _sentence(
-            validation.sentence
-            if validation
-            else f"not run on fresh samples: {result.not_validated or None}"
-        ),
-    )
+    scores = ", ".join(f"{each:.6g}" for each in result.metric.streams) if result.metric else ""
+    fresh = f"not run on fresh samples: {result.not_validated or None}"
+    if scores:
+        fresh = f"on other random steps: {scores}"
+    yield "", _sentence(validation.sentence if validation else fresh)
     if not holds and not result.trade_off:
         yield "", "So this set is no fix"
     yield from _scored(result)

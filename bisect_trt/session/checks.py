@@ -22,7 +22,7 @@ from bisect_trt.errors import (
 )
 from bisect_trt.onnxlib.cut import between, nothing_stored, splice
 from bisect_trt.onnxlib.shapes import input_infos
-from bisect_trt.onnxlib.state import next_tokens
+from bisect_trt.onnxlib.state import make_steps, next_tokens
 from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.options.spec import written
@@ -432,8 +432,13 @@ def make_vet(subject: Subject) -> Vet:
     return vet
 
 
-def make_scale(subject: Subject, options: MetricOptions) -> Scale:
+def make_scale(subject: Subject, options: MetricOptions, other: int = 0) -> Scale:
     """Write the set of samples, run the reference on it, and score its outputs.
+
+    Args:
+        subject: The model.
+        options: The metric and its bound.
+        other: The number of another stream of random values, for a model with a state.
 
     Raises:
         UsageError: A sample does not fit the model, or the metric does not fit the outputs or
@@ -444,10 +449,15 @@ def make_scale(subject: Subject, options: MetricOptions) -> Scale:
     asked = options.metric
     assert asked is not None, "there is no scale without a metric"
     metric = find_metric(asked, lower_is_better=options.lower_is_better)
-    folder = subject.workspace.scratch("metric")
-    if subject.stream:
-        tokens = next_tokens(subject.stream) if metric.name == "perplexity" else None
-        data = Evaluation.write(folder, zip(subject.stream, tokens or repeat(None)))  # noqa: B905 - no end
+    folder = subject.workspace.scratch(f"metric-{other}" if other else "metric")
+    stream = subject.stream
+    if stream:
+        if other:
+            values = subject.settings.data
+            drawn = replace(values, seed=values.seed + other)
+            stream = make_steps(subject.network, subject.state, drawn, len(stream))
+        tokens = next_tokens(stream) if metric.name == "perplexity" else None
+        data = Evaluation.write(folder, zip(stream, tokens or repeat(None)))  # noqa: B905 - no end
         data = replace(data, state=subject.state.taken)
     else:
         samples = labelled_inputs(input_infos(subject.network), subject.settings.data)
@@ -465,9 +475,9 @@ def make_scale(subject: Subject, options: MetricOptions) -> Scale:
                 f"the reference cannot run the model on all samples of the set: {reply.message}. Remove the samples that it "
                 "cannot run."
             )
-    if subject.stream:  # a state that grows is larger in the last step
+    if stream and not other:  # a state that grows is larger in the last step
         state = state_after(data.state, data.golden(data.count - 2) if data.count > 1 else None)
-        last = {**subject.stream[-1], **state}
+        last = {**stream[-1], **state}
         [*subject.with_sizes([({name: last[name] for name in subject.samples[0]}, None)])]
     reference = data.score(metric, (load_npz(data.golden(place)) for place in range(data.count)))
     bound = options.bound(reference, lower_is_better=metric.lower_is_better)
@@ -543,4 +553,10 @@ def metric_check(subject: Subject, runs: BuiltinCheck, options: MetricOptions) -
         ends = [name for name in network.outputs if name not in made and name in network.producer]
         return part((), inner), part([name for name in made if name in network.producer], ends)
 
-    return MetricCheck(runs, make_scale(subject, options), rest)
+    check = MetricCheck(runs, make_scale(subject, options), rest)
+    if not subject.stream or subject.settings.data.given:
+        return check
+    return replace(
+        check,
+        other_stream=lambda other: replace(check, scale=make_scale(subject, options, other)),
+    )

@@ -117,7 +117,11 @@ class Session:
             return f"bisect_trt.{name}({file!r}, {getattr(check.function, '__name__', 'check')}, inputs={str(inputs)!r})"
         words = ["bisect-trt", name, file, *(["-o", "reduced.onnx"] if name == "reduce" else [])]
         words += [*(target.flags() if target is not None else ()), *self.place_words]
-        words += written(settings.data) if inputs is None else ["--load-inputs", str(inputs)]
+        words += (
+            [*written(settings.data), *written(settings.loop)]
+            if inputs is None
+            else ["--load-inputs", str(inputs)]
+        )
         return shlex.join([*words, *check.words])
 
     def answered(self, reply: Done | Failed, who: str = "the target") -> Done:

@@ -446,3 +446,15 @@ def test_the_position_of_a_cache_that_is_to_blame(cli: CommandLine, here: Path) 
     assert (steps["kind"], steps["own"]["first"]) == ("drift", 8)
     assert steps["positions"] == {"cache": [3]}
     assert "Feedback of 'cache' at 3 magnifies" in " ".join(ran.out.split())
+
+
+def test_precision_holds_over_other_random_steps(cli: CommandLine, here: Path) -> None:
+    save_text(here / "m.onnx", *SUMS)
+    words = ["precision", "m.onnx", *FP16, "--steps", "24", "--metric", "scale", "-o", "s.onnx"]
+    ran = cli(*words, "--max-drop", "0.01", "--json", "r.json").ended(0)
+    assert "big" in [name for node in ran.result["minimal"] for name in node["outputs"]]
+    streams = ran.result["metric"]["streams"]
+    assert len(streams) == 4
+    assert min(streams) >= 0.99
+    assert "On other random steps: " in ran.out
+    assert "Not run on fresh samples" not in ran.out

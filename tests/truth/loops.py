@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,15 +158,49 @@ def capped_attention() -> onnx.ModelProto:
     return graph.model(opset=23)
 
 
-def test_a_release_that_is_wrong_for_one_length(tmp_path: Path) -> None:
-    onnx.save(capped_attention(), str(tmp_path / "model.onnx"))
-    for step, tokens in enumerate([1, 1, 1, 1, 3, 1, 1, 2, 1, 1], 1):
-        np.savez(tmp_path / f"tokens-{step}.npz", input_ids=np.arange(tokens)[None] * 7 + step)
-    place = "env=onnxruntime==1.24.4 numpy"
+def causal_attention() -> onnx.ModelProto:
+    """Attention over a cache that the graph joins: ONNX Runtime 1.23.0 to 1.27.0 does not mask it for one token."""
+    graph = Graph(0)
+    ids = graph.fed("input_ids", [1, "tokens"], INT)
+    hidden = graph.op("Gather", graph.weight(VOCABULARY, 16, scale=1.0), ids, name="embed")
+    q, k, v = (graph.heads(graph.linear(hidden, 16, 16, name), 2, 8) for name in "qkv")
+    joined = []
+    for kind, new in (("key", k), ("value", v)):
+        past = graph.fed(f"past_key_values.0.{kind}", [1, 2, "past", 8])
+        joined.append(graph.op("Concat", past, new, name=kind, axis=2))
+        graph.returned(f"present.0.{kind}", joined[-1], [1, 2, "past + tokens", 8])
+    mixed = graph.op("Attention", q, *joined, name="attention", is_causal=1)
+    flat = graph.op(
+        "Reshape", graph.op("Transpose", mixed, perm=[0, 2, 1, 3]), graph.ints(1, -1, 16)
+    )
+    graph.returned("logits", graph.linear(flat, 16, 16, "o"), [1, "tokens", 16])
+    return graph.model(opset=23)
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "tokens", "wrong"),
+    [
+        (capped_attention, "1.24.4", [1, 1, 1, 1, 3, 1, 1, 2, 1, 1], [5, 8]),
+        (causal_attention, "1.23.0", [3, 2, 2, 1, 2, 3], [4]),
+        (causal_attention, "1.27.0", [1, 2, 2, 2, 3, 1, 2, 1], [6, 8]),
+    ],
+)
+def test_a_release_that_is_wrong_for_one_length(
+    model: Callable[[], onnx.ModelProto],
+    version: str,
+    tokens: list[int],
+    wrong: list[int],
+    tmp_path: Path,
+) -> None:
+    onnx.save(model(), str(tmp_path / "model.onnx"))
+    for step, count in enumerate(tokens, 1):
+        np.savez(tmp_path / f"tokens-{step}.npz", input_ids=np.arange(count)[None] * 7 + step)
+    place = f"env=onnxruntime=={version} numpy"
     words = ("--onnxrt", "--on", place, "--load-inputs", "tokens.npz")
-    diagnosed(tmp_path, *words, steps=10)
+    diagnosed(tmp_path, *words, steps=len(tokens))
     result = read_json(tmp_path / "r.json")
-    assert (result["steps"]["step"], result["steps"]["failing"]) == (5, [[5, 5], [8, 8]])
+    assert result["steps"]["step"] == wrong[0]
+    assert result["steps"]["failing"] == [[step, step] for step in wrong]
     assert [node["name"] for node in result["culprits"]] == ["attention"]
     assert result["fault"]["whose"] == "target"
 
