@@ -63,6 +63,9 @@ class Engines:
     def acting(self, *, singly: bool) -> list[int]:
         """Return the passes that the compiler takes and with which the engine changes, or shrinks where only its size counts.
 
+        Of passes that change the layers to the same ones only the first is returned, unless the size
+        counts.
+
         ``singly``: whether each is built; else the ones that the compiler takes are returned.
         """
         units = self.panel.of(Tier.COMPILER)
@@ -71,15 +74,21 @@ class Engines:
         plain = self.of(frozenset()) if units else None
         if plain is None or not singly or len(units) > _MOST_BUILT:
             return [unit for unit in units if not self._ignores(unit)]
-        return [unit for unit in units if not self._ignores(unit) and self._acts(unit, plain)]
+        first = dict[str, int]()
+        for unit in units:
+            engine = self._acts(unit, plain)
+            if engine is not None:
+                moves = engine["layers"] != plain["layers"] and not self.sized
+                first.setdefault(str(engine["layers"] if moves else unit), unit)
+        return [*first.values()]
 
-    def _acts(self, unit: int, plain: Mapping[str, Any]) -> bool:
+    def _acts(self, unit: int, plain: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the engine with a pass, if that is another one."""
         engine = self.of(frozenset({unit}))
         if engine is None or self._ignores(unit):
-            return False
-        if self.sized:
-            return bool(engine["size"] < plain["size"])
-        return engine != plain
+            return None
+        acts = engine["size"] < plain["size"] if self.sized else engine != plain
+        return engine if acts else None
 
     def _ignores(self, unit: int) -> bool:
         return self.panel.switches[unit].name.partition(":")[2] in self.ignored

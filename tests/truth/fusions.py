@@ -259,7 +259,7 @@ def test_two_passes_together(
     at = named(result).index(["copy_ppg=off", "peep:fc_h_fusion=off"])
     assert any({"attn/q", "attn/k", "attn/v"} <= layer for layer in fused(result, at))
     assert any({"attn/qk", "attn/softmax", "attn/pv"} <= layer for layer in fused(result, at))
-    record_property("questions", result["probes"]["run"])
+    within(result, record_property, acting(path))
 
 
 @pytest.mark.parametrize(("place", "seed"), [(40, 0), (120, 1)])
@@ -273,8 +273,7 @@ def test_the_fused_attention(
     result = cli("cause", path, *RTX, *words, *check).ended(0).result
     assert sorted(named(result)) == [["copy_ppg=off"], ["mha_fusion=off"]]
     assert any({"attn/qk", "attn/softmax", "attn/pv"} <= layer for layer in fused(result))
-    record_property("acting", acting(path, "mha_fusion=off"))
-    record_property("questions", result["probes"]["run"])
+    within(result, record_property, acting(path, "mha_fusion=off"))
 
 
 @pytest.mark.parametrize(("place", "seed"), [(70, 0), (140, 1)])
