@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from building import evaluate, text_model
 from conftest import CommandLine
@@ -248,6 +250,35 @@ def test_a_refused_network_runs_when_it_is_patched(cli: CommandLine, name: str) 
     assert 0 <= barrier["worst_error"] <= 1
     onnx.checker.check_model(barrier["file"], full_check=True)
     assert cli("run", barrier["file"], "--onnxrt", "--seed", "5").status == 0
+
+
+@pytest.mark.slow
+def test_of_three_places_that_an_optimizer_rewrites_the_wrong_one_is_named(
+    cli: CommandLine,
+) -> None:
+    """Three norms are fused, and one is of values far from zero; the barrier leaves the other two fused."""
+    body = """h = Add(x, {off}) m = ReduceMean<axes = [-1]>(h) d = Sub(h, m) p = Pow(d, two)
+        v = ReduceMean<axes = [-1]>(p) e = Add(v, eps) s = Sqrt(e) n = Div(d, s) g = Mul(n, gain) b = Add(g, bias)
+        z = Tanh(b)"""
+    places = []
+    for place, (read, off) in enumerate((("x", "near"), ("z0", "far"), ("z1", "near"))):
+        block = re.sub(r"\b([hmdpvesngbz])\b", rf"\g<1>{place}", body.format(off=off))
+        places.append(re.sub(r"\bx\b", read, block))
+    weights: dict[str, Any] = {"near": 0.0, "far": 4000.0, "two": 2.0, "eps": 1e-5}
+    weights |= {"gain": np.ones(64, np.float32), "bias": np.zeros(64, np.float32)}
+    head = "(float[4, 64] x) => (float[4, 64] z2)"
+    onnx.save(text_model(head, " ".join(places), weights), "model.onnx")
+    words = ("--no-other-release", "-o", "patched.onnx")
+    result, _ = ways_of(cli, "workaround", "model.onnx", "--onnxrt", *words)
+    assert {node["name"][-1] for node in result["culprits"]} == {"1"}
+    [barrier] = [way for way in result["workarounds"] if way["kind"] == "barrier"]
+    assert barrier["passes"]
+    assert barrier["cost"]["unit"] == "ms"
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = "optimized.onnx"
+    onnxruntime.InferenceSession("patched.onnx", options, providers=["CPUExecutionProvider"])
+    kinds = [node.op_type for node in onnx.load("optimized.onnx").graph.node]
+    assert kinds.count("LayerNormalization") == 2
 
 
 SQUARES = """h = Mul(x, big) square = Mul(h, h) v = ReduceMean<axes = [-1], keepdims = 1>(square) root = Sqrt(v)
