@@ -227,6 +227,7 @@ class ReleasesGroup(TypedDict, total=False):
     all: bool
     package: str
     with_: str | Sequence[str]
+    fusion: str | Sequence[str]
 
 
 class MatrixGroup(TypedDict, total=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from bisect_trt.errors import BisectError, MissingOptionError, PlaceError
+from bisect_trt.errors import BisectError, ConflictError, MissingOptionError, PlaceError
 from bisect_trt.options.searches import Releases
 from bisect_trt.options.shared import Data, Search
 from bisect_trt.probe.prober import DoesNotReproduce
@@ -51,6 +51,8 @@ def run(call: Call) -> Result:
             "--check command."
         )
     wanted = Range.read(options.from_, options.to)
+    if options.fusion and not (target and target.target.compiles):
+        raise ConflictError("--fusion: only TensorRT reports its fusions; drop it.")
     check = call.check(target)
     opened = call.open(check)
     check = replace(check, target=None) if check.argv else check
@@ -58,7 +60,7 @@ def run(call: Call) -> Result:
         opened.subject(check.timeout, check.target, older=True) as subject,
         opened.searching(check, subject, target, elsewhere=True) as session,
     ):
-        elsewhere = in_releases(session.prober.check, subject, target)
+        elsewhere = in_releases(session.prober.check, subject, target, fusion=options.fusion)
         pythons = list_releases(package.index_name, wanted)
         console.step(
             f"{len(pythons)} releases of {package.name}: {next(iter(pythons))} to {[*pythons][-1]}"

@@ -300,14 +300,16 @@ def explain_fusions(session: Session, target: TargetSettings, options: RunOption
     fused = [layer for layer in trace["layers"] if len(layer["nodes"]) > 1]
     looked = ask(target, "trace")
     known = target.target.switches(target, Looked(None if isinstance(looked, Failed) else looked))
+    inner = [switch for switch in known if switch.tier is Tier.COMPILER]
+    engines = {switch.name.removeprefix("pass:"): ask(switch.turn(target)) for switch in inner}
     for layer in fused:
-        layer["off"] = []
-    for switch in (each for each in known if each.tier is Tier.COMPILER):
-        other = ask(switch.turn(target))
-        left = [] if isinstance(other, Failed) else [{*each["nodes"]} for each in other["layers"]]
-        gone = [each for each in fused if not any({*each["nodes"]} <= nodes for nodes in left)]
-        for layer in gone if left else ():
-            layer["off"].append(switch.name.removeprefix("pass:"))
+        nodes = {*layer["nodes"]}
+        layer["off"] = [
+            name
+            for name, other in engines.items()
+            if not isinstance(other, Failed)
+            and not any(nodes <= {*each["nodes"]} for each in other["layers"])
+        ]
     rows = [
         (n, each["kind"], ", ".join(each["off"]) or "no known option", " + ".join(each["nodes"]))
         for n, each in enumerate(fused, 1)

@@ -333,6 +333,10 @@ class Releases:
             help="Another package to install in each environment, as pip takes it.",
         ),
     ] = field(default_factory=list)
+    fusion: Annotated[
+        tuple[str, ...],
+        option(metavar="NODE", help="Say of each release whether one layer runs these nodes (T)."),
+    ] = ()
 
 
 RUNS = 10

@@ -71,7 +71,7 @@ def summary(result: Result) -> list[Row]:
 def summary_lines(result: Result) -> Iterator[Row]:
     """Yield the lines of the summary, at most 25 of at most 80 columns; paths and commands are not wrapped.
 
-    Where there are more, whole rows are left out, a second cause first, then the last. A command without a run prints its
+    Where there are more, whole rows are left out, the last first. A command without a run prints its
     answer unwrapped.
     """
     rows = summary(result)
@@ -84,17 +84,7 @@ def summary_lines(result: Result) -> Iterator[Row]:
     ]
     while sum(len(lines) for _, lines in wrapped) > MOST_LINES:
         last = max(place for place, row in enumerate(wrapped) if row[0] not in _VERBATIM)
-        heads = [place for place, row in enumerate(wrapped[: last + 1]) if row[0]]
-        causes = [place for place in heads if wrapped[place][0] == "Cause"]
-        if len(causes) > 1:
-            heads = heads[: heads.index(causes[-1]) + 1]
-            last = (
-                next(
-                    (place for place in range(causes[-1] + 1, last) if wrapped[place][0]), last + 1
-                )
-                - 1
-            )
-        head = max(heads, default=last)
+        head = max((place for place, row in enumerate(wrapped[: last + 1]) if row[0]), default=last)
         first = head if wrapped[head][0] in _WHOLE else last
         del wrapped[first : last + 1]
     for label, lines in wrapped:
@@ -374,7 +364,7 @@ def _cause(result: Result) -> Iterator[Row]:
     detail = result.cause_detail
     if not detail:
         return
-    for entry in detail.alternatives[:2]:
+    for entry in detail.alternatives[: 1 if result.artifacts.get("patched") else 2]:
         what = "the model" if entry.whole else "the minimal case, but not the whole model,"
         yield (
             "Cause",

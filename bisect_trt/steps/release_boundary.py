@@ -15,6 +15,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from bisect_trt.aliases import Names
 from bisect_trt.errors import (
     BisectError,
     ConflictError,
@@ -50,7 +51,7 @@ from bisect_trt.worker.environments import releases as list_index
 from bisect_trt.worker.place import make_place
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import Cancel
-from bisect_trt.worker.protocol import CANCELLED
+from bisect_trt.worker.protocol import CANCELLED, Failed, Trace
 
 _REASON_LENGTH = 200
 """The length to which the reason of a release is cut."""
@@ -75,6 +76,7 @@ class ReleaseCheck(Check):
             that is probed.
         newest: Whether this is the newest release, so that age is no explanation for a missing
             operator.
+        fusion: Nodes; the reason of a release says whether one layer of its engine runs them.
     """
 
     check: Check
@@ -83,6 +85,7 @@ class ReleaseCheck(Check):
     network: Network
     failure: Outcome | Record | None = None
     newest: bool = False
+    fusion: Names = ()
 
     @property
     def parallel(self) -> bool:
@@ -127,6 +130,13 @@ class ReleaseCheck(Check):
             began = time.monotonic()  # without the making of the environment
             outcome = self.check.under(workers=pool).run(files, cancel)
             seconds = time.monotonic() - began
+            if self.fusion and self.target is not None:
+                trace = Trace(self.target, files.model, files.inputs, "fusions")
+                reply = pool.ask(trace, timeout, cancel)
+                layers = () if isinstance(reply, Failed) else reply.get("layers", ())
+                fused = [each for each in layers if {*self.fusion} <= {*each["nodes"]}]
+                nodes = " + ".join(fused[0]["nodes"]) if fused else "no"
+                outcome = replace(outcome, reason=f"{outcome.reason}; fused: {nodes}")
         # The size of the error may differ between releases.
         return replace(outcome, seconds=seconds, severity=None)
 
@@ -168,6 +178,7 @@ def in_releases(
     target: TargetSettings | None,
     failure: Outcome | Record | None = None,
     network: Network | None = None,
+    fusion: Names = (),
 ) -> ReleaseCheck:
     """Return the same check in the environment of a candidate.
 
@@ -177,12 +188,14 @@ def in_releases(
         target: The runtime, if one is compared.
         failure: The failure to look for, if it is known.
         network: The graph of the candidate; by default of the model.
+        fusion: Nodes that one layer of an engine may run.
 
     Raises:
         UsageError: It cannot run there.
     """
     check.require_portable()
-    return ReleaseCheck(check, subject, target, network or subject.network, failure)
+    network = network or subject.network
+    return ReleaseCheck(check, subject, target, network, failure, fusion=fusion)
 
 
 @dataclass(frozen=True)

@@ -291,7 +291,12 @@ def explain(
     whole = [entry for entry in result.cause_detail.alternatives if entry.whole]
     result.cause = [entry.switches for entry in whole or result.cause_detail.alternatives]
     fixed = {entry.switches: whole_panel.candidate(whole_panel.units(entry)) for entry in whole}
-    return Explained(_print(session, result.cause_detail), fixed)
+    sentences = _print(session, result.cause_detail)
+    if costly:
+        session.console.say(
+            f"  `{session.command('cause', check)}` searches the whole model, for all alternatives"
+        )
+    return Explained(sentences, fixed)
 
 
 def explain_fusions(

@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
-from typing import Literal
 
 import onnx
 from msgspec import structs
@@ -207,8 +206,8 @@ def _priced(session: Session, workaround: WorkaroundTried, candidate: Candidate)
     after = _cost(session, candidate, target)
     if before is None or after is None:
         return workaround
-    unit: Literal["ms", "MB"] = "MB" if target.build_only else "ms"
-    return structs.replace(workaround, cost=Cost(before, after, unit))
+    cost = Cost(before, after, "MB" if target.build_only else "ms")
+    return structs.replace(workaround, cost=cost)
 
 
 def turn(session: Session, fixed: Mapping[Names, Candidate]) -> Iterator[WorkaroundTried]:

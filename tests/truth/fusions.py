@@ -228,6 +228,23 @@ def test_a_fusion_past_a_limit_on_the_size(
     within(result, record_property, acting(path))
 
 
+def test_the_fusion_in_each_release(cli: CommandLine, here: Path) -> None:
+    path = here / "m.onnx"
+    write(path, projections, 20, 0)
+    words = (
+        "--engine-size-limit",
+        f"{size(path) - 0.1:.4f}",
+        "--all",
+        "--fusion",
+        "attn/q",
+        "attn/v",
+    )
+    result = cli("releases", path, *RTX, *words).ended(0).result
+    assert len(result["reasons"]) >= 4
+    for reason in result["reasons"].values():
+        assert reason.endswith("fused: attn/k + attn/q + attn/v")
+
+
 @pytest.mark.parametrize("seed", range(7))
 def test_the_fusion_by_a_counter(
     seed: int, cli: CommandLine, here: Path, record_property: Record

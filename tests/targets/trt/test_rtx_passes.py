@@ -237,6 +237,9 @@ def test_the_fusions_are_listed_in_order(model: Path, cli: CommandLine) -> None:
     refused = cli("run", model, "--onnxrt", "--explain-fusions")
     assert refused.status == 2
     assert "does not report its fusions" in refused.err
+    refused = cli("releases", model, "--onnxrt", "--fusion", "q")
+    assert refused.status == 2
+    assert "only TensorRT reports its fusions" in refused.err
 
 
 def test_a_diagnosis_names_the_pass_for_the_tracker(
@@ -244,10 +247,12 @@ def test_a_diagnosis_names_the_pass_for_the_tracker(
 ) -> None:
     """The environment enables a generator of kernels that refuses the products."""
     monkeypatch.setenv("__LUNOWUD", "-kgen:codegen:cuda_tile=3")
-    result = cli("diagnose", model, "-o", "case", *RTX).ended(0).result
+    ran = cli("diagnose", model, "-o", "case", *RTX).ended(0)
+    result = ran.result
     assert result["cause"] == [["pass:kgen:codegen:cuda_tile=0"]]
     issue = (here / "case" / "ISSUE.md").read_text()
     assert "pass:kgen:codegen:cuda_tile=0: the model passes" in issue
     assert "This is undocumented, and may go with a release." in issue
+    assert "searches the whole model, for all alternatives" in " ".join(ran.out.split())
     monkeypatch.delenv("__LUNOWUD")
     assert "REFUSED" in reproduced("case").out
