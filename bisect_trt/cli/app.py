@@ -62,10 +62,10 @@ def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoR
             system_errors(),
             claimed_run(call.folder),
         ):  # before any file of it is opened: who is refused changes nothing
-            said = {key: value for key, value in values.items() if value and key != "run"}
+            said = {**values}
+            said.pop("run")
             name, values = parse(call.words)
-            if said:  # it replaces what the run was started with
-                values |= {"verbose": 0, "quiet": 0, **said}
+            values |= said if any(said.values()) else {}  # in place of those of the start
             sys.exit(_answer(name, values, call.words, call.folder))
     except BisectError as error:
         Console().error(str(error), error.code)

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from operator import attrgetter
-from textwrap import wrap
 from typing import TYPE_CHECKING, TextIO
 
 from bisect_trt.probe.candidate import Identity
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from rich.console import Console as RichConsole
     from rich.console import RenderableType
     from rich.live import Live
-    from rich.text import Text
 
 Part = str | tuple[str, str]
 """A text, or a text with its style as rich names it."""
@@ -109,11 +107,6 @@ class ProgressLine:
         self.before = self.probes
         self.since = time.monotonic()
 
-    def runs_check(self, run: int, runs: int) -> None:
-        """Show which of the runs of a check is next."""
-        self.run = run
-        self.runs = runs
-
     def probed(self, record: Record) -> None:
         """Count a probe."""
         self.probes = record.number
@@ -177,32 +170,30 @@ class ProgressLine:
             self._beats.start()
 
     def _rows(self, screen: RichConsole) -> RenderableType:
-        """Return the bar and the lines; the bar moves to and fro where the number of probes is unknown."""
+        """Return the bar and the lines; the bar moves to and fro where the number of probes is unknown.
+
+        They are narrower than the terminal: some wrap at the last column, and ``^C`` is echoed behind
+        a line.
+        """
         from rich.console import Group  # noqa: PLC0415 - as above
+        from rich.constrain import Constrain  # noqa: PLC0415 - as above
         from rich.progress_bar import ProgressBar  # noqa: PLC0415 - as above
         from rich.table import Table  # noqa: PLC0415 - as above
-
-        head, *others = self.lines()
-        width = max(screen.width - 3, 5)
-        others = [row for line in others for row in wrap(line, width, max_lines=2)]
-        if self.stopping or screen.width < 5 * _BAR:
-            return Group(*(self._cropped(screen, line) for line in (head, *others)))
-        row = Table.grid(padding=(0, 1, 0, 0))
-        bar = ProgressBar(self.expected or None, self.probes - self.before, _BAR)
-        row.add_row(bar, self._cropped(screen, head, _BAR + 1))
-        return Group(row, *(self._cropped(screen, line) for line in others))
-
-    def _cropped(self, screen: RichConsole, line: str, left: int = 0) -> Text:
-        """Return a line, narrower than the terminal: some wrap at the last column, and ``^C`` is echoed behind it."""
         from rich.text import Text  # noqa: PLC0415 - as above
 
-        line = line.encode(screen.encoding, "backslashreplace").decode(screen.encoding)
-        text = Text(line, "yellow" if self.stopping else "", no_wrap=True)
-        text.truncate(
-            max(screen.width - left - 3, 1),
-            overflow="ellipsis" if screen.encoding == "utf-8" else "crop",
-        )
-        return text
+        code = screen.encoding
+        lines = [line.encode(code, "backslashreplace").decode(code) for line in self.lines()]
+        rows: list[RenderableType] = [
+            Text(line, "yellow" if self.stopping else "", no_wrap=False, overflow="fold")
+            for line in lines
+        ]
+        if not self.stopping and screen.width >= 5 * _BAR:
+            row = Table.grid(padding=(0, 1, 0, 0))
+            row.add_row(
+                ProgressBar(self.expected or None, self.probes - self.before, _BAR), rows[0]
+            )
+            rows[0] = row
+        return Constrain(Group(*rows), max(screen.width - 3, 1))
 
     def _beat(self, ended: threading.Event) -> None:
         """Show the lines until the end: in a notebook in one display, which is empty in the end."""
@@ -356,7 +347,8 @@ class Console(Watcher):
 
     def running(self, run: int, runs: int) -> None:
         """Show the run of a check that runs more than once."""
-        self.progress.runs_check(run, runs)
+        self.progress.run = run
+        self.progress.runs = runs
 
     def probed(self, record: Record) -> None:
         """Count a probe; print it with ``-v``."""

@@ -6,7 +6,7 @@ import re
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 
@@ -33,9 +33,7 @@ _INDENT = 9
 _LINES_OF_A_ROW = 6
 _NAMED = 3
 _PLAIN = 6
-_NARROW = 55
-"""Number of nodes that are named one by one, and number where each takes so few columns; more are
-grouped by modules."""
+"""Number of nodes that are named one by one, and number where they take few columns; more are grouped by modules."""
 _SHOWN = 4
 _VERBATIM = ("Proof", "Wrote", "Report", "Next")
 """Rows of paths and commands, which are not wrapped, so that they can be copied."""
@@ -195,13 +193,18 @@ def describe_steps(steps: Steps) -> str:
     worst = next(error for error in steps.right.errors if error.sample == steps.step)
     names = ", ".join(repr(name) for name in steps.tensors[:_NAMED] if name)
     what = ": ".join(filter(None, (names, worst.describe())))
-    spans = [f"{low}" if low == high else f"{low} to {high}" for low, high in steps.failing]
+    spans = _spans(steps.failing)
     count = len(steps.right.errors)
     asked = f" (of the {count} that were run)" if count < len(own.errors) else ""
     return (
         f"Step {steps.step} of {steps.steps} is the first that is wrong with the state of the reference: {what}. Wrong steps: "
         f"{first_few(spans, _SHOWN)}{asked}; {free}."
     )
+
+
+def _spans(ends: Iterable[tuple[object, object]]) -> list[str]:
+    """Return ranges as text, each by its first and its last element."""
+    return [f"{low}" if low == high else f"{low} to {high}" for low, high in ends]
 
 
 def steps_table(steps: Steps) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -221,7 +224,7 @@ def steps_table(steps: Steps) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 def grouped(nodes: Sequence[Node]) -> str:
     """Return nodes as text: up to three by name, more as operators in modules (``Pow, ReduceMean in 13 LayerNorms``)."""
     plain = ", ".join(map(named, nodes[:_PLAIN]))
-    if len(nodes) <= _NAMED or (len(nodes) <= _PLAIN and len(plain) <= _PLAIN * _NARROW):
+    if len(nodes) <= _NAMED or (len(nodes) <= _PLAIN and len(plain) <= 4 * WIDTH):
         return plain
     modules: dict[tuple[str, str], dict[str, None]] = {}
     for node in nodes:
@@ -425,14 +428,14 @@ def _releases(result: Result) -> Iterator[Row]:
     if failing and package:
         first = result.first_failing
         fixed = result.first_passing
-        spans = ", ".join(low if low == high else f"{low} to {high}" for low, high in failing)
+        spans = ", ".join(_spans(failing))
         verdicts = takewhile(lambda each: each[0] != first, (result.releases or {}).items())
         before = [release for release, verdict in verdicts if verdict == "PASS"]
-        start = f"passes in {before[-1]}, " if first and before else ""
-        end = f", passes in {fixed}" if fixed else ""
-        missing = [word for word, seen in (("older", start), ("newer", end)) if not seen]
-        rest = f"; no {' or '.join(missing)} release has a verdict" if missing else ""
-        yield "Since", f"{start}fails in {spans}{end}{rest} ({package})"
+        start = "no older release has a verdict"
+        if first and before:
+            start = f"passes in {before[-1]}"
+        end = f"passes in {fixed}" if fixed else "no newer release has a verdict"
+        yield "Since", f"{start}, fails in {spans}, {end} ({package})"
         if fixed:
             yield "Fix", f"upgrade to {package} {fixed} or later"
 

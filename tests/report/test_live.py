@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.console import Console
 from support import examples
 
 from bisect_trt.mixed_precision.curve import Point
@@ -59,11 +60,13 @@ def test_progress_is_lines_no_wider_than_the_terminal(
     line.stopping = stopping
     for number, (verdict, name) in enumerate(probes, 1):
         line.probed(record(number, verdict, name))
-    screen = mock.Mock(width=columns, encoding=encoding)
-    for text in line.lines():
-        shown = line._cropped(screen, text).plain
-        assert cell_len(shown) < columns
-        assert not {"\n", "\x1b"} & set(shown)
+    written = io.TextIOWrapper(io.BytesIO(), encoding)
+    screen = Console(width=columns, file=written, color_system=None)
+    screen.print(line._rows(screen))
+    written.flush()
+    lines = written.buffer.getvalue().decode(encoding).split("\n")
+    assert all(cell_len(row.rstrip()) < columns for row in lines)
+    assert "\x1b" not in "".join(lines)
     assert stopping == line.text().startswith("stopping")
 
 
@@ -149,17 +152,17 @@ def test_nodes_are_grouped_by_operators_and_modules() -> None:
         (
             "PUF",
             [("1.2", "1.2")],
-            "passes in 1.0, fails in 1.2; no newer release has a verdict (foo)",
+            "passes in 1.0, fails in 1.2, no newer release has a verdict (foo)",
         ),
         (
             "FP",
             [("1.0", "1.0")],
-            "fails in 1.0, passes in 1.1; no older release has a verdict (foo)",
+            "no older release has a verdict, fails in 1.0, passes in 1.1 (foo)",
         ),
         (
             "FPF",
             [("1.0", "1.0"), ("1.2", "1.2")],
-            "fails in 1.0, 1.2; no older or newer release has a verdict (foo)",
+            "no older release has a verdict, fails in 1.0, 1.2, no newer release has a verdict (foo)",
         ),
     ],
 )
