@@ -494,23 +494,7 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     if not holds and not result.trade_off:
         yield "", "So this set is no fix"
     yield from _scored(result)
-    minimal = result.minimal or ()
-    proven = result.minimal_proven
-    if len(minimal) < len(kept):
-        proof = "1-minimal" if proven else "unproven"
-        yield (
-            "",
-            f"For the given inputs only, {len(minimal)} of these {units.partition(' ')[0]} are enough ({proof})",
-        )
-    others = [point for point in result.curve or () if not point.recommended]
-    if others and result.command == "precision":
-        sets = [f"{p.nodes} ({p.passed} of {p.samples} samples pass)" for p in others[:4]]
-        yield "", f"Other sets, by --keep-set N: {', '.join(sets)}"
-    if result.command != "precision" and proven and len(minimal) < len(kept) and validation:
-        more = "`bisect-trt precision` may keep fewer: 1% of its samples may fail"
-        yield "", f"{more}, none of these {validation.samples}"
-    if not proven and result.command != "precision":
-        yield "", "Preliminary: `bisect-trt precision` searches longer and may keep fewer nodes"
+    yield from _smaller(result, kept, units.partition(" ")[0])
     if result.rounding:
         yield "", result.rounding
     times = {name: value for name, value in (result.latency_ms or {}).items() if value is not None}
@@ -525,6 +509,26 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
             "",
             f"As slow as the model in fp32, where {low} as a whole is faster: try a smaller set",
         )
+
+
+def _smaller(result: Result, kept: list[Unit], noun: str) -> Iterator[Row]:
+    """Yield the smaller sets that were seen, and whether another command may find some."""
+    minimal = result.minimal or ()
+    proven = result.minimal_proven
+    validation = result.validation or None
+    if len(minimal) < len(kept):
+        proof = "1-minimal" if proven else "unproven"
+        yield "", f"For the given inputs only, {len(minimal)} of these {noun} are enough ({proof})"
+    if result.command == "precision":
+        others = [point for point in result.curve or () if not point.recommended]
+        sets = [f"{p.nodes} ({p.passed} of {p.samples} samples pass)" for p in others[:4]]
+        if sets:
+            yield "", f"Other sets, by --keep-set N: {', '.join(sets)}"
+    elif not proven:
+        yield "", "Preliminary: `bisect-trt precision` searches longer and may keep fewer nodes"
+    elif len(minimal) < len(kept) and validation:
+        more = "`bisect-trt precision` may keep fewer: 1% of its samples may fail"
+        yield "", f"{more}, none of these {validation.samples}"
 
 
 _SETS = 8
