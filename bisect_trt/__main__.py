@@ -76,13 +76,15 @@ def main() -> NoReturn:
 
         if _BLAS_THREADS not in os.environ:
             os.unsetenv(_BLAS_THREADS)
-        gc.freeze()
-        gc.enable()
         if name in _NEEDS_WORKER:
+            from bisect_trt.commands.table import COMMANDS  # noqa: PLC0415 - as above
             from bisect_trt.worker import worker  # noqa: PLC0415 - as above
 
             with contextlib.suppress(OSError):  # too few file descriptors: the command says so
                 worker.fork_spare()
+            COMMANDS[name].load()
+        gc.freeze()
+        gc.enable()
         perform(name, values, argv)
     except SystemExit as ending:
         # Everything is written and closed by now; taking NumPy and ONNX apart would only make the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import os
 import pickle
@@ -107,6 +108,8 @@ class WorkerProcess:
         tempfile.tempdir = None
         with contextlib.suppress(Exception):  # the request that needs it reports the error
             importlib.import_module("onnxruntime")
+        gc.freeze()
+        gc.enable()  # the driver imports without it
         serve.main(requests, replies)
 
     def ask(self, order: Order, limits: ProcessLimits, turn: Turn) -> Answered:
