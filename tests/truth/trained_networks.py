@@ -17,6 +17,7 @@ import pytest
 
 from truth.bare import distance, onnxruntime_session
 from truth.trained import NETWORKS, Network
+from truth.trained_more import MORE_NETWORKS
 
 pytestmark = pytest.mark.slow
 Record = Callable[[str, object], None]
@@ -26,7 +27,9 @@ PACKAGES = {
     "openvino": "openvino",
     "trt_rtx": "tensorrt_rtx_bindings",
 }
-each_network = pytest.mark.parametrize("network", NETWORKS, ids=lambda each: each.name)
+each_network = pytest.mark.parametrize(
+    "network", [*NETWORKS, *MORE_NETWORKS], ids=lambda each: each.name
+)
 BORDERLINE = 2.0
 """Distance from the tolerance, as a factor, within which the order of roundings decides the verdict."""
 
