@@ -487,9 +487,8 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
         units = f"nodes{f'; so {low} is not the reason for a failure seen elsewhere' * holds}"
     yield "Fix" if holds else "Mixed", f"{used}: {low}, with {count} {units}{of}"
     scores = ", ".join(f"{each:.6g}" for each in result.metric.streams) if result.metric else ""
-    fresh = f"not run on fresh samples: {result.not_validated or None}"
-    if scores:
-        fresh = f"on other random steps: {scores}"
+    not_run = f"not run on fresh samples: {result.not_validated or None}"
+    fresh = f"on other random steps: {scores}" if scores else not_run
     yield "", _sentence(validation.sentence if validation else fresh)
     if not holds and not result.trade_off:
         yield "", "So this set is no fix"
