@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from bisect_trt.session.subject import Subject
 from bisect_trt.tensors.files import Values
 from bisect_trt.worker.protocol import Failed
 
+_SAME_NAMES = 0.8
+"""The least share of tensors with the name and operator of one of the other model, where both have one exporter's."""
 _NUMBER = 0
 """The number of its activations, which no sample has."""
 
@@ -69,14 +71,26 @@ class OtherModel:
         return {name: outputs[name] for name in names}
 
     def trace(
-        self, sample: Values, find: Callable[[NDArray[Any]], Collection[str]]
+        self, sample: Values, find: Callable[[NDArray[Any]], frozenset[str]]
     ) -> tuple[list[Operation], list[int]]:
-        """Return the nodes as operations, and for each output the number of the one that computes it; see :class:`Eager`."""
+        """Return the nodes as operations, and for each output the number of the one that computes it; see :class:`Eager`.
+
+        Where both models have the names of one exporter, tensors of one name are matched, since a
+        value may be the same by chance: a sum without one of its terms is the other term.
+        """
         network = self.network
         subject = self.subject
         values = Reference(
             network, sample, subject.workspace, subject.models, _NUMBER, subject.swap_limit
         )
+        own = {name: subject.network.nodes[node] for name, node in subject.network.producer.items()}
+        named = {
+            name
+            for name, node in network.producer.items()
+            if name in own and own[name].op_type == network.nodes[node].op_type
+        }
+        if len(named) < _SAME_NAMES * len(network.producer):
+            named = set()
         operations = [Operation(None, (), sample.keys())]
         makers = dict.fromkeys(network.inputs, 0)
         for index in network.order:
@@ -84,7 +98,8 @@ class OtherModel:
             if reads:
                 node = network.nodes[index]
                 makers |= dict.fromkeys(node.output, len(operations))
-                made = values.select(node.output).values()
-                same = set[str]().union(*map(find, made))
+                same = set[str]()
+                for name, value in values.select(node.output).items():
+                    same |= find(value) & {name} if name in named else find(value)
                 operations.append(Operation(None, reads, same, node=network.plain(index)))
         return operations, [makers.get(name, 0) for name in subject.network.outputs]

@@ -246,6 +246,7 @@ MASKED = (
     "z = ReduceSum(m) q = Mul(r, z) hn = Add(h0, q)"
 )
 OTHER = f"({ONE} x, {ONE} h0) => (float[4, 1] hn)"
+TYPES = f"({ONE} x, float[1] h0) => (int64[1] hn)"
 
 
 @pytest.mark.parametrize(
@@ -253,6 +254,8 @@ OTHER = f"({ONE} x, {ONE} h0) => (float[4, 1] hn)"
     [
         (f"({ONE} x) => ({ONE} y)", "y = Neg(x)", [], "BT1004", "no input takes an output"),
         (OTHER, "s = Add(x, h0) hn = Transpose(s)", [], "BT1009", "'h0' is float32[1, 4], and 'hn'"),
+        (TYPES, "hn = Shape(x)", [], "BT1009", "'h0' is float32[1], and 'hn'"),
+        (SUMS[0], SUMS[1], ["--load-inputs", "h.npz"], "BT1007", "'h0' has shape [2, 4]"),
         (SUMS[0], SUMS[1], ["--state", "h=hn"], "BT1005", "there is no input 'h'"),
         (SUMS[0], SUMS[1], ["--state", "h0=z"], "BT1005", "there is no output 'z'"),
         (SUMS[0], SUMS[1], ["--load-inputs", "x.npz"], "BT1007", "the inputs hold 2 steps"),
@@ -265,6 +268,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(
     weights = {**SUMS[2], "table": [[1, 1], [2, 2]], "axis": np.array([1])}
     save_text(here / "m.onnx", ends, body, weights, opset=17)
     ones(2)
+    np.savez("h.npz", x=np.ones((8, 4), np.float32), h0=np.ones((2, 4), np.float32))
     ran = cli("diagnose", "m.onnx", *FP16, "--steps", "8", *words).ended(2)
     assert f"error[{code}]" in ran.err
     assert said in ran.err
@@ -458,3 +462,22 @@ def test_precision_holds_over_other_random_steps(cli: CommandLine, here: Path) -
     assert min(streams) >= 0.99
     assert "On other random steps: " in ran.out
     assert "Not run on fresh samples" not in ran.out
+
+
+def test_values_that_are_the_same_by_chance_are_not_taken_for_right(
+    cli: CommandLine, here: Path
+) -> None:
+    """Without its state the sum is the other term, and the state is the other zeros."""
+    body = "z = Mul(x, zero) r = Mul(h0, alive) m = Add(x, z) s = Add(r, m) hn = Identity(s)"
+    for name, alive in (("old", 1.0), ("new", 0.0)):
+        save_text(
+            here / f"{name}.onnx",
+            f"({ONE} x, {ONE} h0) => ({ONE} hn)",
+            body,
+            {"zero": 0.0, "alive": alive},
+        )
+    ones(4)
+    words = ("diagnose", "new.onnx", "--onnxrt", "--steps", "4", "--load-inputs", "x.npz")
+    ran = cli(*words, "--reference", "old.onnx", "--json", "r.json").ended(0)
+    assert ran.result["steps"]["step"] == 2
+    assert [node["outputs"] for node in ran.result["culprits"]] == [["r"]]
