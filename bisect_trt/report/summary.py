@@ -514,7 +514,6 @@ def _smaller(result: Result, kept: list[Unit], noun: str) -> Iterator[Row]:
     """Yield the smaller sets that were seen, and whether another command may find some."""
     minimal = result.minimal or ()
     proven = result.minimal_proven
-    validation = result.validation or None
     if len(minimal) < len(kept):
         proof = "1-minimal" if proven else "unproven"
         yield "", f"For the given inputs only, {len(minimal)} of these {noun} are enough ({proof})"
@@ -525,9 +524,8 @@ def _smaller(result: Result, kept: list[Unit], noun: str) -> Iterator[Row]:
             yield "", f"Other sets, by --keep-set N: {', '.join(sets)}"
     elif not proven:
         yield "", "Preliminary: `bisect-trt precision` searches longer and may keep fewer nodes"
-    elif len(minimal) < len(kept) and validation:
-        more = "`bisect-trt precision` may keep fewer: 1% of its samples may fail"
-        yield "", f"{more}, none of these {validation.samples}"
+    elif len(minimal) < len(kept) and result.validation:
+        yield "", "`bisect-trt precision` may keep fewer: 1% may fail there, none here"
 
 
 _SETS = 8
