@@ -183,7 +183,9 @@ def search_switches(session: Session, engines: Engines, most: int | None = None)
 
     def inner(ask: Ask) -> Alternatives:
         units = engines.acting(singly=most is None)
-        return find_alternatives(units, ask) if engines.sized else find(units, ask, likely=True)
+        # Where some do not act, the others are few.
+        likely = most is None and len(units) < len(panel.of(Tier.COMPILER))
+        return find_alternatives(units, ask) if engines.sized else find(units, ask, likely=likely)
 
     def whole(ask: Ask) -> Alternatives:
         return _alone([unit for unit in wholes if panel.switches[unit].within not in shut], ask)
