@@ -20,6 +20,7 @@ from bisect_trt.steps.release_boundary import Newest, ask_newest
 from bisect_trt.steps.second_opinion import Disagreement, Vote, ask_evaluator, right_here
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.tolerance import ToleranceOptions
+from bisect_trt.worker.deadline import BudgetSpent
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,15 @@ class Arbiter:
         """Ask whether the reference, which the target matches, may be wrong; returns what to do then.
 
         ONNX's evaluator is asked. Where it has no vote, and target and reference are one release,
-        the newest release is asked.
+        the newest release is asked. That the target matches is known, whether or not there is time.
         """
+        try:
+            return self._doubt()
+        except BudgetSpent:
+            self.session.console.warn("no time is left to ask whether the reference may be wrong")
+            return None
+
+    def _doubt(self) -> str | None:
         session = self.session
         subject = session.subject
         comparison = self.comparison

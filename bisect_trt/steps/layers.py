@@ -226,13 +226,21 @@ class Marking:
         )
 
 
-def compare_layers(look: Marking, original: Outcome | None = None) -> LayerComparison:
-    """Compare every tensor with the reference's by marking it as an output, with as few builds as possible."""
+def compare_layers(
+    look: Marking, original: Outcome | None = None, most: int = MOST_BUILDS
+) -> LayerComparison:
+    """Compare every tensor with the reference's by marking it as an output, with as few builds as possible.
+
+    Args:
+        look: Runs the model.
+        original: The outcome of the model without marks, if it is known.
+        most: How many models the target may be given.
+    """
     infos = look.subject.reference.infos
     inner = set(look.wanted).difference(look.outputs)
     fragile = {name for name in inner if name not in infos or infos[name].dtype.kind in "biu"}
     broken = original is not None and original.ending is Ending.BROKEN  # whatever is marked
-    gathered = gather(look.wanted, fragile, look.marked, 1 if broken else MOST_BUILDS)
+    gathered = gather(look.wanted, fragile, look.marked, 1 if broken else most)
     telling = [seen for seen in gathered.runs if not look.hides(original, seen)]
     if gathered.runs and not telling:  # what still differs is another, smaller error
         layers = look.summarize(gathered, gathered.runs)
