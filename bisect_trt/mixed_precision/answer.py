@@ -30,7 +30,6 @@ from bisect_trt.onnxlib.nodes import first_output, in_module
 from bisect_trt.onnxlib.save import said_beside
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Search
-from bisect_trt.options.spec import written as written_options
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.outcome import Outcome
@@ -544,16 +543,7 @@ def find_fix(
     settings = PrecisionSettings(
         own, precision, target, by_layer=by_layer, most=most, tolerance=check.tolerance
     )
-    words = ["bisect-trt", "precision", str(subject.settings.path), *target.flags(), "-o", MIXED]
-    command = shlex.join(
-        [
-            *words,
-            *session.place_words,
-            *written_options(subject.settings.data),
-            *written_options(subject.settings.loop),
-            *check.words,
-        ]
-    )
+    command = session.command("precision", check)
     console.step("Search the nodes to keep in fp32")
     fixed = make_check(
         built_in_check(replace(check, by_layer=by_layer), subject, precision), subject.workers

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby, takewhile
+from itertools import chain, count, groupby, takewhile
 from pathlib import Path
 from statistics import linear_regression
 from typing import Any
@@ -27,7 +27,7 @@ from bisect_trt.report.parts import Comparison, Kind, Steps, StepsWay
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import MOST_ROWS, describe_steps, steps_table
 from bisect_trt.report.text import seconds
-from bisect_trt.search.oracle import Verdict
+from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.ordered import History, find_edges
 from bisect_trt.search.strategy import minimise
 from bisect_trt.session.eager import Eager
@@ -47,8 +47,14 @@ Errors = dict[int, list[TensorComparison]]
 _CHUNK = 64
 """Steps in one request; a target that compiles gets all of them, since it builds the model in each."""
 _FOLDER = "steps"
+_MOST_QUESTIONS = 200
+"""Runs of a step to find the inputs, and as many to find the places, that carry a drift."""
 _LEAST_POINTS = 8
 """Steps that a rate of growth needs."""
+
+
+class _TooManyQuestions(Exception):  # noqa: N818 - an ending, not an error
+    """The fewest entries of a state are not found soon."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +235,8 @@ class LoopRun:
             steps: The errors of all steps with the target's own state.
 
         Returns:
-            Of each the fewest places that are needed; see :func:`_differing`.
+            Of each the fewest places that are needed; see :func:`_differing`. Where rounding in
+            many adds up, all inputs, or none of their places.
         """
         self._compare(range(1, step), own_state=True)
         taken = self.subject.state.taken
@@ -247,22 +254,30 @@ class LoopRun:
             passes = seen and all(each.passed for each in seen)
             return Verdict.PASS if passes else Verdict.FAIL
 
-        def fewest(entries: Sequence[tuple[str, Array]]) -> list[int]:
-            found = minimise(
-                range(len(entries)), lambda units: ask([entries[unit] for unit in units])
-            )
-            return sorted(found.units)
+        def fewest(entries: Sequence[tuple[str, Array]]) -> list[int] | None:
+            questions = count(1)
+
+            def ask_some(units: Subset) -> Verdict:
+                if next(questions) > _MOST_QUESTIONS:
+                    raise _TooManyQuestions
+                return ask([entries[unit] for unit in units])
+
+            try:
+                return sorted(minimise(range(len(entries)), ask_some).units)
+            except _TooManyQuestions:
+                return None
 
         names = [*taken]
         whole = np.array(True)
-        chosen = [names[unit] for unit in fewest([(name, whole) for name in names])]
+        some = fewest([(name, whole) for name in names])
+        chosen = names if some is None else [names[unit] for unit in some]
         growing = self.subject.state.growing
         places = [
             (name, place, mask)
             for name in chosen
             for place, mask in _differing(own[name], right[name], growing.get(name)).items()
         ]
-        needed = fewest([(name, mask) for name, _, mask in places]) if places else []
+        needed = fewest([(name, mask) for name, _, mask in places]) or () if places else ()
         return {
             name: tuple(places[unit][1] for unit in needed if places[unit][0] == name)
             for name in chosen
@@ -307,7 +322,8 @@ def _differing(own: Array, right: Array, axis: int | None) -> dict[int, Array]:
     Args:
         own: The target's.
         right: The reference's.
-        axis: The axis of positions; by default that along which the smallest share differs.
+        axis: The axis of positions; by default that along which the smallest share differs, of
+            equal ones the longest.
     """
     differs = own != right
     along = {
@@ -315,7 +331,8 @@ def _differing(own: Array, right: Array, axis: int | None) -> dict[int, Array]:
         for at in range(differs.ndim)
     }
     if axis is None:
-        axis = min(along, key=lambda at: along[at].size / right.shape[at], default=0)
+        sizes = right.shape
+        axis = min(along, key=lambda at: (along[at].size / sizes[at], -sizes[at]), default=0)
     shape = [-1 if at == axis else 1 for at in range(differs.ndim)]
     numbers = np.arange(right.shape[axis]).reshape(shape) if shape else np.zeros(())
     return {int(place): numbers == place for place in along.get(axis, ())}

@@ -115,7 +115,8 @@ class Session:
         file = str(model or settings.path)
         if check.function is not None:
             return f"bisect_trt.{name}({file!r}, {getattr(check.function, '__name__', 'check')}, inputs={str(inputs)!r})"
-        words = ["bisect-trt", name, file, *(["-o", "reduced.onnx"] if name == "reduce" else [])]
+        outputs = {"reduce": ("-o", "reduced.onnx"), "precision": ("-o", "mixed.onnx")}
+        words = ["bisect-trt", name, file, *outputs.get(name, ())]
         words += [*(target.flags() if target is not None else ()), *self.place_words]
         words += (
             [*written(settings.data), *written(settings.loop)]

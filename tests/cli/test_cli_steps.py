@@ -481,3 +481,25 @@ def test_values_that_are_the_same_by_chance_are_not_taken_for_right(
     ran = cli(*words, "--reference", "old.onnx", "--json", "r.json").ended(0)
     assert ran.result["steps"]["step"] == 2
     assert [node["outputs"] for node in ran.result["culprits"]] == [["r"]]
+
+
+def test_errors_that_add_up_in_many_positions_are_not_searched_for_long(
+    cli: CommandLine, here: Path
+) -> None:
+    cache = "float[1, 256, 1]"
+    ends = f"({cache} place, float[1] gain, {cache} cache) => (float[1] y, {cache} cache_out)"
+    body = WRITES[1].replace("Mul(place, x)", "Identity(place)")
+    save_text(here / "m.onnx", ends, body, {**WRITES[2], "slip": np.zeros((1, 1, 1))}, opset=17)
+    for step in range(2):
+        place = np.full((1, 256, 1), 1 - step, np.float32)
+        np.savez(f"x-{step + 1}.npz", place=place, gain=np.full(1, step, np.float32))
+    tool = SLIPS.replace("(1, 8, 1)", "(1, 1, 1)").replace("values[0, 3]", "values[0, 0]")
+    words = ("diagnose", "m.onnx", "--through", onnx_tool(tool), "--load-inputs", "x.npz")
+    ran = cli(*words, "--steps", "2", "--atol", "1", "--json", "r.json").ended(1)
+    steps = ran.result["steps"]
+    assert (steps["kind"], steps["carriers"], steps["positions"]) == (
+        "drift",
+        ["cache"],
+        {"cache": []},
+    )
+    assert "Feedback of 'cache' magnifies" in " ".join(ran.out.split())
