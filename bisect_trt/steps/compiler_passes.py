@@ -19,6 +19,8 @@ from bisect_trt.worker.protocol import Failed, Trace
 
 _MOST_BUILT = 32
 """The largest number of switches that are built one by one to see which act."""
+_SAME_BITS = 10
+"""Sizes are equal without so many of their bits: one engine differs by 8 bytes from build to build."""
 _PROOFS = 3
 """The least number of builds on either side of a fusion."""
 
@@ -63,8 +65,8 @@ class Engines:
     def acting(self, *, singly: bool) -> list[int]:
         """Return the passes that the compiler takes and with which the engine changes, or shrinks where only its size counts.
 
-        Of passes that change the layers to the same ones only the first is returned, unless the size
-        counts.
+        Of passes that change the layers to the same ones, in an engine of the same size, only the
+        first is returned.
 
         ``singly``: whether each is built; else the ones that the compiler takes are returned.
         """
@@ -78,8 +80,9 @@ class Engines:
         for unit in units:
             engine = self._acts(unit, plain)
             if engine is not None:
-                moves = engine["layers"] != plain["layers"] and not self.sized
-                first.setdefault(str(engine["layers"] if moves else unit), unit)
+                moves = engine["layers"] != plain["layers"]
+                size = engine["size"] >> _SAME_BITS
+                first.setdefault(str((size, engine["layers"]) if moves else unit), unit)
         return [*first.values()]
 
     def _acts(self, unit: int, plain: Mapping[str, Any]) -> Mapping[str, Any] | None:
