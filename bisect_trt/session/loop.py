@@ -136,7 +136,8 @@ class LoopRun:
         """Run the target with its own state or the reference's; return the errors of each step, up to one it does not run."""
         errors: Errors = {}
         name = "the target" if own_state else "the target, with the state of the reference"
-        for steps in self._chunks(self.steps if self.target.target.compiles else _CHUNK, name):
+        size = self.steps if self.target.target.compiles else _CHUNK // 4  # it stays loaded
+        for steps in self._chunks(size, name):
             errors |= self._kept(steps, own_state=own_state)
             if not errors[max(errors)][0].name:  # it did not run
                 break
