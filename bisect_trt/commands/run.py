@@ -300,8 +300,11 @@ def explain_fusions(session: Session, target: TargetSettings, options: RunOption
     fused = [layer for layer in trace["layers"] if len(layer["nodes"]) > 1]
     looked = ask(target, "trace")
     known = target.target.switches(target, Looked(None if isinstance(looked, Failed) else looked))
-    inner = [switch for switch in known if switch.tier is Tier.COMPILER]
-    engines = {switch.name.removeprefix("pass:"): ask(switch.turn(target)) for switch in inner}
+    engines = {
+        switch.name.removeprefix("pass:"): ask(switch.turn(target))
+        for switch in known
+        if switch.tier is Tier.COMPILER
+    }
     for layer in fused:
         nodes = {*layer["nodes"]}
         layer["off"] = [

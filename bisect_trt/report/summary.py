@@ -458,8 +458,6 @@ def _fixes(result: Result) -> Iterator[Row]:
         yield "Fix", f"{workaround.file}{low}: {workaround.what}"
         if workaround.why:
             yield "", _sentence(workaround.why)
-        if workaround.cost:
-            yield "", _sentence(said_of_cost(workaround.cost))
         validation = result.validation or None
         if isinstance(units, list) and file and validation is not None and validation.holds:
             yield "", "Prefer the first fix, which replaces no node."

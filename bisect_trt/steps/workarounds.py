@@ -207,7 +207,8 @@ def _priced(session: Session, workaround: WorkaroundTried, candidate: Candidate)
     if before is None or after is None:
         return workaround
     cost = Cost(before, after, "MB" if target.build_only else "ms")
-    return structs.replace(workaround, cost=cost)
+    why = _joined(workaround.why, said_of_cost(cost))
+    return structs.replace(workaround, cost=cost, why=why)
 
 
 def turn(session: Session, fixed: Mapping[Names, Candidate]) -> Iterator[WorkaroundTried]:
@@ -509,9 +510,7 @@ def _row(workaround: WorkaroundTried) -> tuple[str, ...]:
     verdict = {True: "passes", False: "fails", None: "not tried"}[workaround.passes]
     worst = workaround.worst_error
     error = "" if worst is None or not math.isfinite(worst) else in_tolerances(worst)
-    cost = said_of_cost(workaround.cost) if workaround.cost else ""
-    why = _joined(workaround.why, cost)
-    return workaround.kind, workaround.what, verdict, error, workaround.file or "", why
+    return workaround.kind, workaround.what, verdict, error, workaround.file or "", workaround.why
 
 
 def after_diagnosis(
