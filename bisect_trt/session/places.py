@@ -75,7 +75,8 @@ def open_places(options: Places, console: Console, deadline: Deadline) -> tuple[
     places: list[Place] = []
     for word, kind, parts in wanted:
         if kind == "ray":
-            places += slots(word, parts["address"], "CPU" if parts["resource"] == "cpus" else "GPU")
+            resource = "CPU" if parts["resource"] == "cpus" else "GPU"
+            places += slots(word, parts["address"], resource, parts["kind"])
         else:
             places.append(make_place(word, environment))
     return tuple(places)

@@ -50,8 +50,8 @@ _FORMS: dict[Kind, tuple[str, str, str]] = {
     ),
     "command": ("(?P<command>.+)", "command='... python3 -'", "another machine or container"),
     "ray": (
-        "(?P<address>[^,]+)(?:,(?P<resource>cpus|gpus))?",
-        "ray=auto or ray=ADDRESS; ray=auto,cpus for its processor cores",
+        "(?P<address>[^,]+)(?:,(?P<resource>cpus|gpus))?(?:,(?P<kind>[^,]+))?",
+        "ray=auto or ray=ADDRESS; ray=auto,cpus for its processor cores; ray=auto,RESOURCE for nodes with a custom resource",
         "a Ray cluster",
     ),
 }
@@ -169,6 +169,7 @@ def parse(word: str) -> tuple[Kind, dict[str, str]]:
     return kind, {
         "python": "python3",
         "resource": "gpus",
+        "kind": "",
         **{k: v for k, v in match.groupdict().items() if v},
     }
 
@@ -210,17 +211,25 @@ _START_SECONDS = 60
 runs meanwhile."""
 _TIDY_SECONDS = 1.5
 _PIECE = 1 << 20
+_SHARE = 0.001
+"""The share of a node's custom resource that an actor takes: it names the node, and runs out for nobody."""
 
 
-def slots(word: str, address: str, resource: str) -> tuple[Place, ...]:
+def slots(word: str, address: str, resource: str, kind: str = "") -> tuple[Place, ...]:
     """A place for each ``GPU``, or core (``CPU``), of the cluster at an address, which is Ray's.
+
+    Args:
+        word: The place as the user wrote it.
+        address: The address of the cluster.
+        resource: ``GPU`` or ``CPU``.
+        kind: A custom resource of Ray that a node must have; empty for any node.
 
     Raises:
         UnavailableError: Ray, the cluster, or the resource is not there.
     """
     if importlib.util.find_spec("ray") is None:
         raise PlaceError(f"--on {word}: Ray is not installed; run: pip install ray.")
-    command = module_command(__name__, address, resource)
+    command = module_command(__name__, address, resource, kind)
     errors = [f"no answer from {address} in {_LOOK_SECONDS} s"]
     with contextlib.suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
@@ -234,7 +243,8 @@ def slots(word: str, address: str, resource: str) -> tuple[Place, ...]:
     nodes: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     if not nodes:
         hint = "" if resource == "CPU" else f"; write ray={address},cpus to use its processor cores"
-        raise PlaceError(f"--on {word}: the Ray cluster has no {resource}{hint}.")
+        which = f" on a node with the resource {kind}" if kind else ""
+        raise PlaceError(f"--on {word}: the Ray cluster has no {resource}{which}{hint}.")
     relays = ((number, (*command, node)) for node, number in nodes.items())
     return tuple(Place("ray", word, relay) for number, relay in relays for _ in range(number))
 
@@ -262,13 +272,23 @@ class Slot:
         return os.read(self._process.stdout.fileno(), most)
 
 
-def relay(ray: Any, resource: str, node: str, source: int, sink: int) -> None:  # noqa: ANN401 - the module
-    """Pass bytes on to an actor and back, until either side ends."""
+def relay(ray: Any, resource: str, kind: str, node: str, source: int, sink: int) -> None:  # noqa: ANN401 - the module
+    """Pass bytes on to an actor and back, until either side ends.
+
+    Args:
+        ray: The module.
+        resource: ``GPU`` or ``CPU``, of which the actor takes one.
+        kind: The custom resource that its node has, if any.
+        node: The node that it starts on if it can.
+        source: The descriptor of what goes to the actor.
+        sink: The descriptor of what comes back.
+    """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415 - an extra
 
     options = {
         "num_gpus": int(resource == "GPU"),
         "num_cpus": int(resource == "CPU"),
+        "resources": {kind: _SHARE} if kind else {},
         "max_restarts": 0,  # the pool asks again, and decides where
         "max_task_retries": 0,
         "max_concurrency": 2,  # one call reads while another writes
@@ -291,7 +311,7 @@ def relay(ray: Any, resource: str, node: str, source: int, sink: int) -> None:  
         write_all(sink, content)
 
 
-def main(address: str, resource: str, node: str = "") -> None:
+def main(address: str, resource: str, kind: str = "", node: str = "") -> None:
     """Join a cluster as a driver of its own: print how much of a resource each node has, or be the relay to one."""
     import ray  # noqa: PLC0415 - an extra, and it takes a second
 
@@ -300,7 +320,7 @@ def main(address: str, resource: str, node: str = "") -> None:
     os.dup2(2, 1)  # whatever Ray prints is no message
     ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
     if node:
-        relay(ray, resource, node, source, sink)
+        relay(ray, resource, kind, node, source, sink)
     else:
         nodes = sorted(
             ray.nodes(),
@@ -309,7 +329,7 @@ def main(address: str, resource: str, node: str = "") -> None:
         counts = {
             node_facts["NodeID"]: int(node_facts["Resources"].get(resource, 0))
             for node_facts in nodes
-            if node_facts["Alive"]
+            if node_facts["Alive"] and (not kind or kind in node_facts["Resources"])
         }
         write_all(
             sink,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import random
 import signal
@@ -52,13 +53,15 @@ class Cluster:
                 "--include-dashboard=false",
             )
         ]
-        self._wait(1)
+        wait_for(self._nodes, 180)
         self.add("second")
 
-    def add(self, name: str) -> None:
-        """Start another node."""
-        self._started.append(self._start(name, f"--address={self.address}"))
-        self._wait(2)
+    def add(self, name: str, *words: str, wait: bool = True) -> None:
+        """Start another node, with more options of `ray start`."""
+        before = self._nodes()
+        self._started.append(self._start(name, f"--address={self.address}", *words))
+        if wait:
+            wait_for(lambda: self._nodes() - before, 180)
 
     def _start(self, name: str, *words: str) -> subprocess.Popen[bytes]:
         options = "start --block --num-cpus=1 --disable-usage-stats"
@@ -67,14 +70,11 @@ class Cluster:
         with (self._folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen([*command, *words], env=environment, stdout=log, stderr=log)
 
-    def _wait(self, nodes: int) -> None:
+    def _nodes(self) -> set[str]:
+        """The nodes of the cluster; none before it has started."""
         command = [sys.executable, "-m", "bisect_trt.worker.place", self.address, "CPU"]
-
-        def has_nodes() -> bool:
-            said = subprocess.run(command, capture_output=True, text=True, check=False)
-            return said.returncode == 0 and said.stdout.count(": 1") == nodes
-
-        wait_for(has_nodes, 180)
+        said = subprocess.run(command, capture_output=True, text=True, check=False)
+        return set() if said.returncode else set(json.loads(said.stdout.splitlines()[-1]))
 
     def processes(self, name: str = "") -> dict[int, bytes]:
         """The command lines of what runs on a node, or on all."""
@@ -113,8 +113,10 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Answer:
     return Story("place", tmp_path_factory.mktemp("here") / "story").to_the_end()
 
 
-def in_cluster(folder: Path, cluster: Cluster) -> tuple[Story, subprocess.Popen[bytes]]:
-    """The same run, its probes in the cluster."""
+def in_cluster(
+    folder: Path, cluster: Cluster, nodes: str = ""
+) -> tuple[Story, subprocess.Popen[bytes]]:
+    """The same run, its probes in the cluster, on the nodes with a resource."""
     story = Story("reduce", folder)
     words = [
         "reduce",
@@ -126,7 +128,7 @@ def in_cluster(folder: Path, cluster: Cluster) -> tuple[Story, subprocess.Popen[
         "--onnxrt",
         "--fp16",
     ]
-    return story, story.popen(*words, "--on", f"ray={cluster.address},cpus", "--overwrite")
+    return story, story.popen(*words, "--on", f"ray={cluster.address},cpus{nodes}", "--overwrite")
 
 
 def test_it_gives_the_answer_of_one_worker(
@@ -182,6 +184,44 @@ def test_a_node_that_dies_in_mid_search_changes_no_answer(
         time.sleep(0.01)
     time.sleep(random.Random(seed).uniform(0, 3))
     cluster.kill(name)
+    assert story.wait(driver) == 0, story.said()
+    assert story.answer() == expected
+    cluster.assert_nothing_of_ours_is_left()
+
+
+def test_probes_run_on_the_nodes_with_a_resource(
+    cluster: Cluster, expected: Answer, tmp_path: Path
+) -> None:
+    """A cluster of unlike nodes is used by their kind."""
+    cluster.add("special", '--resources={"fits": 1}')
+    story, driver = in_cluster(tmp_path / "story", cluster, ",fits")
+    elsewhere = False
+    while driver.poll() is None:
+        for name in ("head", "second", "node1", "node2"):
+            elsewhere |= any(PLACED[0] in words for words in cluster.processes(name).values())
+        time.sleep(0.05)
+    assert story.wait(driver) == 0, story.said()
+    assert story.answer() == expected
+    assert not elsewhere
+    story, driver = in_cluster(tmp_path / "none", cluster, ",missing")
+    assert story.wait(driver) == 4
+    assert "has no CPU on a node with the resource missing" in story.said()
+    cluster.kill("special")
+
+
+def test_half_of_six_nodes_die_and_two_join_late(
+    cluster: Cluster, expected: Answer, tmp_path: Path
+) -> None:
+    names = [f"of-six-{number}" for number in range(5)]  # beside the head
+    for name in names:
+        cluster.add(name)
+    story, driver = in_cluster(tmp_path / "story", cluster)
+    while not story.journal() and driver.poll() is None:
+        time.sleep(0.01)
+    for name in names[:3]:
+        cluster.kill(name)
+    for name in ("late-1", "late-2"):
+        cluster.add(name, wait=False)
     assert story.wait(driver) == 0, story.said()
     assert story.answer() == expected
     cluster.assert_nothing_of_ours_is_left()
