@@ -181,7 +181,6 @@ def leave_reproducer(
     }
     names = (first_output(subject.network.nodes[index]) for index in answer.blamed)
     inputs = subject.values(candidate, candidate.inputs)
-    feed = subject.models.feed("placed", inputs)
     reproducer = Reproducer(
         candidate.proto,
         ran,
@@ -201,7 +200,7 @@ def leave_reproducer(
         fault=without_paths(answer.fault.sentence, subject),
         is_bug=answer.fault.is_bug,
         places=[seen.table() for seen in subject.seen.values()],
-        layers=place_nodes(subject, target, folder / MODEL, feed),
+        layers=place_nodes(subject, target, candidate.proto, inputs),
     )
     written = reproducer.write(folder)
     minimum = answer.case.minimum

@@ -380,6 +380,10 @@ class Target(ABC):
         """Return whether it computes floats in a low precision of its own, so that only the CPU computes a node in fp32."""
         return False
 
+    def reports_placement(self, settings: TargetSettings) -> bool:
+        """Return whether it may say which execution provider runs a node."""
+        return False
+
     def finds_weights(self, settings: TargetSettings) -> bool:
         """Return whether its runtime reads :data:`ELSEWHERE` for the folder of a model's weights.
 

@@ -265,6 +265,10 @@ class OnnxRuntimeTarget(Target):
         """On QNN: HTP computes in fp16 (``enable_htp_fp16_precision``)."""
         return "qnn" in map(_short, settings.of(OnnxRuntimeSettings).providers)
 
+    def reports_placement(self, settings: TargetSettings) -> bool:
+        """Beside its CPU provider."""
+        return not self.emulates_low(settings)
+
 
 def _types_onnx_cannot_infer(model: ModelProto, path: Path, libraries: Names) -> dict[str, int]:
     """Return element types of tensors behind operators that ONNX Runtime knows and ONNX does not (``com.microsoft``)."""
