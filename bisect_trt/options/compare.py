@@ -136,8 +136,8 @@ class MetricOptions:
         str | None,
         option(
             metavar="NAME|FILE[:FUNC]",
-            help="Score of the outputs on the whole set, instead of tolerances: top-1 (top-K), kl, perplexity, common-prefix, "
-            "cosine, scale or psnr, each with :OUTPUT if needed; or a Python file with a metric(outputs, reference, labels).",
+            help="Score of the outputs on the whole set: top-1 (top-K), kl, perplexity, common-prefix, cosine, scale or psnr, "
+            "each with :OUTPUT if needed; or a Python file with a metric(outputs, reference, labels).",
         ),
     ] = None
     max_drop: Annotated[

@@ -270,7 +270,7 @@ class PrecisionOptions:
         Sequence[str] | None,
         option(
             metavar="LOW,...,fp32",
-            help="Of a quantized model: what cannot stay quantized goes to fp16 where that passes, else to fp32: int8,fp16,fp32.",
+            help="What cannot stay quantized goes to fp16 where that passes, else to fp32: int8,fp16,fp32.",
             read=rungs,
         ),
     ] = None
@@ -335,7 +335,10 @@ class Releases:
     ] = field(default_factory=list)
     fusion: Annotated[
         tuple[str, ...],
-        option(metavar="NODE", help="Say of each release whether one layer runs these nodes (T)."),
+        option(
+            metavar="NODE",
+            help="Say of each release whether one layer runs these nodes in an engine.",
+        ),
     ] = ()
 
 

@@ -212,7 +212,7 @@ runs meanwhile."""
 _TIDY_SECONDS = 1.5
 _PIECE = 1 << 20
 _SHARE = 0.001
-"""The share of a node's custom resource that an actor takes: it names the node, and runs out for nobody."""
+"""The share of a node's custom resource that an actor takes: it names the node, and never runs out."""
 
 
 def slots(word: str, address: str, resource: str, kind: str = "") -> tuple[Place, ...]:
