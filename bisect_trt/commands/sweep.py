@@ -19,12 +19,11 @@ from bisect_trt.errors import (
     ConflictError,
     MissingOptionError,
     ModelRefusedError,
-    UnknownNameError,
     UsageError,
     ValueRefusedError,
     first_few,
 )
-from bisect_trt.onnxlib.shapes import input_infos
+from bisect_trt.onnxlib.shapes import input_infos, require_input
 from bisect_trt.options.reading import Sizes
 from bisect_trt.options.searches import Sweep
 from bisect_trt.options.shared import Data
@@ -292,12 +291,7 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
     sizes: dict[str, tuple[int, ...]] = {}
     places: dict[str, list[tuple[str, int]]] = {}
     for name, shape in shapes:
-        if name not in base:
-            raise UnknownNameError(
-                f"--shapes: the model has no input '{name}'; its inputs are: {', '.join(base) or 'none'}.",
-                name,
-                base,
-            )
+        require_input(name, base, "--shapes: ")
         if len(shape) != len(base[name]):
             raise ValueRefusedError(
                 f"--shapes: the input '{name}' has {len(base[name])} dimensions, and {len(shape)} are given; give one for each."

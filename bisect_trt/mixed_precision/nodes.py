@@ -399,19 +399,11 @@ class _Looped:
         network = self._network
         mark = self._mark
         turn = {index: place for place, index in enumerate(nodes)}
-        moving = {
-            name
-            for index, node in enumerate(network.nodes)
-            if not network.constant[index]
-            for name in node.output
-        }
-        for index in network.order:
-            if network.constant[index]:
-                continue
+        computed = [index for index in network.order if not network.constant[index]]
+        moving = {*network.made_by(computed)}
+        for index in computed:
             node = clone(network.nodes[index])
-            node.input[:] = [
-                f"{name}{mark}" if name and name in moving else name for name in node.input
-            ]
+            node.input[:] = [f"{name}{mark}" if name in moving else name for name in node.input]
             node.output[:] = [f"{name}{mark}" if name else "" for name in node.output]
             if index in turn:
                 self._round(node, slots[index], turn[index])

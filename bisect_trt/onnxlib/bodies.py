@@ -7,7 +7,7 @@ file's, except in functions, which ONNX inlines.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -181,17 +181,8 @@ class Outer:
         values = dict(self.values)
         graph, node = model.graph, model.graph.node[self.place]
         returned = attribute(node, "body").output
-        if node.op_type == "Loop":
-            fed = {0: np.array(count, np.int64)}
-            returned = returned[1:]
-        else:
-            length = self.scan_length()
-            fed = {}
-            for place, axis, value in self._scanned():
-                first = length - count if self._reversed(place) else 0
-                fed[place] = np.take(value, range(first, first + count), axis)
         names = mentioned_names(graph)
-        for place, value in fed.items():
+        for place, value in self._bounding_inputs(count):
             name = free_name(f"first_iterations_{place}", names)
             node.input[place] = name
             values[name] = np.ascontiguousarray(value).reshape(value.shape)
@@ -199,6 +190,7 @@ class Outer:
                 helper.make_tensor_value_info(name, element_type(value.dtype), value.shape)
             )
         outputs = {value.name for value in graph.output}
+        returned = returned[node.op_type == "Loop" :]  # without its condition
         for place, value in zip(range(len(self.carried)), returned, strict=False):
             name = node.output[place] or free_name("unread", {*names, *node.output})
             node.output[place] = name
@@ -211,6 +203,16 @@ class Outer:
         keep_only(graph.input, [value for value in graph.input if value.name in read])
         inputs = {value.name: values[value.name] for value in graph.input if value.name in values}
         return model, inputs, node.output[: len(self.carried)]
+
+    def _bounding_inputs(self, count: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the inputs of the node that end it after some iterations, by their places."""
+        if self.node.op_type == "Loop":
+            yield 0, np.array(count, np.int64)
+            return
+        length = self.scan_length()
+        for place, axis, value in self._scanned():
+            first = length - count if self._reversed(place) else 0
+            yield place, np.take(value, range(first, first + count), axis)
 
     def _scanned(self) -> list[tuple[int, int, np.ndarray]]:
         """Return the scanned inputs of a Scan: place among the node's inputs, axis, values."""

@@ -170,13 +170,8 @@ def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue
     )
     tail = onnx.ModelProto(opset_import=source.opset_import, functions=source.functions)
     graph = onnx.GraphProto()
-    fed = set(piece.inputs)
     boundary = {*piece.inputs, *piece.outputs}
-    inside = frozenset(piece.nodes)
-
-    def is_made(name: str) -> bool:
-        return network.producer.get(name) in inside
-
+    made = {*network.made_by(piece.nodes)}
     # Shape inference takes time, and finds types that a run cannot: those of sequences, and of
     # nodes that did not run.
     types = network.declared if all(name in infos for name in boundary) else network.inferred
@@ -191,19 +186,17 @@ def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue
     read = (
         reads(piece.renamed[i]) if i in piece.renamed else network.reads[i] for i in piece.nodes
     )
-    outer = (name for names in read for name in names if name not in fed and not is_made(name))
+    available = made.union(piece.inputs)
+    outer = (name for names in read for name in names if name not in available)
     for name in dict.fromkeys(outer):
         tensor = network.initializers[name] if name in network.initializers else stored(name)
         body += _written(_INITIALIZER, tensor)
         # Before IR version 4 every initializer has to be a graph input too.
         if source.ir_version < IR_WITHOUT_INITIALIZER_INPUTS:
-            declaration = network.declared.get(name)
-            graph.input.append(
-                declaration or make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
-            )
-    graph.value_info.extend(
-        v for v in source.graph.value_info if v.name not in boundary and is_made(v.name)
-    )
+            stored_type = make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
+            graph.input.append(network.declared.get(name, stored_type))
+    made -= boundary
+    graph.value_info.extend(value for value in source.graph.value_info if value.name in made)
     body += _serialized(graph)
     # The length of the graph is known only now; it precedes the graph in the file.
     body[:0] = _serialized(head) + _field(_GRAPH, len(body))
@@ -371,6 +364,16 @@ def is_frozen(info: TensorInfo) -> bool:
     )
 
 
+def _why_not_isolated(computed: Sequence[str], infos: Infos, frozen: Values) -> str | None:
+    """Return why a node that reads some computed tensors has nothing to show alone, if so."""
+    for name in computed:
+        if name not in infos:
+            return f"the reference has no value of '{name}', which its node reads"
+    if frozen.keys() >= {*computed}:
+        return "its node reads nothing but shapes, indices and weights"
+    return None
+
+
 def isolate(network: Network, names: Iterable[str], infos: Infos, frozen: Values) -> Isolated:
     """Return the model that computes each tensor by its own node from reference values, so that no error spreads.
 
@@ -386,21 +389,16 @@ def isolate(network: Network, names: Iterable[str], infos: Infos, frozen: Values
     """
     chosen: list[int] = []
     left_out: dict[str, str] = {}
+    read: dict[str, None] = {}
     for index in sorted({network.producer[name] for name in names}, key=network.rank.__getitem__):
         computed = [name for name in network.reads[index] if not network.is_weight(name)]
-        unknown = next((name for name in computed if name not in infos), None)
-        if unknown is not None:
-            reason = f"the reference has no value of '{unknown}', which its node reads"
-        elif all(name in frozen for name in computed):
-            reason = "its node reads nothing but shapes, indices and weights"
-        else:
+        reason = _why_not_isolated(computed, infos, frozen)
+        if reason is None:
             chosen.append(index)
-            continue
-        left_out |= dict.fromkeys(network.made(index), reason)
-    outputs = [name for index in chosen for name in network.made(index) if name in infos]
-    read = dict.fromkeys(
-        name for index in chosen for name in network.reads[index] if not network.is_weight(name)
-    )
+            read |= dict.fromkeys(computed)
+        else:
+            left_out |= dict.fromkeys(network.made(index), reason)
+    outputs = [name for name in network.made_by(chosen) if name in infos]
     graph_inputs = set(network.inputs)
     renamed = {
         name: free_name(f"{name}_reference", network.names)

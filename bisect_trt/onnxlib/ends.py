@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from onnx import ModelProto, TensorProto, helper
+from collections.abc import Container, Sequence
+
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from bisect_trt.onnxlib.cleanup import remove_unread
 from bisect_trt.onnxlib.network import Network
@@ -47,7 +49,14 @@ def narrow_ends(model: ModelProto, low: int = TensorProto.FLOAT16) -> ModelProto
     nodes += [
         helper.make_node("Cast", [wide[name]], [name], to=low) for name in wide if name not in fed
     ]
-    # A Cast to fp32 and back changes no value.
+    _drop_round_trips(nodes, {*fed, *(name for name in types if types[name] == low)}, low)
+    keep_only(graph.node, nodes)
+    remove_unread(narrowed)
+    return narrowed
+
+
+def _drop_round_trips(nodes: Sequence[NodeProto], narrow: Container[str], low: int) -> None:
+    """Write an Identity for each Cast to fp32 and back, which changes no value; ``narrow`` are the tensors of low precision."""
     widened = {
         node.output[0]: node.input[0]
         for node in nodes
@@ -56,8 +65,5 @@ def narrow_ends(model: ModelProto, low: int = TensorProto.FLOAT16) -> ModelProto
     for node in nodes:
         if node.op_type == "Cast" and attribute(node, "to") == low:
             source = widened.get(node.input[0], "")
-            if source in fed or types.get(source) == low:
+            if source in narrow:
                 node.CopyFrom(helper.make_node("Identity", [source], node.output))
-    keep_only(graph.node, nodes)
-    remove_unread(narrowed)
-    return narrowed

@@ -9,6 +9,7 @@ model.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
@@ -21,6 +22,7 @@ from bisect_trt.onnxlib.nodes import (
     free_name,
     keep_only,
     opset_of,
+    rename_reads,
 )
 
 _SQUEEZE_BY_INPUT = 13
@@ -90,8 +92,7 @@ def _in_loop(
     reads = [tensor for tensor in dict.fromkeys(node.input) if tensor in values]
     makes = [tensor for tensor in node.output if tensor]
     inside = {tensor: name("inside") for tensor in (*reads, *makes)}
-    moved = clone(node)
-    keep_only(moved.input, [inside.get(tensor, tensor) for tensor in node.input])
+    moved = rename_reads(node, inside)
     keep_only(moved.output, [inside.get(tensor, tensor) for tensor in node.output])
     condition = name("condition")
     carried = [name("carried") for _ in (condition, *reads)]
@@ -117,15 +118,14 @@ def _in_loop(
         name("loop"),
         body=body,
     )
-    by_input = opset >= _SQUEEZE_BY_INPUT
-    return [
-        helper.make_node("Constant", [], [once], once, value=integers),
-        *([helper.make_node("Constant", [], [axis], axis, value=first)] if by_input else []),
-        loop,
-        *(
-            helper.make_node("Squeeze", [stack, axis], [tensor], name("squeeze"))
-            if by_input
-            else helper.make_node("Squeeze", [stack], [tensor], name("squeeze"), axes=[0])
-            for stack, tensor in zip(stacked, makes, strict=True)
-        ),
-    ]
+    nodes = [helper.make_node("Constant", [], [once], once, value=integers), loop]
+    axes: list[str] = []
+    attributes: dict[str, Any] = {"axes": [0]}
+    if opset >= _SQUEEZE_BY_INPUT:
+        nodes.insert(1, helper.make_node("Constant", [], [axis], axis, value=first))
+        axes = [axis]
+        attributes = {}
+    for stack, tensor in zip(stacked, makes, strict=True):
+        squeezed = [stack, *axes]
+        nodes.append(helper.make_node("Squeeze", squeezed, [tensor], name("squeeze"), **attributes))
+    return nodes

@@ -236,7 +236,7 @@ def _floats(names: Collection[str], dtypes: Types) -> frozenset[int]:
 
 def _by_schema(node: NodeProto, schema: onnx.defs.OpSchema, dtypes: Types, low: int) -> Slots:
     """Return the positions with a type variable that may be ``low``; see ONNX's IR.md, "Operator signatures"."""
-    wanted = "tensor(float16)" if low == TensorProto.FLOAT16 else "tensor(bfloat16)"
+    wanted = f"tensor({TensorProto.DataType.Name(low).lower()})"
     floats = Slots(_floats(node.input, dtypes), _floats(node.output, dtypes))
     if node.op_type == "Cast":
         return Slots(outputs=floats.outputs)

@@ -313,13 +313,10 @@ def _group_links(
         # A weight that is dequantized for each of its readers.
         if not pair.quantize:
             yield stored.setdefault((pair.tensor, pair.scale), place), place
-        # The same values by the same scale: quantized again, or moved in between.
-        moving = [i for i in computing[place] if network.nodes[i].op_type in SAME_SCALE]
-        for name in (pair.tensor, *(name for i in moving for name in network.made(i))):
-            for index in network.consumers.get(name, ()):
-                requantizing = quantizing.get(index)
-                if requantizing is not None and pairs[requantizing].scale == pair.scale:
-                    yield place, requantizing
+        for index in _receiving(network, pair, computing[place]):
+            requantizing = quantizing.get(index)
+            if requantizing is not None and pairs[requantizing].scale == pair.scale:
+                yield place, requantizing
         if (
             not computing[place]
             and (maker := _computed_by(network, pair.tensor, readers)) is not None
@@ -347,6 +344,13 @@ def _computing(network: Network, pair: Pair) -> Sizes:
             else:
                 operators.add(index)
     return tuple(sorted(operators))
+
+
+def _receiving(network: Network, pair: Pair, readers: Sequence[int]) -> list[int]:
+    """Return the nodes that read a pair's values as they are, or moved by its readers."""
+    moving = [index for index in readers if network.nodes[index].op_type in SAME_SCALE]
+    names = (pair.tensor, *network.made_by(moving))
+    return [index for name in names for index in network.consumers.get(name, ())]
 
 
 def _computed_by(network: Network, tensor: str, readers: Mapping[int, Sequence[int]]) -> int | None:
@@ -385,12 +389,7 @@ def unquantize(network: Network, pairs: Iterable[Pair], weights: Stored) -> onnx
             retyped.update(_moved_on(network, node.output[0]))
         for index in pair.dequantize if pair.quantize else ():
             node = network.nodes[index]
-            if (
-                node.output[0] in network.returned
-                or pair.clip is not None
-                or _is_cast(network, pair, node)
-            ):
-                # An output keeps its name, a tensor its type.
+            if _needs_node(network, pair, node):
                 passed[index] = pair
             else:
                 instead[node.output[0]] = node.input[0]
@@ -438,10 +437,11 @@ def _moved_on(network: Network, name: str) -> list[str]:
     ]
 
 
-def _is_cast(network: Network, pair: Pair, node: onnx.NodeProto) -> bool:
-    """Return whether a pair changes the type of its floats."""
+def _needs_node(network: Network, pair: Pair, node: onnx.NodeProto) -> bool:
+    """Return whether a node takes the place of a pair: an output keeps its name, a tensor its type and its bounds."""
     ends = (network.nodes[pair.quantize[0]].input[0], node.output[0])
-    return len({network.element_types[name] for name in ends if name in network.element_types}) > 1
+    types = {network.element_types[name] for name in ends if name in network.element_types}
+    return node.output[0] in network.returned or pair.clip is not None or len(types) > 1
 
 
 def _passed_on(network: Network, pair: Pair, name: str, to: str) -> Iterator[onnx.NodeProto]:

@@ -9,7 +9,7 @@ optimization level.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -279,26 +279,18 @@ class _Emulation(Rewriter):
         lowered = inner.union(value.name for value in graph.output if _element(value) == low)
         # The fp32 copy of an inner tensor becomes the same tensor.
         nodes = self.source.node
-        casts = [
-            node
+        merged = {
+            node.input[0]: node.output[0]
             for node in nodes
-            if node.op_type == "Cast" and attribute(node, "to", 0) == TensorProto.FLOAT
-        ]
-        merged = {cast.input[0]: cast.output[0] for cast in casts if cast.input[0] in inner}
+            if node.op_type == "Cast"
+            and node.input[0] in inner
+            and attribute(node, "to", 0) == TensorProto.FLOAT
+        }
         drop(graph.value_info, merged)
         narrowed: list[str] = []
         if outer is None:
             renamed = merged | self.widen_weights(border)
-            for value in graph.input:
-                if value.name in border and value.name not in renamed:
-                    renamed[value.name] = self.fresh(f"{value.name}_fp32")
-                    self.cast(value.name, renamed[value.name], TensorProto.FLOAT)
-            narrowed = [
-                value.name
-                for value in graph.output
-                if value.name in border and value.name not in renamed
-            ]
-            renamed |= {name: self.fresh(f"{name}_fp32") for name in narrowed}
+            narrowed = self._widen_ends(border, renamed)
             widened = list(graph.value_info)
         else:
             local = defined_names(self.source)
@@ -315,6 +307,20 @@ class _Emulation(Rewriter):
                 self.node(node, lowered, renamed)
         for name in narrowed:
             self.cast(renamed[name], name, low)
+
+    def _widen_ends(self, border: Container[str], renamed: dict[str, str]) -> list[str]:
+        """Add fp32 names of the low inputs and outputs, and Casts of the inputs; return the outputs to cast back."""
+        for value in self.graph.input:
+            if value.name in border and value.name not in renamed:
+                renamed[value.name] = self.fresh(f"{value.name}_fp32")
+                self.cast(value.name, renamed[value.name], TensorProto.FLOAT)
+        narrowed = [
+            value.name
+            for value in self.graph.output
+            if value.name in border and value.name not in renamed
+        ]
+        renamed |= {name: self.fresh(f"{name}_fp32") for name in narrowed}
+        return narrowed
 
     def widen_weights(self, declared: Collection[str] = ()) -> dict[str, str]:
         """Make low-precision weights fp32: stored, or by Casts if external or declared; return the new names of the latter."""

@@ -8,7 +8,7 @@ the types of those before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -223,12 +223,9 @@ def _stretch(network: Network, stretch: Sequence[int], types: Declarations) -> o
             graph.initializer.append(weight)
         elif name not in outputs and name in types:
             graph.input.append(types[name])
-    graph.value_info.extend(
-        types[name] for name in outputs if name in types and name not in network.returned
-    )
-    graph.output.extend(
-        types[name] for name in network.outputs if name in outputs and name in types
-    )
+    typed = outputs & types.keys()
+    graph.value_info.extend(types[name] for name in typed - network.returned)
+    graph.output.extend(types[name] for name in network.outputs if name in typed)
     return model
 
 
@@ -311,6 +308,20 @@ def sizes_at(
     }
 
 
+def require_input(name: str, inputs: Collection[str], option: str = "") -> None:
+    """Make sure that a model has an input, which ``option`` names.
+
+    Raises:
+        UsageError: It has not.
+    """
+    if name not in inputs:
+        raise UnknownNameError(
+            f"{option}the model has no input '{name}'; its inputs are: {', '.join(inputs) or 'none'}.",
+            name,
+            inputs,
+        )
+
+
 def input_sizes(
     model: onnx.ModelProto, shapes: Mapping[str, Sequence[int | None]], *, assume: bool = True
 ) -> InputSizes:
@@ -332,32 +343,34 @@ def input_sizes(
     infos = {name: info for name, value in inputs.items() if (info := to_info(value)) is not None}
     sizes: dict[int | str | None, int] = {}
     for name, shape in shapes.items():
-        if name not in inputs:
-            raise UnknownNameError(
-                f"the model has no input '{name}'; its inputs are: {', '.join(inputs) or 'none'}.",
-                name,
-                inputs,
-            )
+        require_input(name, inputs)
         if name in infos:
             sizes = _named_sizes(infos[name], shape) | sizes
     chosen: dict[str, Shape] = {}
     assumed: dict[str, Shape] = {}
     contradicted = set()
     for name, info in infos.items():
-        declared = (None,) if info.shape is None and name not in shapes else info.shape
-        wanted = shapes.get(name) or [None] * len(declared or ())
-        merged = [
-            dim if size is None else size
-            for dim, size in zip(declared or [None] * len(wanted), wanted, strict=True)
-        ]
-        sized: Shape = tuple(sizes.get(dim, dim) for dim in merged)
+        wanted = shapes.get(name)
+        declared = info.shape
+        if declared is None:
+            declared = (None,) * len(shapes.get(name, (None,)))
+        sized = _given_sizes(declared, wanted, sizes)
         chosen[name] = tuple(dim if isinstance(dim, int) or not assume else 1 for dim in sized)
         if chosen[name] != sized:
             assumed[name] = chosen[name]
-        pairs = zip(declared or (), chosen[name], strict=False)
+        pairs = zip(declared, chosen[name], strict=False)
         if any(isinstance(dim, int) and dim != size for dim, size in pairs):
             contradicted.add(name)
     return InputSizes(chosen, assumed, frozenset(contradicted))
+
+
+def _given_sizes(
+    declared: Shape, wanted: Sequence[int | None] | None, sizes: Mapping[int | str | None, int]
+) -> Shape:
+    """Return a declared shape with the given size of each dimension, by its place or else by its name."""
+    pairs = zip(declared, wanted or [None] * len(declared), strict=True)
+    merged = [dim if size is None else size for dim, size in pairs]
+    return tuple(sizes.get(dim, dim) for dim in merged)
 
 
 def _named_sizes(info: TensorInfo, shape: Sequence[int | None]) -> dict[int | str | None, int]:

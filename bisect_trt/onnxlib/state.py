@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -93,18 +93,23 @@ def find_state(network: Network, given: Sequence[str]) -> State:
             f"--steps: no input takes an output of the step before; name each pair with --state IN=OUT (inputs {quoted(infos)}; "
             f"outputs {quoted(network.outputs)})."
         )
+    return State(sources, dict(_growing_axes(network, infos, sources)))
+
+
+def _growing_axes(
+    network: Network, infos: Mapping[str, TensorInfo], sources: Mapping[str, str]
+) -> Iterator[tuple[str, int]]:
+    """Yield the inputs of the state that become longer with each step, with the axis."""
     stream = {
         dim for name, info in infos.items() if name not in sources for dim in info.shape or ()
     }
-    growing: dict[str, int] = {}
     for name, output in sources.items():
         if made := network.infos.get(output):  # no token that is chosen from it
             _require_alike(infos[name], made)
             sizes = zip(infos[name].shape or (), made.shape or (), strict=False)
             for axis, (dim, later) in enumerate(sizes):
                 if not isinstance(dim, int) and dim != later and dim not in stream:
-                    growing[name] = axis
-    return State(sources, growing)
+                    yield name, axis
 
 
 def _given(network: Network, pair: str) -> dict[str, str]:
@@ -168,15 +173,13 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
     """
     sized = sizes_at(data.input_shapes, 0)
     infos = resized(input_infos(network), sized)
-    zeros = resized(infos, input_sizes(network.proto, sized).shapes)
+    shapes = input_sizes(network.proto, sized).shapes
     stream = [info for info in infos if info.name not in state.taken]
     inputs: Sequence[Values] = given_samples(data) if data.given else []
-    first = _first_state(state, zeros, sized) | (dict(inputs[0]) if inputs else {})
+    first = _first_state(state, resized(infos, shapes), sized) | dict(*inputs[:1])
     end = max((first[name].shape[axis] for name, axis in state.growing.items()), default=0)
     if not inputs:
-        inputs = _drawn(
-            network, [info for info in zeros if info.name not in state.taken], data, count
-        )
+        inputs = _drawn(network, resized(stream, shapes), data, count)
     elif len(inputs) == 1 < count:
         inputs = _cut(inputs[0], stream, end)
     if len(inputs) < count:
@@ -185,15 +188,14 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
         )
     steps: list[Sample] = []
     for number, sample in enumerate(inputs[:count], 1):
-        fed = {
-            name: value for name, value in sample.items() if number == 1 or name not in state.taken
-        }
-        fed = first | fed if number == 1 else fed
+        fed = {name: value for name, value in sample.items() if name not in state.taken}
+        if number == 1:
+            fed = {**first, **sample}
         start = end
-        tokens = [
+        tokens = (
             value.shape[1] for name, value in fed.items() if value.ndim > 1 and _TOKENS.search(name)
-        ]
-        end += tokens[0] if tokens else 1
+        )
+        end += next(tokens, 1)
         counted = {info.name: _counted(info, start, end) for info in stream}
         fed = {name: value for name, value in counted.items() if value is not None} | fed
         steps.append(validate_sample(infos if number == 1 else stream, fed, f"Step {number}"))
