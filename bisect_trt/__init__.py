@@ -86,7 +86,7 @@ def __getattr__(name: str) -> object:
         from bisect_trt.plugins import COMMANDS, installed  # noqa: PLC0415 - see above
 
         command = next(
-            (each for each in installed(COMMANDS) if each.replace("-", "_") == name), None
+            (command for command in installed(COMMANDS) if command.replace("-", "_") == name), None
         )
         if command is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

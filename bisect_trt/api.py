@@ -292,15 +292,17 @@ def assert_matches(
         return
     failed.sort(key=lambda comparison: -comparison.severity)
     lines = [f"{len(failed)} of {len(comparisons)} outputs do not match."]
-    lines += listed([f"'{each.name}': {each.describe()}" for each in failed], _SHOWN)
+    lines += listed(
+        [f"'{comparison.name}': {comparison.describe()}" for comparison in failed], _SHOWN
+    )
     lines.append("")
     try:
         if reproducer is not None:
             options = {**options, "output": reproducer}
-        found = diagnose(model, inputs, target, overwrite=True, **options)
-        if found.artifacts.get("reproducer") is None:
+        answer = diagnose(model, inputs, target, overwrite=True, **options)
+        if answer.artifacts.get("reproducer") is None:
             lines.append("No reproducer:")
-        lines.append(found.summary())
+        lines.append(answer.summary())
     except BisectError as error:
         lines.append(f"No reproducer: {error}")
     raise AssertionError("\n".join(lines))

@@ -263,14 +263,14 @@ class PackageError(UnavailableError):
 
 def kinds(base: type[BisectError] = BisectError) -> list[type[BisectError]]:
     """Return all imported classes of errors with a separate code, sorted by code."""
-    below = [each for kind in base.__subclasses__() for each in kinds(kind)]
+    below = [error for kind in base.__subclasses__() for error in kinds(kind)]
     return sorted([*([base] if "code" in vars(base) else []), *below], key=lambda kind: kind.code)
 
 
 def kind_of(names: Sequence[str]) -> type[BisectError] | None:
     """Return the class of an error of another process from the names of its base classes, the most derived first."""
-    known = {kind.__name__: kind for kind in kinds() if kind.__module__ == __name__}
-    return next((known[name] for name in names if name in known), None)
+    classes = {kind.__name__: kind for kind in kinds() if kind.__module__ == __name__}
+    return next((classes[name] for name in names if name in classes), None)
 
 
 def quoted(names: Iterable[str], limit: int = 20) -> str:

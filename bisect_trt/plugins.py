@@ -66,7 +66,7 @@ def loaded(group: str, fits: Callable[[Any], bool] = bool) -> dict[str, Any]:
     ``fits`` tells whether a loaded object is what the group is for; it has to be the same for every
     call of a group.
     """
-    found: dict[str, Any] = {}
+    plugins: dict[str, Any] = {}
     for name, place in installed(group).items():
         try:
             plugin = load(place, name)
@@ -74,12 +74,12 @@ def loaded(group: str, fits: Callable[[Any], bool] = bool) -> dict[str, Any]:
             FAILED.append(str(error))
             continue
         if fits(plugin):
-            found[name] = plugin
+            plugins[name] = plugin
         else:
             FAILED.append(
                 f"'{name}' cannot be used: {place} is a {type(plugin).__name__}, which is no plug-in of {group}."
             )
-    return found
+    return plugins
 
 
 def conflicting_builds() -> str | None:
@@ -89,12 +89,12 @@ def conflicting_builds() -> str | None:
         name = path.name.split("-")[0]
         if name in _BUILDS and _holds_runtime(path):
             folders.setdefault(path.parent, set()).add(name.replace("_", "-"))
-    found = sorted(next((names for names in folders.values() if len(names) > 1), ()))
-    if not found:
+    builds = sorted(next((names for names in folders.values() if len(names) > 1), ()))
+    if not builds:
         return None
     return (
-        f"{' and '.join(found)} are installed in one folder, so the runtime under test is a mix of them. Remove them and "
-        f"install one: pip uninstall -y {' '.join(found)} && pip install {found[-1]}"
+        f"{' and '.join(builds)} are installed in one folder, so the runtime under test is a mix of them. Remove them and "
+        f"install one: pip uninstall -y {' '.join(builds)} && pip install {builds[-1]}"
     )
 
 
@@ -109,28 +109,28 @@ def _holds_runtime(metadata: Path) -> bool:
 @cache
 def _metadata() -> list[str]:
     """Return the folders of package metadata on Python's path."""
-    found: list[str] = []
+    folders: list[str] = []
     for folder in sys.path:
         try:
-            found += [
-                each.path
-                for each in os.scandir(folder or ".")
-                if each.name.endswith((".dist-info", ".egg-info"))
+            folders += [
+                entry.path
+                for entry in os.scandir(folder or ".")
+                if entry.name.endswith((".dist-info", ".egg-info"))
             ]
         except OSError:  # an archive, or not there
             continue
-    return found
+    return folders
 
 
 @cache
 def _texts() -> str:
     """Return the entry points of all packages on Python's path."""
-    found: list[str] = []
+    texts: list[str] = []
     for path in _metadata():
         try:
-            found.append(
+            texts.append(
                 Path(path, "entry_points.txt").read_text(encoding="utf-8", errors="replace")
             )
         except OSError:
             continue
-    return "\n".join(found)
+    return "\n".join(texts)

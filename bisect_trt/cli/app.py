@@ -62,10 +62,10 @@ def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoR
             system_errors(),
             claimed_run(call.folder),
         ):  # before any file of it is opened: who is refused changes nothing
-            said = {**values}
-            said.pop("run")
+            keywords = {**values}
+            keywords.pop("run")
             name, values = parse(call.words)
-            values |= said if any(said.values()) else {}  # in place of those of the start
+            values |= keywords if any(keywords.values()) else {}  # in place of those of the start
             sys.exit(_answer(name, values, call.words, call.folder))
     except BisectError as error:
         Console().error(str(error), error.code)
@@ -160,12 +160,12 @@ def _say_ending(ending: BaseException, call: Call, verbosity: int) -> None:
 def _stop_at_once(call: Call) -> None:
     """Print the last line after a second Ctrl-C; it takes no lock, because it runs in a signal handler."""
     call.console.progress.abandon()
-    how = (
+    advice = (
         ""
         if call.folder is None
         else f"; to continue: bisect-trt resume {shlex.quote(str(call.folder))}"
     )
-    os.write(sys.stderr.fileno(), f"stopped at once{how}\n".encode())
+    os.write(sys.stderr.fileno(), f"stopped at once{advice}\n".encode())
 
 
 def _leave(

@@ -277,7 +277,7 @@ def expand(words: Sequence[str], several: frozenset[str]) -> list[str]:
     current = ""
     for place, word in enumerate(words):
         if word == CHECK and CHECK in several:
-            return expanded + ([f"{CHECK}={each}" for each in words[place + 1 :]] or [f"{CHECK}="])
+            return expanded + ([f"{CHECK}={word}" for word in words[place + 1 :]] or [f"{CHECK}="])
         if word in several:
             current = word
             if place + 1 == len(words) or _is_flag(words[place + 1]):

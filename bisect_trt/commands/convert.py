@@ -77,7 +77,7 @@ def run(call: Call) -> Result:
         return call.result.wrote(engine=options.output)
 
 
-def _convert_to_onnx(call: Call, own: Convert, target: Target) -> Result:
+def _convert_to_onnx(call: Call, options: Convert, target: Target) -> Result:
     """Write the model with nodes of the low precision."""
     if target.named() or set(target.given()) - {"--fp16", "--bf16", "--keep-fp32"}:
         raise ConflictError(
@@ -88,37 +88,37 @@ def _convert_to_onnx(call: Call, own: Convert, target: Target) -> Result:
             "an ONNX model is converted to fp16 or to bf16; add one of --fp16 and --bf16."
         )
     precision: Literal["fp16", "bf16"] = "bf16" if target.bf16 else "fp16"
-    source = ModelSettings(own.model, call[Data])
+    source = ModelSettings(options.model, call[Data])
     model = load_model(source.path, source.data.external_data_dir)
     sort_nodes(model)
     addresses = {address for address, _ in addressed(model.graph)}
     if unknown := set(target.keep_fp32) - addresses:
         raise UnknownNameError(
-            f"--keep-fp32: no node makes '{min(unknown)}' first; `bisect-trt inspect model {shlex.quote(str(own.model))} --show "
-            "layers` lists them.",
+            f"--keep-fp32: no node makes '{min(unknown)}' first; "
+            f"`bisect-trt inspect model {shlex.quote(str(options.model))} --show layers` lists them.",
             min(unknown),
             addresses,
         )
     census = count_lowered(Network(model), target.keep_fp32, low=LOW_TYPES[precision])
-    left = describe_left(census, precision)
+    unchanged = describe_left(census, precision)
     if not census.lowered:
-        kept = " outside --keep-fp32" if target.keep_fp32 else ""
-        reason = left or f"no node computes in fp32{kept}"
+        scope = " outside --keep-fp32" if target.keep_fp32 else ""
+        reason = unchanged or f"no node computes in fp32{scope}"
         raise UnsuitableModelError(
-            f"{own.model} cannot be converted to {precision}: {reason}. Nothing was written."
+            f"{options.model} cannot be converted to {precision}: {reason}. Nothing was written."
         )
     lowered = lower_fp16(model, target.keep_fp32, low=LOW_TYPES[precision], weights=source.weights)
-    if own.io_fp16:
+    if options.io_fp16:
         lowered = narrow_ends(lowered)
-    save_model(lowered, source.weights, own.output, beside=True)
+    save_model(lowered, source.weights, options.output, beside=True)
     before = sum(1 for _ in all_nodes(model))
     nodes = list(all_nodes(lowered))
     casts = sum(node.op_type == "Cast" for node in nodes)
     call.console.answer(
-        f"{own.output}: {own.model} in {precision}, {before} nodes before, {len(nodes)} now, {casts} of them Casts."
+        f"{options.output}: {options.model} in {precision}, {before} nodes before, {len(nodes)} now, {casts} of them Casts."
     )
-    if left:
-        call.console.answer(f"  {left}.")
-    if (beside := said_beside(own.output)) is not None:
-        call.console.answer(f"  {beside}")
-    return call.result.wrote(converted=own.output)
+    if unchanged:
+        call.console.answer(f"  {unchanged}.")
+    if (warning := said_beside(options.output)) is not None:
+        call.console.answer(f"  {warning}")
+    return call.result.wrote(converted=options.output)

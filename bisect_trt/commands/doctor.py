@@ -68,9 +68,9 @@ def run(call: Call) -> Result:
                 rows = {**reply.table(), "place": place.said}
                 rows |= {"host": reply.found["host"], "interpreter": reply.found["executable"]}
             examined = examine(workers, Path(folder), place)
-            targets = {name: each.missing for name, each in examined.items()}
+            targets = {name: target.missing for name, target in examined.items()}
             machines.append({**entry, "targets": targets})
-            rows |= {name: each.describe() for name, each in examined.items()}
+            rows |= {name: target.describe() for name, target in examined.items()}
             if providers := examined.get("--onnxrt", Examined()).facts.get("available"):
                 rows["providers of ONNX Runtime"] = ", ".join(providers)
             for name, value in rows.items():

@@ -61,8 +61,8 @@ def run(call: Call) -> Result:
 
 def _tensors(names: Sequence[str], network: Network) -> list[str]:
     """Return names of tensors without Polygraphy's suffix ``:auto:auto``."""
-    known = {*network.producer, *network.inputs}
+    available = {*network.producer, *network.inputs}
     return [
-        name if name in known else name.removesuffix(":auto").removesuffix(":auto")
+        name if name in available else name.removesuffix(":auto").removesuffix(":auto")
         for name in names
     ]

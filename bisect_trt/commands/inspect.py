@@ -255,7 +255,7 @@ _KINDS = {
     "model": FileKind(
         (".onnx", ".pb", ".onnxtxt", ".onnxjson", ".textproto", ".prototxt", ".pbtxt"),
         frozenset({Show.LAYERS, Show.ATTRS, Show.WEIGHTS}),
-        lambda path, own: describe_model(path, own.show),
+        lambda path, options: describe_model(path, options.show),
     ),
     "engine": FileKind(
         ENGINES, frozenset({Show.LAYERS}), lambda path, _: describe_engine(path)
@@ -263,6 +263,6 @@ _KINDS = {
     "data": FileKind(
         (".npz", ".json"),
         frozenset({Show.VALUES}),
-        lambda path, own: describe_data(path, own.num_items if own.show else None),
+        lambda path, options: describe_data(path, options.num_items if options.show else None),
     ),
 }

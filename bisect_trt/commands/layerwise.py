@@ -37,9 +37,11 @@ def run(call: Call) -> Result:
     target = call[Target].required()
     if options.baseline is not None and not options.latency:
         raise MissingOptionError("--baseline needs --latency; add it.")
-    given = written(call[CompareOptions])[:1] or ["--isolate"] * options.isolate
-    if options.latency and given:
-        raise ConflictError(f"--latency compares no values, so {given[0]} has no effect; drop one.")
+    conflicting = written(call[CompareOptions])[:1] or ["--isolate"] * options.isolate
+    if options.latency and conflicting:
+        raise ConflictError(
+            f"--latency compares no values, so {conflicting[0]} has no effect; drop one."
+        )
     tolerance = tolerance_options(call[CompareOptions], target)
     opened = call.open()
     with opened.examined(options.timeout, target) as session:
@@ -97,17 +99,19 @@ def run(call: Call) -> Result:
 
 def _isolated(look: Marking, layers: LayerComparison) -> LayerComparison:
     """Return the comparison with the error of each layer that is fed the reference's values."""
-    alone = compare_own(look)
-    if alone.refused:
-        look.subject.console.warn(f"the target does not run the isolated layers: {alone.refused}.")
-    return replace(layers, own=alone.tensors, own_unseen=alone.unseen)
+    isolated = compare_own(look)
+    if isolated.refused:
+        look.subject.console.warn(
+            f"the target does not run the isolated layers: {isolated.refused}."
+        )
+    return replace(layers, own=isolated.tensors, own_unseen=isolated.unseen)
 
 
 def _judge(arbiter: Arbiter, layers: LayerComparison, first: int) -> None:
     """Run the first wrong node alone, on the sample on which it is wrong, and decide which side is."""
     subject = arbiter.session.subject
     network = subject.network
-    seen = (layers.tensors[name] for name in network.made(first) if name in layers.tensors)
-    sample = next((each.sample for each in seen if not each.passed), None)
+    comparisons = (layers.tensors[name] for name in network.made(first) if name in layers.tensors)
+    sample = next((comparison.sample for comparison in comparisons if not comparison.passed), None)
     piece = subject.cut(frozenset({network.rank[first]}))
     arbiter.judge(replace(piece, sample=sample or 1))

@@ -103,9 +103,9 @@ def _lines(
         texts = (text.ljust(width) for text, width in zip(row, widths, strict=True))
         yield "  ".join(texts).rstrip()
     unresolved = [cell for cell in cells.values() if cell.verdict is Verdict.UNRESOLVED]
-    for why in dict.fromkeys(cell.why for cell in unresolved):
-        named = ", ".join(" ".join(cell.values) for cell in unresolved if cell.why == why)
-        yield f"{named}: {why}"
+    for reason in dict.fromkeys(cell.why for cell in unresolved):
+        named = ", ".join(" ".join(cell.values) for cell in unresolved if cell.why == reason)
+        yield f"{named}: {reason}"
 
 
 def _values(name: str, text: str, package: Package | None) -> Iterator[_Value]:
@@ -150,8 +150,8 @@ def _ask(values: Sequence[_Value], words: Sequence[str], scratch: Path) -> Matri
     """
     file = scratch / "result.json"
     file.unlink(missing_ok=True)
-    asked = ["run", *words, *chain.from_iterable(options for _, options in values)]
-    argv = [sys.executable, "-m", "bisect_trt", *asked, "--quiet", "--json", str(file)]
+    arguments = ["run", *words, *chain.from_iterable(options for _, options in values)]
+    argv = [sys.executable, "-m", "bisect_trt", *arguments, "--quiet", "--json", str(file)]
     end = run_to_end(argv, log=scratch / "log", environment={})
     cell = MatrixCell(
         values=tuple(value for value, _ in values),
@@ -159,13 +159,13 @@ def _ask(values: Sequence[_Value], words: Sequence[str], scratch: Path) -> Matri
         why=end.describe(),
         seconds=end.seconds,
         run=None,
-        command=shlex.join(["bisect-trt", *asked]),
+        command=shlex.join(["bisect-trt", *arguments]),
     )
     if not file.exists():
         # Killed, as by the kernel when memory runs out: the other cells have their answers.
         return structs.replace(cell, verdict=Verdict.UNRESOLVED)
-    seen = read_result(file)
-    why = seen.why or ""
+    answer = read_result(file)
+    reason = answer.why or ""
     if end.code == UsageError.status:
-        raise ValueRefusedError(why)
-    return structs.replace(cell, why=why, seconds=seen.wall_s, run=seen.artifacts["run"])
+        raise ValueRefusedError(reason)
+    return structs.replace(cell, why=reason, seconds=answer.wall_s, run=answer.artifacts["run"])

@@ -43,7 +43,7 @@ def run(call: Call) -> Result:
     options = call[PrecisionOptions]
     low, target = low_precision(call[Target], options)
     settings = PrecisionSettings(
-        options, low[0], target, tuple(each for each in low if each in BITS)
+        options, low[0], target, tuple(precision for precision in low if precision in BITS)
     )
     call.may_write(options.output, overwrite=options.overwrite)
     # A check command may judge TensorRT's engines; whether it does is seen when TensorRT is asked.
@@ -177,8 +177,8 @@ def _find(fix: Fix, search: Search) -> Result:
     # passes says that the failure is not there.
     check = task.prober.check
     judged = check.metric is not None or check.tolerances is not None
-    whole = not task.settings.bits and judged
-    fix.search(nothing_may_pass=whole or bool(task.settings.bits and task.settings.half))
+    lowers_all = not task.settings.bits and judged
+    fix.search(nothing_may_pass=lowers_all or bool(task.settings.bits and task.settings.half))
     return deliver_ladder(fix) if task.settings.rungs else deliver(fix)
 
 

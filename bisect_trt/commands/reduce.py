@@ -65,13 +65,15 @@ def reduce_model(
         case = session.until_done(lambda: _reduce(session, settings, search, arbiter))
     if settings.both_ends:
 
-        def deliver_another(other: Case, number: int) -> Failure:
-            own = settings.of_another(number)
-            answer = smallest(session, own, search, other)
-            minimum, culprits = write_reduced(session, own, answer, other.minimum)
-            failure = session.failure(minimum, culprits, own.output)
+        def deliver_another(case: Case, number: int) -> Failure:
+            another = settings.of_another(number)
+            answer = smallest(session, another, search, case)
+            minimum, culprits = write_reduced(session, another, answer, case.minimum)
+            failure = session.failure(minimum, culprits, another.output)
             names = ", ".join(map(named, culprits))
-            session.console.answer(f"{own.output}: another failure ({failure.minimality}): {names}")
+            session.console.answer(
+                f"{another.output}: another failure ({failure.minimality}): {names}"
+            )
             return failure
 
         look_for_others(
@@ -132,8 +134,8 @@ def _find_case(session: Session, settings: Reduce, search: Search) -> Case:
         return _reduce_one_end(session, settings.mode, start_held=settings.reduce_outputs)
     # Else the written model is not, to the byte, the one that was probed: its tensors or the place
     # of its weights differ.
-    same = not search.shrink and not has_external_data(subject.network.proto)
-    return Case(find_minimum(session, settings.mode, suspects, confirm=same))
+    reusable = not search.shrink and not has_external_data(subject.network.proto)
+    return Case(find_minimum(session, settings.mode, suspects, confirm=reusable))
 
 
 def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
@@ -167,10 +169,10 @@ def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
         return moved, session.confirmed(transcript, ends, frozenset)
 
     moved, ends = session.prober.search_from(subject.original, algorithm, build)
-    left = build(ends.units)
+    remaining = build(ends.units)
     return Case(
-        replace(ends, units=left.units, why=ends.why or moved.why),
-        outputs=left.outputs if start_held else None,
+        replace(ends, units=remaining.units, why=ends.why or moved.why),
+        outputs=remaining.outputs if start_held else None,
     )
 
 

@@ -106,14 +106,14 @@ class Repetition:
         outcome = self.session.prober.ledger.outcome(key)
         return frozenset(choices_of_layers(outcome.layers if outcome is not None else ()))
 
-    def build(self, held: Held) -> tuple[Verdict, Choices]:
+    def build(self, choices: Held) -> tuple[Verdict, Choices]:
         """Return the verdict and the choices of a build with pinned and forbidden choices."""
         assert self.target is not None, "something was built"
-        pinned = self.target.target.pinned(self.target, held.pins, held.bans)
+        pinned = self.target.target.pinned(self.target, choices.pins, choices.bans)
         original = self.session.subject.original
-        units = held.units or frozenset({0})
+        units = choices.units or frozenset({0})
         candidate = replace(
-            original, title=held.title, target=pinned, units=units, repetition=held.repetition
+            original, title=choices.title, target=pinned, units=units, repetition=choices.repetition
         )
         return self.session.prober.probe(candidate).verdict, self.choices(candidate.key)
 
@@ -134,8 +134,8 @@ class Repetition:
         }
 
 
-def repeat(story: Repetition, most: int) -> Result:
-    """Build or run the model up to ``most`` times, and report what the bad builds have in common.
+def repeat(story: Repetition, limit: int) -> Result:
+    """Build or run the model up to ``limit`` times, and report what the bad builds have in common.
 
     The builds so far are in the result however it ends.
     """
@@ -143,9 +143,9 @@ def repeat(story: Repetition, most: int) -> Result:
     result = story.session.result
     until = f", until {story.until} has been seen" if story.until else ""
     console.step(
-        f"1. {story.what.capitalize()} {'up to ' if story.until else ''}{most} times{until}"
+        f"1. {story.what.capitalize()} {'up to ' if story.until else ''}{limit} times{until}"
     )
-    console.progress.expect(None, None if story.until else most)
+    console.progress.expect(None, None if story.until else limit)
     result.choices = []
     result.reasons = []
     result.avoid = None
@@ -154,7 +154,7 @@ def repeat(story: Repetition, most: int) -> Result:
 
     def strategy(ask: Callable[[int], Verdict]) -> None:
         seen = set()
-        for number in range(1, most + 1):
+        for number in range(1, limit + 1):
             seen.add(ask(number))
             if story.until is not None and seen >= missing:
                 return
@@ -206,7 +206,7 @@ def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
         )
         if record.verdict is not Verdict.UNRESOLVED:
             builds.append(Build(f"{story.what} {number}", record.passes, choices))
-    counts = Counter(each.verdict for each in build_verdicts)
+    counts = Counter(build.verdict for build in build_verdicts)
     bad = counts[Verdict.FAIL.value]
     result.runs = len(build_verdicts)
     result.good = counts[Verdict.PASS.value]
@@ -228,14 +228,14 @@ def _conclude(story: Repetition) -> None:
     """Print the failure rate, and set the status of the result."""
     result = story.session.result
     console = story.session.console
-    what = story.what
+    noun = story.what
     good = result.good or 0
     bad = result.bad or 0
     runs = result.runs
     missing = [name for name in _WANTED[story.until] if not getattr(result, name)]
     if not result.interval:
         result.end(
-            "inconclusive", f"all {runs} {what}s failed in another way; `bisect-trt log` lists them"
+            "inconclusive", f"all {runs} {noun}s failed in another way; `bisect-trt log` lists them"
         )
         console.answer(f"Unknown: {result.why}.")
         return
@@ -243,21 +243,21 @@ def _conclude(story: Repetition) -> None:
     interval = f"{low:.1%} to {high:.1%} with {story.confidence:g} confidence, {INTERVAL_METHOD}"
     broke = f" {result.unresolved} failed in another way." if result.unresolved else ""
     console.answer(
-        f"It fails in {bad} of {good + bad} {what}s: {result.rate:.1%} ({interval}).{broke}"
+        f"It fails in {bad} of {good + bad} {noun}s: {result.rate:.1%} ({interval}).{broke}"
     )
     if names := [result.artifacts[name] for name in FOLDERS.values() if name in result.artifacts]:
         console.say(f"  their files are in {', '.join(map(str, names))}")
     result.end()
     if not bad:
-        result.end("not_reproduced", f"all {good} {what}s passed; up to {high:.1%} may still fail")
+        result.end("not_reproduced", f"all {good} {noun}s passed; up to {high:.1%} may still fail")
     elif missing:
-        result.end("inconclusive", f"no {' or '.join(missing)} {what} was seen in {runs}")
+        result.end("inconclusive", f"no {' or '.join(missing)} {noun} was seen in {runs}")
         console.answer(f"Stopped before --until {story.until}: {result.why}; -n allows more.")
     elif not good:
-        result.why = f"it fails in every {what}"
+        result.why = f"it fails in every {noun}"
         command = "diagnose" if story.session.prober.check.judges_runtime else "reduce"
         console.answer(
-            f"It fails in every {what}, so it is deterministic: `bisect-trt {command}` finds the reason."
+            f"It fails in every {noun}, so it is deterministic: `bisect-trt {command}` finds the reason."
         )
 
 
@@ -334,12 +334,12 @@ def run(call: Call) -> Result:
     """Build or run a model repeatedly."""
     options = call[Repeat]
     search = call[Search]
-    kept = call[CheckOptions]
+    check_options = call[CheckOptions]
     if search.repeat is not None:
         raise ConflictError(
             "--repeat conflicts with `repeat`, which measures the rate itself; use -n."
         )
-    most, until = options.limits()
+    limit, until = options.limits()
     check = call.check(call[Target].settings())
     target = check.target
     rebuilds = target is not None and target.target.compiles and not options.same_engine
@@ -366,8 +366,10 @@ def run(call: Call) -> Result:
                 layers=True, same=options.same_engine, records=not options.same_engine
             )
             session = replace(session, probing=replace(prober, check=recording))  # noqa: PLW2901
-        sorted_to = kept.artifacts or kept.artifacts_dir != CheckOptions().artifacts_dir
-        folder = kept.artifacts_dir if sorted_to else session.subject.workspace.folder
+        sorted_to = (
+            check_options.artifacts or check_options.artifacts_dir != CheckOptions().artifacts_dir
+        )
+        folder = check_options.artifacts_dir if sorted_to else session.subject.workspace.folder
         return repeat(
             Repetition(
                 session,
@@ -379,5 +381,5 @@ def run(call: Call) -> Result:
                 engine,
                 explain if options.compiler_switch else None,
             ),
-            most,
+            limit,
         )

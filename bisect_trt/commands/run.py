@@ -154,7 +154,7 @@ def _compare(
     wrong = result.status != "found"
     if wrong and not (runs or options.onnx_outputs):
         check = CheckSettings(target=target, tolerance=tolerance)
-        worst = max(table.comparisons, key=lambda each: each.severity)
+        worst = max(table.comparisons, key=lambda comparison: comparison.severity)
         of_sample = [
             comparison for comparison in table.comparisons if comparison.sample == worst.sample
         ]
@@ -213,8 +213,8 @@ def measure(session: Session, target: TargetSettings) -> Result:
             "Unknown, because the machine is too noisy or the limit too close",
         ),
     }
-    status, said = endings[record.verdict]
-    session.console.answer(f"{said}: {record.reason}.")
+    status, ending = endings[record.verdict]
+    session.console.answer(f"{ending}: {record.reason}.")
     return session.result.end(
         status, record.reason if record.verdict is Verdict.UNRESOLVED else None
     )
@@ -299,23 +299,25 @@ def explain_fusions(session: Session, target: TargetSettings, options: RunOption
     session.result.layers = trace["layers"]
     fused = [layer for layer in trace["layers"] if len(layer["nodes"]) > 1]
     looked = ask(target, "trace")
-    known = target.target.switches(target, Looked(None if isinstance(looked, Failed) else looked))
+    switches = target.target.switches(
+        target, Looked(None if isinstance(looked, Failed) else looked)
+    )
     engines = {
         switch.name.removeprefix("pass:"): ask(switch.turn(target))
-        for switch in known
+        for switch in switches
         if switch.tier is Tier.COMPILER
     }
     for layer in fused:
         nodes = {*layer["nodes"]}
         layer["off"] = [
             name
-            for name, other in engines.items()
-            if not isinstance(other, Failed)
-            and not any(nodes <= {*each["nodes"]} for each in other["layers"])
+            for name, engine in engines.items()
+            if not isinstance(engine, Failed)
+            and not any(nodes <= {*layer["nodes"]} for layer in engine["layers"])
         ]
     rows = [
-        (n, each["kind"], ", ".join(each["off"]) or "no known option", " + ".join(each["nodes"]))
-        for n, each in enumerate(fused, 1)
+        (n, layer["kind"], ", ".join(layer["off"]) or "no known option", " + ".join(layer["nodes"]))
+        for n, layer in enumerate(fused, 1)
     ]
     session.console.answer(f"{title} runs several nodes in one in {len(rows)} layers:")
     session.console.table(("", "layer", "turned off by", "nodes"), rows, len(rows))
@@ -327,9 +329,9 @@ def describe_partition(parts: Json) -> str:
     sizes = [len(part) for part in parts["parts"]]
     if not refused:
         return "No single node is named as refused; `bisect-trt diagnose` with the same options searches for it."
-    known = quoted(each["node"] for each in refused)
+    nodes = quoted(entry["node"] for entry in refused)
     return (
-        f"The parser refuses {len(refused)} of {len(refused) + sum(sizes)} nodes: {known}. The other nodes form "
+        f"The parser refuses {len(refused)} of {len(refused) + sum(sizes)} nodes: {nodes}. The other nodes form "
         f"{len(sizes)} part(s) of {', '.join(map(str, sizes)) or 'no'} node(s), which may still fail to build."
     )
 
@@ -345,10 +347,10 @@ def audit_precision(target: TargetSettings, layers: Sequence[Json]) -> Precision
     requested = [name for name in target.low_precisions if name != "tf32"]
     missed = [name for name in requested if counts[name] < _LITTLE * total]
     if missed and total:
-        most, number = counts.most_common(1)[0]
+        precision, number = counts.most_common(1)[0]
         sentence = (
             f"{' and '.join(missed)} {'was' if len(missed) == 1 else 'were'} requested, but {number} of {total} layers run in "
-            f"{most}. A strongly typed network takes its types from the graph: `bisect-trt convert` adds Casts for fp16 and "
+            f"{precision}. A strongly typed network takes its types from the graph: `bisect-trt convert` adds Casts for fp16 and "
             "bf16; int8 and fp8 need Q/DQ nodes."
         )
     return PrecisionAudit(
@@ -356,14 +358,14 @@ def audit_precision(target: TargetSettings, layers: Sequence[Json]) -> Precision
     )
 
 
-def refuse_options(options: RunOptions, names: Iterable[str], why: str) -> None:
+def refuse_options(options: RunOptions, names: Iterable[str], reason: str) -> None:
     """Check that none of some options was given.
 
     Raises:
-        UsageError: One was given; the message is the option and ``why``.
+        UsageError: One was given; the message is the option and ``reason``.
     """
-    if given := [name for name in changed(options) if name in names]:
-        raise ConflictError(f"--{given[0].replace('_', '-')} {why}")
+    if refused := [name for name in changed(options) if name in names]:
+        raise ConflictError(f"--{refused[0].replace('_', '-')} {reason}")
 
 
 @dataclass
@@ -460,7 +462,9 @@ def _compare_saved(call: Call) -> Result:
             tolerance.check_names(shared)
             comparisons = compare_all(reference, target, tolerance, shared, details=True)
             if len(samples) > 1:
-                comparisons = [structs.replace(each, sample=number) for each in comparisons]
+                comparisons = [
+                    structs.replace(comparison, sample=number) for comparison in comparisons
+                ]
             table.add(comparisons, samples, f"{run.name}: " if len(runs) > 1 else "")
     return table.conclude()
 
@@ -573,8 +577,8 @@ def _golden(session: Session, run: SavedRun, place: int, names: Sequence[str]) -
         for sample in run.samples
     )
     return [
-        session.subject.models.feed(f"golden-{place}-{number}", each)
-        for number, each in enumerate(outputs, 1)
+        session.subject.models.feed(f"golden-{place}-{number}", values)
+        for number, values in enumerate(outputs, 1)
     ]
 
 

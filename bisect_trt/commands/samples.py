@@ -110,17 +110,17 @@ class _Reduction:
             def build(
                 units: Subset, values: Values = values, parts: Sequence[tuple[str, Any]] = parts
             ) -> Values:
-                shortened = {name: np.zeros_like(each) for name, each in values.items()}
+                shortened = {name: np.zeros_like(array) for name, array in values.items()}
                 for name, index in (parts[unit] for unit in units):
                     shortened[name][index] = values[name][index]
                 return shortened
 
             if len(parts) > (level == 0):
-                what = "elements" if level == depth else "slices" if level else "inputs"
-                self._keep_fewest(len(parts), build, f"{what} that are not zero")
+                noun = "elements" if level == depth else "slices" if level else "inputs"
+                self._keep_fewest(len(parts), build, f"{noun} that are not zero")
 
     def _keep_fewest(
-        self, count: int, build: Callable[[Subset], Values], what: str, *, least: int = 0
+        self, count: int, build: Callable[[Subset], Values], noun: str, *, least: int = 0
     ) -> None:
         """Keep the fewest units that fail; the smallest failing values are kept, however this ends.
 
@@ -135,7 +135,7 @@ class _Reduction:
             if self.fed.refused(built) is not None:
                 return Verdict.UNRESOLVED
             return self.session.prober.probe(
-                self.candidate(built, f"{len(chosen)} of {count} {what}")
+                self.candidate(built, f"{len(chosen)} of {count} {noun}")
             ).verdict
 
         limited = Limited(probe, everything, self.left, Verdict.FAIL)
@@ -155,7 +155,7 @@ class _Reduction:
             self.left = limited.left or 0
             if len(best) < count:
                 self.session.console.say(
-                    f"  {len(best)} of {count} {what} left, after {before - self.left} questions"
+                    f"  {len(best)} of {count} {noun} left, after {before - self.left} questions"
                 )
 
 
@@ -181,17 +181,17 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
 
     def seen() -> SamplesVerdict:
         """Put the probed samples into the result; return that field."""
-        each = [
-            SampleVerdict(sample=number, **said, shapes=shapes_of(samples[number - 1]))
-            for number, said in sorted(series.verdicts(session.prober).items())
+        entries = [
+            SampleVerdict(sample=number, **verdict, shapes=shapes_of(samples[number - 1]))
+            for number, verdict in sorted(series.verdicts(session.prober).items())
         ]
         numbers = {
-            verdict: tuple(one.sample for one in each if one.verdict == verdict.value)
+            verdict: tuple(one.sample for one in entries if one.verdict == verdict.value)
             for verdict in Verdict
         }
         session.result.samples = SamplesVerdict(
             total=total,
-            each=tuple(each),
+            each=tuple(entries),
             failing=numbers[Verdict.FAIL],
             passing=numbers[Verdict.PASS],
             unresolved=numbers[Verdict.UNRESOLVED],
@@ -216,7 +216,7 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
         f"{len(failing)} of {total} samples fail: {first_few([*map(str, failing)], _SHOWN)}."
     )
     # The fewest elements, and of those the fewest that are not zero.
-    number = min(failing, key=lambda each: (*_sizes(samples[each - 1]), each))
+    number = min(failing, key=lambda number: (*_sizes(samples[number - 1]), number))
     story.values = samples[number - 1]
     console.step(f"Sample {number} is the smallest that fails: which parts are needed?")
     outcome = ledger.outcome(story.candidate(story.values, "").key)
@@ -246,15 +246,15 @@ def _deliver(
     check: CheckSettings,
     output: Path,
     number: int,
-    why: str | None,
+    reason: str | None,
     *,
     steady: bool = True,
 ) -> Result:
     """Write the reduced sample, and print it, its minimality, and the command that shows the failure."""
     session, values, console = story.session, story.values, story.session.console
     save_samples(output, [values])
-    why = why or session.never_passes()
-    result = session.result.end(why=why)
+    reason = reason or session.never_passes()
+    result = session.result.end(why=reason)
     result.artifacts["minimal_input"] = str(output)
     elements = [
         InputElement(
@@ -276,22 +276,22 @@ def _deliver(
         of=before,
         elements_kept=tuple(elements[:_MOST_ELEMENTS]),
         minimality=result.minimality,
-        why=why,
+        why=reason,
         command=command,
         questions=MOST_QUESTIONS - story.left,
     )
     result.samples = structs.replace(result.samples, minimal_input=minimal)
     shapes = ", ".join(f"'{name}' {[*shape]}" for name, shape in shapes_of(values).items())
-    left = f"sample {number}, {len(elements)} of {before} nonzero elements, {shapes}"
-    console.answer(f"{output}: {left} ({result.minimality}).")
+    remaining = f"sample {number}, {len(elements)} of {before} nonzero elements, {shapes}"
+    console.answer(f"{output}: {remaining} ({result.minimality}).")
     if elements:
         console.table(
             ("input", "index", "value"),
-            [(each.input, [*each.index], each.value) for each in elements],
+            [(element.input, [*element.index], element.value) for element in elements],
             _SHOWN,
         )
-    if why:
-        console.answer(f"  {why}")
+    if reason:
+        console.answer(f"  {reason}")
     console.answer(f"To {'reproduce it' if steady else 'measure how often it fails'}: {command}")
     return result
 

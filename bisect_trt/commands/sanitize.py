@@ -182,13 +182,13 @@ def _tell_apart(model: onnx.ModelProto) -> int:
 
     Return how many are renamed.
     """
-    taken = {node.name for node in model.graph.node}
+    used = {node.name for node in model.graph.node}
     names = {""}
     changed = 0
     for node in model.graph.node:
         if node.name in names and node.name:
-            node.name = free_name(node.name, taken)
-            taken.add(node.name)
+            node.name = free_name(node.name, used)
+            used.add(node.name)
             changed += 1
         names.add(node.name)
     return changed

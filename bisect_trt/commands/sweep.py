@@ -70,8 +70,8 @@ def first_shapes(shapes: Swept, target: TargetSettings | None, model: ModelSetti
         lows, *_ = profile.get(name, ((),))
         lows = lows if len(lows) == len(shape) else (0,) * len(shape)
         smallest[name] = tuple(
-            next((size for size in each.sizes if size >= low), each.sizes[-1])
-            for each, low in zip(shape, lows, strict=True)
+            next((size for size in axis.sizes if size >= low), axis.sizes[-1])
+            for axis, low in zip(shape, lows, strict=True)
         )
     return smallest
 
@@ -142,8 +142,8 @@ class Sized:
         """Return the shapes of all inputs at a point."""
         sizes = {
             place: size
-            for each, size in zip(self.swept, point, strict=True)
-            for place in each.places
+            for axis, size in zip(self.swept, point, strict=True)
+            for place in axis.places
         }
         return {
             name: tuple(sizes.get((name, axis), size) for axis, size in enumerate(shape))
@@ -152,7 +152,7 @@ class Sized:
 
     def sizes(self, point: Point) -> dict[str, int]:
         """Return the sizes of a point, by dimension."""
-        return {each.name: size for each, size in zip(self.swept, point, strict=True)}
+        return {axis.name: size for axis, size in zip(self.swept, point, strict=True)}
 
     def file(self) -> Path:
         """Return a model file for all sizes: the user's own, or a copy with the swept dimensions free."""
@@ -196,13 +196,15 @@ class Sized:
     def below(self, point: Point) -> list[Point]:
         """Return the points with the next smaller size of one dimension that the reference runs."""
         neighbours: list[Point] = []
-        for place, (each, size) in enumerate(zip(self.swept, point, strict=True)):
-            smaller = reversed(each.sizes[: each.sizes.index(size)])
+        for place, (axis, size) in enumerate(zip(self.swept, point, strict=True)):
+            smaller = reversed(axis.sizes[: axis.sizes.index(size)])
             points = (
                 (*point[:place], less, *point[place + 1 :])
                 for less in islice(smaller, _MOST_REFUSED)
             )
-            neighbours += islice((other for other in points if self.refused(other) is None), 1)
+            neighbours += islice(
+                (neighbour for neighbour in points if self.refused(neighbour) is None), 1
+            )
         return neighbours
 
 
@@ -323,9 +325,9 @@ def _fill(
 ) -> tuple[SweptSizes, dict[Point, Verdict], Point | None]:
     """Put the probed sizes into the result; return that field, the verdicts and the smallest point that fails."""
     verdicts = series.verdicts(session.prober)
-    probed = {point: Verdict(each["verdict"]) for point, each in verdicts.items()}
+    probed = {point: Verdict(record["verdict"]) for point, record in verdicts.items()}
     smallest = smallest_failing(probed)
-    number = prod(len(each.sizes) for each in sized.swept)
+    number = prod(len(axis.sizes) for axis in sized.swept)
     swept = (
         [_dimension(sized, place, probed) for place in range(len(sized.swept))] if probed else []
     )
@@ -341,8 +343,8 @@ def _fill(
         smallest_failing=None if smallest is None else sized.sizes(smallest),
         shapes=None if smallest is None else sized.shapes(smallest),
         map=tuple(
-            SizesVerdict(sizes=sized.sizes(each), shapes=sized.shapes(each), **verdicts[each])
-            for each in sorted(probed)
+            SizesVerdict(sizes=sized.sizes(point), shapes=sized.shapes(point), **verdicts[point])
+            for point in sorted(probed)
         ),
         said=f"{failing}{tried}.",
     )
@@ -370,10 +372,10 @@ def _dimension(sized: Sized, place: int, probed: Mapping[Point, Verdict]) -> Swe
     for point, verdict in sorted(probed.items()):
         lines.setdefault((*point[:place], *point[place + 1 :]), {})[point[place]] = verdict
     other_sizes, line = max(
-        lines.items(), key=lambda each: (Verdict.FAIL in each[1].values(), len(each[1]))
+        lines.items(), key=lambda line: (Verdict.FAIL in line[1].values(), len(line[1]))
     )
     each = sized.swept[place]
-    names = [other.name for other in sized.swept]
+    names = [axis.name for axis in sized.swept]
     sizes = {of: tuple(size for size, probed in line.items() if probed is of) for of in Verdict}
     return SweptDimension(
         name=each.name,
@@ -396,7 +398,7 @@ def run(call: Call) -> Result:
     check = call.check(call[Target].settings())
     opened = call.open(check)
     refuse_repeat(call)
-    if not any(len(each.sizes) > 1 for _, shape in options.shapes for each in shape):
+    if not any(len(dimension.sizes) > 1 for _, shape in options.shapes for dimension in shape):
         raise MissingOptionError(
             "no dimension to sweep: give an input with several sizes, such as --shapes 'x:[1..64,3,224,224]'; "
             "`bisect-trt inspect model FILE` lists the inputs."

@@ -40,19 +40,26 @@ def run(call: Call) -> Result:
         UsageError: An option is wrong, or the patched model cannot be written.
         UnavailableError: The target or the reference cannot run the model.
     """
-    own = call[Workaround]
+    settings = call[Workaround]
     console = call.console
     result = call.result
-    check = inner_check(call, call[Target].required(), own.timeout)
-    folder = own.output.parent
-    call.may_write(own.output, rewritten(own.output), folder / MIXED, overwrite=own.overwrite)
+    check = inner_check(call, call[Target].required(), settings.timeout)
+    folder = settings.output.parent
+    call.may_write(
+        settings.output,
+        rewritten(settings.output),
+        folder / MIXED,
+        overwrite=settings.overwrite,
+    )
     opened = call.open()
     with opened.searching(check) as session:
         result.workarounds = []
         if check.limits is not None:
-            return work_around_limits(session, check, call[Search], own.output)
+            return work_around_limits(session, check, call[Search], settings.output)
         search = replace(call[Search], shrink=False)
-        options = Diagnose(session.subject.settings.path, no_other_release=own.no_other_release)
+        options = Diagnose(
+            session.subject.settings.path, no_other_release=settings.no_other_release
+        )
         diagnosis = Diagnosis(session, check, search, options, folder)
         case, suspects = diagnosis.find_case()
         if case is None:
@@ -72,11 +79,11 @@ def run(call: Call) -> Result:
             if fault.whose != "precision":
                 fixed = name_cause(session, check, answer.whole).fixed
             console.step("Search barriers and rewrites")
-            work_around(session, case, fault, own.output, fixed=fixed)
+            work_around(session, case, fault, settings.output, fixed=fixed)
             find_fix(session, check, search, answer.whole, folder)
             add_precision(result)
             print_ways(result, console)
-            if not any(way.passes for way in result.workarounds or ()):
+            if not any(workaround.passes for workaround in result.workarounds or ()):
                 minimum = replace(minimum, proven=False, why="no workaround was found")
         else:
             console.answer("The target is not wrong, so no workaround is needed.")

@@ -191,15 +191,15 @@ def measured_on(task: Task) -> str:
     if settings.target is None:
         return "the check"
     samples = len(task.subject.samples) if check.metric is None else check.metric.data.count
-    more = f" only: others may need more {task.space.noun}s in {task.space.high}"
-    seen = f"{samples} input sample{more if samples == 1 else 's'}"
+    caveat = f" only: others may need more {task.space.noun}s in {task.space.high}"
+    basis = f"{samples} input sample{caveat if samples == 1 else 's'}"
     peaked = {} if settings.bits else peaked_outputs(task.subject.network)
     for name, operator in peaked.items():
-        seen += f"; '{name}' by its largest value, as {operator} makes it"
+        basis += f"; '{name}' by its largest value, as {operator} makes it"
     if settings.emulated and not settings.bits:
-        seen = f"with every value of fp32 nodes rounded to {settings.precision}, not the nodes of the written model; on {seen}"
-        return f"{settings.target.target.emulator}, {seen}"
-    return f"{settings.target.describe()}, on {seen}"
+        basis = f"with every value of fp32 nodes rounded to {settings.precision}, not the nodes of the written model; on {basis}"
+        return f"{settings.target.target.emulator}, {basis}"
+    return f"{settings.target.describe()}, on {basis}"
 
 
 def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
@@ -209,8 +209,8 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     space = task.space
     settings = task.settings
     result = task.result
-    points = sorted(fix.curve, key=lambda each: len(each.units))
-    curve = [each.to_part(fix.drawn, recommended=each is fix.point) for each in points]
+    points = sorted(fix.curve, key=lambda point: len(point.units))
+    curve = [point.to_part(fix.drawn, recommended=point is fix.point) for point in points]
     result.artifacts["mixed"] = str(settings.output)
     result.keep_fp32 = kept_units(task, minimum, fix.kept)
     result.minimal = kept_units(task, minimum, minimum.units)
@@ -251,8 +251,11 @@ def _latency(fix: Fix, *, timed: bool) -> dict[str, float | None] | None:
     }
     latency: dict[str, float | None]
     if target.target.compiles:
-        seen = {name: task.outcome_of(units) for name, units in sets.items()}
-        latency = {name: None if each is None else each.latency_ms for name, each in seen.items()}
+        outcomes = {name: task.outcome_of(units) for name, units in sets.items()}
+        latency = {
+            name: None if outcome is None else outcome.latency_ms
+            for name, outcome in outcomes.items()
+        }
     else:
         del sets["minimal"]
         latency = {name: _time(task, units, name) for name, units in sets.items() if timed}
@@ -352,21 +355,21 @@ def _rounding(fix: Fix) -> str:
     if 2 * max(len(fix.minimum.units), 1) < len(fix.kept):
         reason = f"Rounding to {low} in most of the model adds up past the tolerance; no few nodes are the reason."
     for rules, passes in fix.forms.items():
-        what = f"with {' and '.join(rules)} rewritten" if rules else "in bf16"
+        form = f"with {' and '.join(rules)} rewritten" if rules else "in bf16"
         passed = f"passes in {low}" if rules else "passes: try --bf16"
-        reason += f" {what.capitalize()} the whole model {passed if passes else 'fails as well'}."
+        reason += f" {form.capitalize()} the whole model {passed if passes else 'fails as well'}."
     small = [
         point for point in fix.curve if not point.severe and len(point.units) < len(fix.kept) / 2
     ]
     if not small:
         return reason
-    point = min(small, key=lambda each: len(each.units))
-    held = f"all {len(point.errors)} fresh samples have errors up to {in_tolerances(max(point.errors))}"
-    return f"{reason} With {space.count(len(point.units))} in {space.high} {held}."
+    point = min(small, key=lambda point: len(point.units))
+    evidence = f"all {len(point.errors)} fresh samples have errors up to {in_tolerances(max(point.errors))}"
+    return f"{reason} With {space.count(len(point.units))} in {space.high} {evidence}."
 
 
-def _use(what: Path, command: str, reason: str, *, passed: bool | None) -> Use:
-    return Use(what=str(what), command=command, passed=passed, reason=reason)
+def _use(path: Path, command: str, reason: str, *, passed: bool | None) -> Use:
+    return Use(what=str(path), command=command, passed=passed, reason=reason)
 
 
 def try_uses(task: Task, keep: Subset, written: Record | None) -> list[Use]:
@@ -401,24 +404,24 @@ def _models(task: Task, lowering: LayerLowering, keep: Subset, *, tried: bool) -
     if target is None or lowering.cast is None or not lowering.writes_model(output):
         return
     check = prober.check
-    why = None if tried else ENDED
+    untried = None if tried else ENDED
     if (
         tried and task.settings.most is not None
     ):  # the fix of a diagnosis: each build may take minutes
-        why = "the engine was probed instead"
-    for how in target.target.typed(target):
-        command = shlex.join(["bisect-trt", "run", str(output), *how.flags()])
+        untried = "the engine was probed instead"
+    for hint in target.target.typed(target):
+        command = shlex.join(["bisect-trt", "run", str(output), *hint.flags()])
         passed = None
-        reason = why or "a check command judges engines; try the model yourself"
-        if why is None and check.judges_runtime:
+        reason = untried or "a check command judges engines; try the model yourself"
+        if untried is None and check.judges_runtime:
             candidate = with_metadata(
                 lowering.cast.read_back(keep, output), "bisect-trt.use", command
             )
             candidate = replace(
-                candidate, title=f"{output.name}, built with {' '.join(how.flags())}"
+                candidate, title=f"{output.name}, built with {' '.join(hint.flags())}"
             )
             try:
-                built = check.under(target=how, engine_cache=None, timed=False)
+                built = check.under(target=hint, engine_cache=None, timed=False)
                 record = prober.beside(built, 1).probe(candidate)
                 passed = record.verdict is Verdict.PASS
                 reason = record.reason
@@ -451,18 +454,18 @@ def tell(task: Task, *lines: str | None) -> None:
     result = task.result
     settings = task.settings
     answer = task.console.answer
-    beside = said_beside(settings.output) if task.lowering.writes_model(settings.output) else None
-    for line in filter(None, (task.not_run, *lines, beside and f"  {beside}")):
+    warning = said_beside(settings.output) if task.lowering.writes_model(settings.output) else None
+    for line in filter(None, (task.not_run, *lines, warning and f"  {warning}")):
         answer(line)
     tell_kept(result.keep_fp32 or (), task.console)
     comparisons = (result.accuracy or [])[:_SHOWN]
-    why = (result.why or "").removeprefix(task.not_run or "").strip()
+    reason = (result.why or "").removeprefix(task.not_run or "").strip()
     rest = (
         *(f"accuracy: '{comparison.name}': {comparison.describe()}" for comparison in comparisons),
         f"measured on {result.measured_on}",
         result.validation and f"fresh samples: {result.validation.drawn}",
         *_use_lines(result),
-        why,
+        reason,
     )
     for text in filter(None, rest):
         answer(f"  {text}")
@@ -473,10 +476,10 @@ def _use_lines(result: Result) -> Iterator[str]:
     for use in sorted(
         result.uses or (), key=lambda use: (use.passed is not True, use.passed is None)
     ):
-        seen = {True: "seen to pass", False: "does not pass", None: "not tried"}[use.passed]
-        why = "" if use.passed else f" ({use.reason})"
+        verdict = {True: "seen to pass", False: "does not pass", None: "not tried"}[use.passed]
+        reason = "" if use.passed else f" ({use.reason})"
         if use.command or not use.passed:
-            yield f"{seen}{why}: {use.what}{': ' if use.command else ''}{use.command}"
+            yield f"{verdict}{reason}: {use.what}{': ' if use.command else ''}{use.command}"
 
 
 def tell_kept(nodes: Sequence[Unit], console: Console) -> None:
@@ -508,14 +511,14 @@ def _in_fp32(
         precision: The low precision.
         by_layer: Whether the target lowers layer by layer.
     """
-    alone = replace(case, title="the minimal case in fp32")
+    control = replace(case, title="the minimal case in fp32")
     every = tuple(map(first_output, case.proto.graph.node))
     if by_layer:
-        return replace(alone, keep=every)
+        return replace(control, keep=every)
     if target.target.computes_low(target):
         types = Network(case.proto).element_types
-        alone = replace(alone, made=keep_on_host(case.proto, every, types))
-    return marked(alone, precision)
+        control = replace(control, made=keep_on_host(case.proto, every, types))
+    return marked(control, precision)
 
 
 def find_fix(

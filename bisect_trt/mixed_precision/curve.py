@@ -99,7 +99,7 @@ class Point:
     @property
     def cures(self) -> bool:
         """Whether the remaining error may be rounding that adds up, and no overflow."""
-        ratios = [each.details.snr_db for each in self.outputs if each.details]
+        ratios = [output.details.snr_db for output in self.outputs if output.details]
         alike = all(ratio is not None and ratio >= _CURED_DB for ratio in ratios)
         worst = max(self.errors, default=math.inf)
         if self.suspects_only:
@@ -109,13 +109,15 @@ class Point:
     @property
     def atol(self) -> dict[str, float]:
         """The absolute tolerance of each output with which all samples pass, to three digits; empty where none is needed."""
-        needed = {each.name: each.details.atol_needed for each in self.outputs if each.details}
+        needed = {
+            output.name: output.details.atol_needed for output in self.outputs if output.details
+        }
         return {name: float(rounded_up(atol)) for name, atol in needed.items() if atol < math.inf}
 
     @property
     def argmax(self) -> dict[str, float]:
         """The share of rows of each output with the largest value at the place where the reference has it."""
-        shares = {each.name: each.details.argmax for each in self.outputs if each.details}
+        shares = {output.name: output.details.argmax for output in self.outputs if output.details}
         return {name: share for name, share in shares.items() if share is not None}
 
     def rank(self) -> tuple[bool, float, int]:
@@ -136,7 +138,7 @@ class Point:
 
     def describe(self) -> str:
         """A sentence without its end."""
-        held = f"passes on {len(self.errors) - self.failed}"
+        evidence = f"passes on {len(self.errors) - self.failed}"
         count = len(self.errors)
         learned = f", {self.learned} of them used in the search" if self.learned else ""
         spared = f"{self.allowed:.0%} may fail, " if self.failed and self.holds else ""
@@ -145,7 +147,7 @@ class Point:
         )  # rounded to nearest, "under 2.3%" of 2.35 would be untrue
         worst = in_tolerances(max(self.errors))
         rate = f"{spared}failure rate under {bound:.1f}%, 95% confidence"
-        return f"{held} of {count} fresh samples{learned} ({rate}), worst error {worst}"
+        return f"{evidence} of {count} fresh samples{learned} ({rate}), worst error {worst}"
 
     def to_part(self, drawn: str | None = None, *, recommended: bool = False) -> Validation:
         """The set as results have it; it may be ``recommended``, on samples ``drawn`` in some way."""
@@ -262,10 +264,10 @@ class Fix(Watcher):
         ):
             return
         units = passed[-1].units
-        most = len(task.everything) - 1 if self.written is None else _SMALLER * len(self.written)
+        limit = len(task.everything) - 1 if self.written is None else _SMALLER * len(self.written)
         # Nothing is written where the model passes with everything lowered: precision is not the
         # reason then.
-        if 0 < len(units) <= most and task.lowering.candidate(units).key == record.key:
+        if 0 < len(units) <= limit and task.lowering.candidate(units).key == record.key:
             with suppress(
                 UsageError
             ):  # where there is no room, the search goes on, and the answer is printed
@@ -312,7 +314,7 @@ class Fix(Watcher):
     def _costly_suspects(self) -> Subset | None:
         """The suspects, where a probe takes minutes and a set can be validated: they are the first to be."""
         task = self.task
-        units = frozenset(each.unit for each in task.space.suspects)
+        units = frozenset(suspect.unit for suspect in task.space.suspects)
         unable = _why_not_judged(task) or self._fresh.why_none
         if task.cheap or task.settings.bits or unable is not None:
             return None
@@ -352,13 +354,13 @@ class Fix(Watcher):
             return first if first.proven else search_keep(task, settings.most)
         order = task.space.order([])
         grown = grow_and_shrink(cure, cure, order, self._probe, most=_FIRST_PROBES) or first.units
-        why = "rounding adds up in many nodes, and the fewest of these were not searched"
-        return Minimum(min(grown, first.units, key=len), proven=False, why=why)
+        reason = "rounding adds up in many nodes, and the fewest of these were not searched"
+        return Minimum(min(grown, first.units, key=len), proven=False, why=reason)
 
-    def _is_large(self, units: Subset, least: Subset = frozenset()) -> bool:
+    def _is_large(self, units: Subset, minimum: Subset = frozenset()) -> bool:
         """Return whether a set has too many units to be recommended beside a smaller one that cures the model."""
         share = _SHARE * len(self.task.everything)
-        return len(units) > max(_MANY, share, _TIMES * len(least))
+        return len(units) > max(_MANY, share, _TIMES * len(minimum))
 
     def _is_cured(self, units: Subset) -> bool:
         """Return whether the remaining error on the given samples may be rounding."""
@@ -389,12 +391,14 @@ class Fix(Watcher):
             value = outcome.metric.candidate
             return -value if lower_is_better else value
 
-        others = task.everything - minimum.units
-        if task.cheap and self._probe(others) is Verdict.PASS:
+        candidates = task.everything - minimum.units
+        if task.cheap and self._probe(candidates) is Verdict.PASS:
             find_keep(
-                sorted(others), self._probe, suspects=[each.unit for each in task.space.suspects]
+                sorted(candidates),
+                self._probe,
+                suspects=[suspect.unit for suspect in task.space.suspects],
             )
-        equal = [each.units for each in prober.ledger.passed if len(each.units) == size]
+        equal = [record.units for record in prober.ledger.passed if len(record.units) == size]
         best = max(equal, key=score, default=minimum.units)
         if score(best) > score(minimum.units):
             self.minimum = replace(
@@ -435,23 +439,23 @@ class Fix(Watcher):
         if other_stream is None:
             return units
         checks = [other_stream(number + 1) for number in range(_STREAMS)]
-        larger = {each.units for each in prober.ledger.passed if len(each.units) > len(units)}
-        for kept in [units, *sorted(larger, key=len)][:_STREAMS]:
+        larger = {record.units for record in prober.ledger.passed if len(record.units) > len(units)}
+        for chosen in [units, *sorted(larger, key=len)][:_STREAMS]:
             records = [
                 prober.beside(check, 1).probe(
                     with_metadata(
-                        self.task.lowering.candidate(kept), "bisect-trt.stream", str(number)
+                        self.task.lowering.candidate(chosen), "bisect-trt.stream", str(number)
                     )
                 )
                 for number, check in enumerate(checks)
             ]
             outcomes = [prober.ledger.outcome(record.key) for record in records]
             self.streams = tuple(
-                math.nan if each is None or each.metric is None else each.metric.candidate
-                for each in outcomes
+                math.nan if outcome is None or outcome.metric is None else outcome.metric.candidate
+                for outcome in outcomes
             )
-            if all(each.verdict is Verdict.PASS for each in records):
-                return kept
+            if all(record.verdict is Verdict.PASS for record in records):
+                return chosen
         self.minimum = replace(self.minimum, proven=False, why="it fails on other random steps")
         return units
 
@@ -461,18 +465,18 @@ class Fix(Watcher):
         What loses values alone on the failing samples is kept first, by one probe.
         """
         task = self.task
-        asked = len(task.prober.ledger.records)
-        left = max(asked, _LEAST_PROBES if task.cheap else _LEAST_COSTLY_PROBES)
+        probes = len(task.prober.ledger.records)
+        budget = max(probes, _LEAST_PROBES if task.cheap else _LEAST_COSTLY_PROBES)
         for number in range(1, _ROUNDS):
-            if left <= 0 or (point.holds and point.units not in self._unfit):
+            if budget <= 0 or (point.holds and point.units not in self._unfit):
                 return
             order = task.space.order(self._worst)
             grown = point.units | task.space.certain
             if grown == point.units:
-                asked = len(task.prober.ledger.records)
-                most = max(left // 4, min(left, _ROUND_PROBES))
-                enough = grow_and_shrink(self._start, grown, order, self._clears, most=most)
-                left -= len(task.prober.ledger.records) - asked
+                probes = len(task.prober.ledger.records)
+                limit = max(budget // 4, min(budget, _ROUND_PROBES))
+                enough = grow_and_shrink(self._start, grown, order, self._clears, most=limit)
+                budget -= len(task.prober.ledger.records) - probes
                 if enough is None or not self._passes_on_given(enough):  # more units did harm
                     return
                 grown = enough
@@ -489,9 +493,9 @@ class Fix(Watcher):
     def _measure_trade(self) -> None:
         """Measure the tolerances with which a set that fails by rounding passes, on the given samples too."""
         point = self.point
-        given = None if self.traded is None else self._fresh.given_round()
-        if point is not None and given is not None:
-            outcome = run_on(self.task, point.units, given, "the given samples")
+        user_round = None if self.traded is None else self._fresh.given_round()
+        if point is not None and user_round is not None:
+            outcome = run_on(self.task, point.units, user_round, "the given samples")
             on_given = Point(point.units, outcome.errors, outputs=outcome.comparisons).atol
             outputs = sorted({*point.atol, *on_given})
             self.atol = {
@@ -501,11 +505,11 @@ class Fix(Watcher):
     def passes_by_trade(self, written: Candidate) -> Outcome:
         """Probe a written set on the given samples with the tolerances that are named for it."""
         check = self.task.prober.check
-        given = self._fresh.given_round()
+        user_round = self._fresh.given_round()
         assert check.tolerances is not None, "values are compared"
-        assert given is not None, "it was run on these"
+        assert user_round is not None, "it was run on these"
         tolerance = replace(check.tolerances, atol={**check.tolerances.atol, **self.atol})
-        return probe_on(self.task.prober, written, given, tolerance, "the given samples")
+        return probe_on(self.task.prober, written, user_round, tolerance, "the given samples")
 
     def _try_forms(self) -> None:
         """Probe the whole model in bf16 and rewritten, where most of it must stay in floats."""
@@ -526,11 +530,11 @@ class Fix(Watcher):
             key=Point.rank,
             default=None,
         )
-        cures = [] if self.task.settings.bits else [each for each in self.curve if each.cures]
-        least = min(cures, key=lambda point: len(point.units), default=best)
-        large = best and least and self._is_large(best.units, least.units)
+        cures = [] if self.task.settings.bits else [point for point in self.curve if point.cures]
+        smallest = min(cures, key=lambda point: len(point.units), default=best)
+        large = best and smallest and self._is_large(best.units, smallest.units)
         self.traded = best if large else None
-        best = least if large else best
+        best = smallest if large else best
         self.keep(self._start if best is None else best.units)
 
     def _passes_on_given(self, units: Subset) -> bool:
@@ -544,40 +548,44 @@ class Fix(Watcher):
     def _run_on(self, units: Subset, samples: Round) -> Point | None:
         """Run a set on samples, as a new point of the curve; ``None`` where they cannot be compared."""
         task = self.task
-        given = self._fresh.given
+        on_user_samples = self._fresh.given
         outcome = run_on(task, units, samples, f"{len(samples)} fresh samples")
         errors = outcome.errors
         failing = self._really_failing(
             samples, [place for place, error in enumerate(errors) if error > 1]
         )
-        kept = tuple(error for place, error in enumerate(errors) if error <= 1 or place in failing)
-        self._dropped += len(errors) - len(kept)
-        if not kept:
+        comparable = tuple(
+            error for place, error in enumerate(errors) if error <= 1 or place in failing
+        )
+        self._dropped += len(errors) - len(comparable)
+        if not comparable:
             unable = f"they cannot be compared: {outcome.reason}"
             self.why = (
                 f"on none of them the model passes in {task.space.high}" if errors else unable
             )
             self._keep_best()
             return None
-        self._drawn += 0 if given else len(kept)
-        learned = len(self._learned) if given else 0
+        self._drawn += 0 if on_user_samples else len(comparable)
+        learned = len(self._learned) if on_user_samples else 0
         suspects_only = task.space.measured and units <= task.space.losing
-        point = Point(units, kept, task.space.allowed, learned, outcome.comparisons, suspects_only)
+        point = Point(
+            units, comparable, task.space.allowed, learned, outcome.comparisons, suspects_only
+        )
         self.curve.append(point)
         self._keep_best()
         part = point.to_part()
-        what = f"{task.space.count(len(units))} in {task.space.high}"
-        task.console.say(f"  {what}: {row_of(part)}")
+        label = f"{task.space.count(len(units))} in {task.space.high}"
+        task.console.say(f"  {label}: {row_of(part)}")
         passed = f"{part.passed} of {part.samples} fresh samples pass"
-        task.console.progress.best = f"{what}, {passed}"
+        task.console.progress.best = f"{label}, {passed}"
         if not point.holds:
             failing.sort(key=lambda place: -errors[place])
             self._learned.update(failing)
-            more = [samples[place] for place in _spread(failing, _MOST_FAILING)]
+            additions = [samples[place] for place in _spread(failing, _MOST_FAILING)]
             self._failing = (
                 [samples[place] for place in sorted(self._learned)]
-                if given
-                else more + self._failing
+                if on_user_samples
+                else additions + self._failing
             )
             self._worst += [samples[place][1] for place in _spread(failing, _LOOKED_AT)]
         return point
@@ -586,8 +594,8 @@ class Fix(Watcher):
         """Return the failing samples on which the model passes with nothing lowered; precision does not explain the others."""
         if not failing:
             return []
-        some = [samples[place] for place in failing]
-        outcome = run_on(self.task, self.task.everything, some, f"{len(some)} that failed")
+        retried = [samples[place] for place in failing]
+        outcome = run_on(self.task, self.task.everything, retried, f"{len(retried)} that failed")
         return [place for place, error in zip(failing, outcome.errors, strict=False) if error <= 1]
 
     def _clears(self, units: Subset) -> Verdict:
@@ -604,8 +612,10 @@ class Fix(Watcher):
         spared, margin = (
             (0, 1.0) if quantized else (int(self.task.space.allowed * self._drawn / 2), _MARGIN)
         )
-        left = sorted(errors, reverse=True)[spared:]
-        passed = bool(errors) and max(errors) <= SEVERE / 2 and max(left, default=0.0) <= margin
+        remaining = sorted(errors, reverse=True)[spared:]
+        passed = (
+            bool(errors) and max(errors) <= SEVERE / 2 and max(remaining, default=0.0) <= margin
+        )
         if (
             passed and self.task.cheap
         ):  # with more nodes in fp32 roundings may cancel less on the given samples

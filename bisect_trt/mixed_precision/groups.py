@@ -101,8 +101,8 @@ class GroupSpace(PrecisionSpace):
         """The errors with each group alone in floats (``removed``), and alone quantized
         (``quantized``), if measured."""
         self._lost = [
-            max((each.bits_lost for each in found if each.bad), default=0.0)
-            for found in self.misfits
+            max((misfit.bits_lost for misfit in misfits if misfit.bad), default=0.0)
+            for misfits in self.misfits
         ]
         self.suspects = [
             Suspect(unit, BREAKS + min(self._lost[unit], 32.0) / 33, *self._reason(unit))
@@ -117,9 +117,9 @@ class GroupSpace(PrecisionSpace):
 
     def _reason(self, unit: int) -> tuple[str, str]:
         """The rule and the sentence of the worst problem of a group; empty if there is none."""
-        for each in sorted(self.misfits[unit], key=lambda each: -each.bits_lost):
-            for rule, sentence in each.problems:
-                return rule.value, f"'{each.pair.tensor}': {sentence}"
+        for misfit in sorted(self.misfits[unit], key=lambda misfit: -misfit.bits_lost):
+            for rule, sentence in misfit.problems:
+                return rule.value, f"'{misfit.pair.tensor}': {sentence}"
         return "", ""
 
     def order(self, failing: Sequence[Sample]) -> list[int]:  # noqa: ARG002 - scales were compared with given samples
@@ -154,7 +154,7 @@ class GroupSpace(PrecisionSpace):
             zero_points=tuple(dict.fromkeys(point for point in points if point is not None)),
             tensors=tuple(pair.tensor for pair in group.pairs),
             bad_scales=tuple(
-                dict.fromkeys(each.pair.scale for each in self.misfits[unit] if each.bad)
+                dict.fromkeys(misfit.pair.scale for misfit in self.misfits[unit] if misfit.bad)
             ),
         )
 
@@ -176,7 +176,7 @@ class GroupSpace(PrecisionSpace):
 
     def _row(self, unit: int, kept: Subset, minimal: Subset) -> QuantizedGroup:
         """A group of the table."""
-        alone = self._alone
+        single_errors = self._alone
         network = self.subject.network.flat
         entry = self._entry(unit)
         misfits = self.misfits[unit]
@@ -188,13 +188,15 @@ class GroupSpace(PrecisionSpace):
             nodes=entry.nodes or (),
             scales=entry.scales or (),
             zero_points=entry.zero_points or (),
-            tensors=tuple(each.to_part(network) for each in misfits),
+            tensors=tuple(misfit.to_part(network) for misfit in misfits),
             kept=unit in kept,
             minimal=unit in minimal,
-            suspected=any(each.unit == unit for each in self.suspects),
-            bits_lost=round(max((each.bits_lost for each in misfits), default=0.0), 3),
-            error_alone_removed=_finite(alone["removed"][unit]) if alone else None,
-            error_alone_quantized=_finite(alone["quantized"][unit]) if alone else None,
+            suspected=any(suspect.unit == unit for suspect in self.suspects),
+            bits_lost=round(max((misfit.bits_lost for misfit in misfits), default=0.0), 3),
+            error_alone_removed=_finite(single_errors["removed"][unit]) if single_errors else None,
+            error_alone_quantized=_finite(single_errors["quantized"][unit])
+            if single_errors
+            else None,
             rule=rule or None,
             reason=sentence or None,
         )
@@ -232,12 +234,12 @@ class GroupSpace(PrecisionSpace):
 
     def notes(self) -> Iterator[str]:
         """Return a sentence for each quantized part that is neither searched nor removed from the reference."""
-        left = self._left
+        skipped = self._left
         operators = _integer_operators(self.subject)
-        if left:
+        if skipped:
             yield (
-                f"nodes that quantize or dequantize and stay as they are, in the reference too: {len(left)}; "
-                f"{next(iter(left.values()))}"
+                f"nodes that quantize or dequantize and stay as they are, in the reference too: {len(skipped)}; "
+                f"{next(iter(skipped.values()))}"
             )
         if operators:
             yield f"operators that compute with integers stay as they are, in the reference too: {', '.join(operators[:4])}"
@@ -270,7 +272,7 @@ def _meter(
         return (
             None
             if isinstance(reply, Failed)
-            else max((each.tolerance_ratio for each in reply.comparisons), default=None)
+            else max((comparison.tolerance_ratio for comparison in reply.comparisons), default=None)
         )
 
     return error
@@ -289,21 +291,26 @@ def with_samples(model: ModelSettings) -> ModelSettings:
 
 
 def tolerance_of(
-    subject: Subject, given: ToleranceOptions, bits: Sequence[str]
+    subject: Subject, options: ToleranceOptions, bits: Sequence[str]
 ) -> ToleranceOptions:
     """The tolerance of a model that is quantized to some types: the user's, else a mean absolute error by ``SHARES``."""
-    given = replace(given, precision=Precision.BF16)
-    if given.compare_func_script is not None or given.atol or given.rtol or given.check_error_stat:
-        return given
+    options = replace(options, precision=Precision.BF16)
+    if (
+        options.compare_func_script is not None
+        or options.atol
+        or options.rtol
+        or options.check_error_stat
+    ):
+        return options
     atol = {}
-    share = max(SHARES[each] for each in bits)
+    share = max(SHARES[precision] for precision in bits)
     for name, value in subject.reference.select(subject.network.outputs).items():
         if value.dtype.kind in "fiub" and value.size:
             exact = value.astype(np.float64)
             size = float(np.mean(np.abs(exact - exact.mean()))) or float(np.mean(np.abs(exact)))
             atol[name] = max(share * size, 1e-12)
     return replace(
-        given,
+        options,
         atol=atol,
         rtol=dict.fromkeys(atol, 0.0),
         check_error_stat=dict.fromkeys(atol, ErrorStat.MEAN),
@@ -342,9 +349,9 @@ def runs_or_emulated(subject: Subject, target: TargetSettings) -> tuple[TargetSe
     sample = subject.samples[0]
     failed = models.run("quantized", proto, sample, target)
     if isinstance(failed, Failed) and isinstance(target.of(plugin.own), OnnxRuntimeSettings):
-        other = target.with_own(graph_optimization_level=OFF)
-        if not isinstance(models.run("quantized", proto, sample, other), Failed):
-            return other, (
+        unoptimized = target.with_own(graph_optimization_level=OFF)
+        if not isinstance(models.run("quantized", proto, sample, unoptimized), Failed):
+            return unoptimized, (
                 f"{target.describe()} does not run the quantized model ({failed.message}), so it is emulated there: "
                 "with graph optimisations off, where Q/DQ is computed in floats"
             )
@@ -366,28 +373,28 @@ def _chosen_groups(
     }
     chosen = [group for group in quantized.groups if types[group] & wanted]
     operators = ", ".join(_integer_operators(subject)[:4])
-    left = next(iter(quantized.left.values()), None)
+    skipped = next(iter(quantized.left.values()), None)
     if chosen:
         return chosen
     if types:
-        found = set().union(*types.values())
-        flags = " ".join(f"--{bits}" for bits, names in TYPES.items() if set(names) & found)
+        stored = set().union(*types.values())
+        flags = " ".join(f"--{bits}" for bits, names in TYPES.items() if set(names) & stored)
         options = " and ".join(f"--{bits}" for bits in settings.bits)
-        why = f"nothing quantized for {options}, but {', '.join(sorted(found))}; give {flags}"
+        reason = f"nothing quantized for {options}, but {', '.join(sorted(stored))}; give {flags}"
     elif operators:
-        why = (
+        reason = (
             f"operators that compute with integers themselves ({operators}), which cannot be searched one by one; quantize in "
             "QDQ format (onnxruntime.quantization.quantize_static: quant_format=QuantFormat.QDQ) and give that model"
         )
-    elif left is not None:
-        why = f"no QuantizeLinear/DequantizeLinear pair that can be taken out: {left}"
+    elif skipped is not None:
+        reason = f"no QuantizeLinear/DequantizeLinear pair that can be taken out: {skipped}"
     else:
-        why = (
+        reason = (
             "no QuantizeLinear or DequantizeLinear node, so there is nothing to search; quantize it first, for example by "
             "onnxruntime.quantization.quantize_static(..., quant_format=QuantFormat.QDQ) or ModelOpt, and give that model, with "
             f"--reference {path}"
         )
-    raise UnsuitableModelError(f"{path} has {why}.")
+    raise UnsuitableModelError(f"{path} has {reason}.")
 
 
 def _integer_operators(subject: Subject) -> list[str]:

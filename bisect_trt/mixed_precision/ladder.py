@@ -177,31 +177,31 @@ def quantized_nodes(network: Network) -> dict[int, str]:
     """
     quantized = find_quantized(network)
     inside = containing(network.proto, is_end)
-    found = {index: "int8" for index, node in enumerate(network.nodes) if inside([node])}
+    rungs = {index: "int8" for index, node in enumerate(network.nodes) if inside([node])}
     for group in quantized.groups:
-        found |= {index: group.rung for pair in group.pairs for index in pair.nodes}
+        rungs |= {index: group.rung for pair in group.pairs for index in pair.nodes}
         if len(group.pairs) > 1 or len(group.operators) <= HUB:
             for operator in group.operators:
-                found |= dict.fromkeys((operator, *_epilogue(network.flat, operator)), group.rung)
-    return found
+                rungs |= dict.fromkeys((operator, *_epilogue(network.flat, operator)), group.rung)
+    return rungs
 
 
 def _epilogue(network: Network, index: int) -> list[int]:
     """The nodes from an operator to the Q that quantizes the result; none where there is none."""
     chain: list[int] = []
     while True:
-        made = network.made(index)
-        readers = [reader for name in made for reader in network.consumers.get(name, ())]
+        outputs = network.made(index)
+        readers = [reader for name in outputs for reader in network.consumers.get(name, ())]
         if any(is_quantize(network.nodes[reader]) for reader in readers):
             return chain
         if len(readers) != 1 or network.nodes[readers[0]].op_type not in _EPILOGUES:
             return []
         index = readers[0]
-        others = [name for name in network.nodes[index].input if name and name not in made]
+        inputs = [name for name in network.nodes[index].input if name and name not in outputs]
         # An input of the graph has no producer, and is as little constant as the operator itself.
         if not all(
             name in network.initializers or network.constant[network.producer.get(name, index)]
-            for name in others
+            for name in inputs
         ):
             return []
         chain.append(index)

@@ -90,11 +90,11 @@ class CastLowering(Lowering):
                 )
                 yield (), bf16.candidate(frozenset())
         view = NetworkView(self._subject.network)
-        apart = disjoint({name: matches(view, name) for name in RULES})
-        if apart:
-            model = self._lower(splice_in(view, chain(*apart.values())), frozenset())
-            title = f"the model with {' and '.join(apart)} rewritten"
-            yield tuple(apart), self._made(model, frozenset(), title)
+        fragments = disjoint({name: matches(view, name) for name in RULES})
+        if fragments:
+            model = self._lower(splice_in(view, chain(*fragments.values())), frozenset())
+            title = f"the model with {' and '.join(fragments)} rewritten"
+            yield tuple(fragments), self._made(model, frozenset(), title)
 
     def candidate(self, keep: Subset) -> Candidate:
         """A mixed model: ``keep`` in fp32, the other ``units`` in the low precision."""
@@ -112,7 +112,7 @@ class CastLowering(Lowering):
         self, proto: onnx.ModelProto, keep: Subset, weights: Path | None = None
     ) -> onnx.ModelProto:
         network = self._subject.network
-        kept = {
+        wide = {
             self.inner[unit].outputs[0]
             if unit in self.inner
             else first_output(network.nodes[network.order[unit]])
@@ -121,8 +121,8 @@ class CastLowering(Lowering):
         # The last node of a function has the address of the call.
         flat = inline_functions(proto, self._node_units.excluded)
         if self._on_device:
-            return keep_on_host(flat, kept, self._types)
-        return lower_fp16(flat, self._fixed | kept, self._types, self._low, weights)
+            return keep_on_host(flat, wide, self._types)
+        return lower_fp16(flat, self._fixed | wide, self._types, self._low, weights)
 
     def _made(self, model: onnx.ModelProto, keep: Subset, title: str) -> Candidate:
         if self._emulated:
@@ -144,14 +144,14 @@ class LayerLowering(Lowering):
         precision: str,
         target: TargetSettings,
         cast: CastLowering | None,
-        left: Collection[int] = (),
+        excluded: Collection[int] = (),
     ) -> None:
-        """Lower for a target; nodes that are ``left``, because Q/DQ quantizes them, get no precision."""
+        """Lower for a target; nodes that are ``excluded``, because Q/DQ quantizes them, get no precision."""
         super().__init__(subject, units, precision)
         self._target = target
         self.cast = cast
         network = subject.network
-        lowered = {*left, *(network.order[unit] for unit in units)}
+        lowered = {*excluded, *(network.order[unit] for unit in units)}
         self._fixed = [
             index for index in network.order if index not in lowered and not network.constant[index]
         ]
@@ -167,8 +167,8 @@ class LayerLowering(Lowering):
     def _names(self, keep: Subset) -> tuple[str, ...]:
         """The nodes to keep as the target takes them: the first output of each, in topological order."""
         network = self._subject.network
-        kept = {*self._fixed, *(network.order[unit] for unit in keep)}
-        return tuple(first_output(network.nodes[index]) for index in network.order if index in kept)
+        wide = {*self._fixed, *(network.order[unit] for unit in keep)}
+        return tuple(first_output(network.nodes[index]) for index in network.order if index in wide)
 
     def writes_model(self, path: Path) -> bool:
         """Whether an ONNX model is written, beside the engine."""
@@ -267,18 +267,18 @@ def refuse_lowered(network: Network, name: str) -> None:
         UsageError: It has low-precision tensors already, or quantized ones.
     """
     types = network.element_types
-    found = [
+    lowered = [
         f"{network.describe(index)} quantizes"
         for index, node in enumerate(network.nodes)
         if node.op_type in QUANTIZING
     ]
     for tensor, element in types.items():
         if element in LOW_TYPES.values():
-            found.append(f"'{tensor}' is {TensorProto.DataType.Name(element).lower()}")
-    if found:
+            lowered.append(f"'{tensor}' is {TensorProto.DataType.Name(element).lower()}")
+    if lowered:
         raise UnsuitableModelError(
-            f"{name} is quantized or in low precision already ({found[0]}; {len(found)} such nodes and tensors in all), so its "
-            "fp32 values are not known; give the fp32 model that it was made from."
+            f"{name} is quantized or in low precision already ({lowered[0]}; {len(lowered)} such nodes and tensors in all), so "
+            "its fp32 values are not known; give the fp32 model that it was made from."
         )
 
 
@@ -339,12 +339,12 @@ def lowerable_units(
         for unit in searched
         if slots[network.order[unit]].inputs or slots[network.order[unit]].outputs
     ]
-    whole = {
+    closed = {
         first_output(node)
         for node in network.nodes
         if not with_insides and has_body(network.proto, node)
     }
-    inner = lowered_inside(network, whole, types, low)
+    inner = lowered_inside(network, closed, types, low)
     if not units and not inner:
         raise UnsuitableModelError(
             f"{subject.settings.path} has no node that computes in fp32 and can be lowered to {precision}, so there is "
@@ -352,7 +352,7 @@ def lowerable_units(
         )
     named = {first_output(node): network.plain(index) for index, node in enumerate(network.nodes)}
     named |= inner
-    excluded = whole | _matching(named, "--exclude", exclude)
+    excluded = closed | _matching(named, "--exclude", exclude)
     wanted = _matching(named, "--include", include) if include else named.keys()
     if include:  # to keep what is wanted leaves the others
         excluded |= lowered_inside(network, excluded | wanted, types, low).keys()
@@ -376,7 +376,7 @@ def lowerable_units(
 
 def _matching(named: Mapping[str, Node], option: str, patterns: Sequence[str]) -> AbstractSet[str]:
     """The addresses of the nodes that some pattern matches; each has to match one."""
-    found = set[str]()
+    addresses = set[str]()
     for pattern in patterns:
         glob = pattern.removeprefix(OPERATOR)
         by_op = pattern.startswith(OPERATOR)
@@ -390,12 +390,12 @@ def _matching(named: Mapping[str, Node], option: str, patterns: Sequence[str]) -
                 f"{option} '{pattern}' matches no node of the model; a pattern is a glob over the names of nodes, or with "
                 "op: before it over operators (op:Softmax)."
             )
-        found |= matched
-    return found
+        addresses |= matched
+    return addresses
 
 
 def make_lowering(
-    subject: Subject, settings: PrecisionSettings, left: Collection[int] = ()
+    subject: Subject, settings: PrecisionSettings, excluded: Collection[int] = ()
 ) -> Lowering:
     """The way of lowering nodes that the target needs.
 
@@ -407,11 +407,11 @@ def make_lowering(
     options = settings.options
     by_casts = not settings.by_layer and not settings.calibrated
     units = lowerable_units(
-        subject, lowest, options.include, options.exclude, left, with_insides=by_casts
+        subject, lowest, options.include, options.exclude, excluded, with_insides=by_casts
     )
     cast = None if settings.calibrated else CastLowering(subject, units, settings)
     if target is not None and settings.by_layer:
-        return LayerLowering(subject, units.main, lowest, target, cast, left)
+        return LayerLowering(subject, units.main, lowest, target, cast, excluded)
     assert cast is not None, "a calibrated model is lowered layer by layer"
     return cast
 
@@ -458,9 +458,9 @@ def calibrate(subject: Subject, settings: PrecisionSettings) -> PrecisionSetting
     cache = settings.options.calibration_cache or subject.workspace.folder / "calibration.cache"
     if not cache.is_file():
         _find_ranges(subject, target, cache)
-    known = target.target.calibrating(target, (), cache)
+    calibrated = target.target.calibrating(target, (), cache)
     return replace(
-        settings, target=known, precision="bf16", bits=(), by_layer=True, calibrated=True
+        settings, target=calibrated, precision="bf16", bits=(), by_layer=True, calibrated=True
     )
 
 
@@ -472,13 +472,13 @@ def _find_ranges(subject: Subject, target: TargetSettings, cache: Path) -> None:
     ]
     subject.console.step(f"Find the ranges for INT8 on {len(samples)} input samples: {cache}")
     engine = subject.workspace.scratch("calibration.engine")
-    found = target.target.calibrating(target, samples, cache)
+    calibrating = target.target.calibrating(target, samples, cache)
     failed = subject.models.build(
-        "calibration", subject.network.proto, subject.samples[0], engine, found
+        "calibration", subject.network.proto, subject.samples[0], engine, calibrating
     )
     engine.unlink(missing_ok=True)
     if failed is not None or not cache.is_file():
-        why = "it leaves no ranges" if failed is None else failed.message
+        reason = "it leaves no ranges" if failed is None else failed.message
         raise ModelRefusedError(
-            f"{target.describe()} cannot calibrate {subject.settings.path}: {why}; `bisect-trt convert --int8` is that step."
+            f"{target.describe()} cannot calibrate {subject.settings.path}: {reason}; `bisect-trt convert --int8` is that step."
         )

@@ -170,8 +170,8 @@ def _numbers(values: Array | None) -> float | list[float | None] | None:
     if values is None:
         return None
     flat = [
-        float(each) if math.isfinite(each) else None
-        for each in np.asarray(values, np.float64).reshape(-1)
+        float(number) if math.isfinite(number) else None
+        for number in np.asarray(values, np.float64).reshape(-1)
     ]
     return flat[0] if len(flat) == 1 else flat[:_MOST_VALUES]
 
@@ -312,32 +312,32 @@ def _decibels(signal: float, noise: float) -> float:
 
 
 def _problems(
-    seen: Misfit, grid: Grid, scale: Array, zero: Array, fitted: Array
+    misfit: Misfit, grid: Grid, scale: Array, zero: Array, fitted: Array
 ) -> Iterator[Problem]:
     """The problem of a tensor with a valid scale, if there is one."""
     room = f"[{float(((grid.low - zero) * scale).min()):.4g}, {float(((grid.high - zero) * scale).max()):.4g}]"
-    had = f"[{seen.low:.4g}, {seen.high:.4g}]"
+    had = f"[{misfit.low:.4g}, {misfit.high:.4g}]"
     worst = int(np.argmax(np.abs(np.log2(scale / fitted))))
     ratio = float(scale[worst] / fitted[worst])
-    clips = f"{seen.clipped:.1%} of the values are clipped: there is room for {room}, values are in {had}"
+    clips = f"{misfit.clipped:.1%} of the values are clipped: there is room for {room}, values are in {had}"
     if (
-        seen.bits_lost > 1
+        misfit.bits_lost > 1
         and 1 / 2 < ratio < 2
-        and seen.clipped
-        and (zero != seen.fitted_zero).any()
+        and misfit.clipped
+        and (zero != misfit.fitted_zero).any()
     ):
-        assert seen.fitted_zero is not None
+        assert misfit.fitted_zero is not None
         yield (
             ScaleRule.ZERO_POINT,
-            f"{clips}; instead of the zero point {_short(zero)}, {_short(seen.fitted_zero)} would fit",
+            f"{clips}; instead of the zero point {_short(zero)}, {_short(misfit.fitted_zero)} would fit",
         )
-    elif seen.bits_lost > 1 and ratio >= 1:
-        where = "" if scale.size == 1 else f" of slice {worst}"
+    elif misfit.bits_lost > 1 and ratio >= 1:
+        place = "" if scale.size == 1 else f" of slice {worst}"
         yield (
             ScaleRule.TOO_LARGE,
-            f"the scale{where} ({scale[worst]:.4g}) is {ratio:.3g} times what values in {had} need",
+            f"the scale{place} ({scale[worst]:.4g}) is {ratio:.3g} times what values in {had} need",
         )
-    elif seen.bits_lost > 1 or seen.clipped > 1e-3:
+    elif misfit.bits_lost > 1 or misfit.clipped > 1e-3:
         yield ScaleRule.CLIPPING, clips
 
 

@@ -120,12 +120,12 @@ class NodeSpace(PrecisionSpace):
         A node that breaks the tolerance alone counts as one, and is certain from here on. Errors of
         roundings add up as independent ones, so squares are added.
         """
-        more = failing[self._seen : _MOST_MEASURED]
+        batch = failing[self._seen : _MOST_MEASURED]
         self._seen = len(failing)
-        if more and self._meters:
-            self._learn(more)
+        if batch and self._meters:
+            self._learn(batch)
         units = self.lowering.units
-        used = {each.unit: each.score for each in self.suspects}
+        used = {entry.unit: entry.score for entry in self.suspects}
         if any(self._errors):
             shares = np.square(np.minimum(self._errors[0], 1.0)).sum(axis=0)
             used = dict(zip(self.lowering.main, shares.tolist(), strict=True))
@@ -137,7 +137,7 @@ class NodeSpace(PrecisionSpace):
 
 
 def _certain(suspects: Sequence[Suspect]) -> Subset:
-    return frozenset(each.unit for each in suspects if each.score >= INSIDE)
+    return frozenset(entry.unit for entry in suspects if entry.score >= INSIDE)
 
 
 def make_nodes(subject: Subject, settings: PrecisionSettings) -> NodeSpace:
@@ -174,17 +174,17 @@ heatmap in which nothing is found has errors as large as its values."""
 
 def peaked_outputs(network: Network) -> dict[str, str]:
     """The outputs of probabilities or heatmaps, each with the operator that makes it."""
-    found = {}
+    peaks = {}
     for name in network.outputs:
         source = name
         while (index := network.producer.get(source)) is not None:
             node = network.nodes[index]
             if node.op_type in _PEAKS:
-                found[name] = node.op_type
+                peaks[name] = node.op_type
             if node.op_type not in EXACT_OPS | {"Cast"}:
                 break
             source = node.input[0]
-    return found
+    return peaks
 
 
 def with_peaked(tolerance: ToleranceOptions, network: Network) -> ToleranceOptions:
@@ -207,8 +207,8 @@ def built_in_check(check: CheckSettings, subject: Subject, precision: Low) -> Ch
     tolerance = replace(check.tolerance, precision=Precision(precision))
     tolerance.check_names(subject.network.outputs)
     resolved = tolerance.resolve(subject.reference.select(subject.network.outputs)).items()
-    atol = {**tolerance.atol, **{name: each.atol for name, each in resolved}}
-    rtol = {**tolerance.rtol, **{name: each.rtol for name, each in resolved}}
+    atol = {**tolerance.atol, **{name: bound.atol for name, bound in resolved}}
+    rtol = {**tolerance.rtol, **{name: bound.rtol for name, bound in resolved}}
     target = check.target if check.by_layer else replace(check.target, fp16=False, bf16=False)
     timed = target.target.compiles
     return replace(
@@ -231,18 +231,18 @@ def suspect(
     if errors is None:
         errors = np.array([math.inf if overflow else 0.0 for overflow, _ in past])
     order = np.argsort(-errors, kind="stable")
-    rest = np.cumsum(np.square(np.minimum(errors[order], 2.0))[::-1])[
+    tail = np.cumsum(np.square(np.minimum(errors[order], 2.0))[::-1])[
         ::-1
     ]  # of independent roundings squares add up
-    needed = frozenset(order[rest > 1].tolist())
-    found = list[Suspect]()
+    needed = frozenset(order[tail > 1].tolist())
+    suspects = list[Suspect]()
     for place, (unit, error, (overflow, headroom)) in enumerate(
         zip(units, errors.tolist(), past, strict=True)
     ):
-        alone = f"{error:.3g} times the tolerance" if math.isfinite(error) else "NaN or Inf"
+        size = f"{error:.3g} times the tolerance" if math.isfinite(error) else "NaN or Inf"
         score = 0.0
         rule = "own error"
-        reason = f"alone in {precision} changes the outputs by {alone}"
+        reason = f"alone in {precision} changes the outputs by {size}"
         if overflow:
             rule = "overflow"
             reason = overflow
@@ -255,10 +255,10 @@ def suspect(
         elif place in needed:
             score = error
         if score:
-            found.append(
+            suspects.append(
                 Suspect(unit, score, rule, f"{network.nodes[nodes[place]].op_type} {reason}")
             )
-    return sorted(found, key=lambda entry: (-entry.score, entry.unit))
+    return sorted(suspects, key=lambda entry: (-entry.score, entry.unit))
 
 
 class _Ranges:
@@ -277,10 +277,10 @@ class _Ranges:
         """Two sentences, empty where untrue: a node has a tensor past fp16's range; it would if it read values twice as large."""
         node = self._network.nodes[index]
         slots = self._slots[index]
-        made = [node.output[place] for place in sorted(slots.outputs)]
+        outputs = [node.output[place] for place in sorted(slots.outputs)]
         for verb, names in (
             ("reads", [node.input[place] for place in sorted(slots.inputs)]),
-            ("makes", made),
+            ("makes", outputs),
         ):
             for name in names:
                 low, high = self._range(name)
@@ -292,15 +292,15 @@ class _Ranges:
                     subject = f" the stored weight '{name}' of" if stored else ""
                     value = max(low, high, key=abs)
                     return f"{verb}{subject} {value:.6g}, past {FP16_MAX:.6g}", ""
-        peak = max((max(-low, high) for low, high in map(self._range, made)), default=0.0)
+        peak = max((max(-low, high) for low, high in map(self._range, outputs)), default=0.0)
         squares = node.op_type == "Mul" and node.input[0] == node.input[1]
         doubled = {"Exp": peak * peak, "Pow": 4 * peak}.get(
             node.op_type, 4 * peak if squares else 0.0
         )
-        near = (
+        hint = (
             f"makes values up to {peak:.6g}, past {FP16_MAX:.6g} where it reads twice as large ones"
         )
-        return "", near if doubled > FP16_MAX else ""
+        return "", hint if doubled > FP16_MAX else ""
 
     def _range(self, name: str) -> tuple[float, float]:
         """The range of a float tensor; zeros where it is not known."""
@@ -339,7 +339,7 @@ class Sensitivity:
         self._model: onnx.ModelProto | None = None
         # Together, samples of several sizes have free shapes.
         runs = subject.reference.more or (subject.reference,)
-        elements = sum(math.prod(each.dims) for each in network.initializers.values()) + max(
+        elements = sum(math.prod(tensor.dims) for tensor in network.initializers.values()) + max(
             sum(math.prod(info.sizes or ()) for info in run.infos.values()) for run in runs
         )
         fixed = not any(
@@ -355,22 +355,22 @@ class Sensitivity:
 
     def errors(self, samples: Sequence[Sample]) -> list[Errors]:
         """The error of each node in units of the tolerance, ``inf`` for NaN, on those samples where it can be measured."""
-        found = list[Errors]()
+        errors = list[Errors]()
         run = self._subject.models.run
         model = self._model
         if model is None:
-            return found
+            return errors
         samples = samples[: self._left]
         self._left -= len(samples)
         for sample in samples:
             try:
-                made = run("sensitivity-nodes", model, sample, timeout=_PATIENCE)
+                outputs = run("sensitivity-nodes", model, sample, timeout=_PATIENCE)
             except ModelRefusedError:  # it takes too long, or too much memory
                 self._model = None
-                return found
-            if not isinstance(made, Failed):
-                found.append(np.max(list(made.values()), axis=0).astype(np.float64))
-        return found
+                return errors
+            if not isinstance(outputs, Failed):
+                errors.append(np.max(list(outputs.values()), axis=0).astype(np.float64))
+        return errors
 
 
 class _Looped:
@@ -487,9 +487,9 @@ class _Looped:
         )
         off = self._node(body, "Abs", self._node(body, "Sub", f"{name}{mark}", name))
         share = self._node(body, "Div", off, allowed)
-        most = self._scalar(f"{name}inf", math.inf)
+        limit = self._scalar(f"{name}inf", math.inf)
         share = self._node(
-            body, "Where", self._node(body, "Less", share, most), share, most
+            body, "Where", self._node(body, "Less", share, limit), share, limit
         )  # ReduceMax skips NaN
         return self._node(body, "ReduceMax", share, result=f"{name}{mark}error", keepdims=0)
 

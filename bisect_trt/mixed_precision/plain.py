@@ -147,8 +147,8 @@ def constant_of(subject: Subject, name: str | None, network: Network | None = No
         Exception
     ):  # its file is gone, or it is of a type that NumPy lacks: ONNX and NumPy raise their own
         return None
-    made = {name: value} if value is not None else subject.models.constants(network, [name])
-    return None if isinstance(made, Failed) else np.asarray(made[name])
+    values = {name: value} if value is not None else subject.models.constants(network, [name])
+    return None if isinstance(values, Failed) else np.asarray(values[name])
 
 
 def stored_value(network: Network, name: str, folder: Path = Path()) -> Array | None:
@@ -163,12 +163,12 @@ def _dequantized(subject: Subject, names: Sequence[str]) -> dict[str, TensorProt
     Raises:
         UnavailableError: It cannot.
     """
-    made = subject.models.constants(subject.network.flat, names) if names else {}
-    if isinstance(made, Failed):
+    values = subject.models.constants(subject.network.flat, names) if names else {}
+    if isinstance(values, Failed):
         raise ModelRefusedError(
-            f"ONNX Runtime does not dequantize the model's weights: {made.message}."
+            f"ONNX Runtime does not dequantize the model's weights: {values.message}."
         )
-    return {name: numpy_helper.from_array(np.asarray(made[name]), name) for name in names}
+    return {name: numpy_helper.from_array(np.asarray(values[name]), name) for name in names}
 
 
 def _original(subject: Subject, path: Path) -> Network:
@@ -179,26 +179,26 @@ def _original(subject: Subject, path: Path) -> Network:
     """
     proto = load_model(path)
     load_all_inside(proto, path.parent)
-    own = subject.network
+    quantized = subject.network
     graph = proto.graph
     if has_quantized(proto):
         raise UnsuitableModelError(
             f"--reference: {path} is quantized itself; give the model from before quantization."
         )
     theirs = [value.name for value in graph.output]
-    if len(theirs) == len(own.outputs) and not set(own.outputs) <= set(theirs):
-        _rename_outputs(proto, own)
+    if len(theirs) == len(quantized.outputs) and not set(quantized.outputs) <= set(theirs):
+        _rename_outputs(proto, quantized)
     network = Network(proto)
-    for what, mine, others in (
-        ("inputs", own.inputs, network.inputs),
-        ("outputs", own.outputs, network.outputs),
+    for kind, mine, wanted in (
+        ("inputs", quantized.inputs, network.inputs),
+        ("outputs", quantized.outputs, network.outputs),
     ):
-        if set(mine) != set(others):
+        if set(mine) != set(wanted):
             raise UnsuitableModelError(
-                f"--reference: {path} has the {what} {sorted(others)} and the quantized model {sorted(mine)}; give the "
+                f"--reference: {path} has the {kind} {sorted(wanted)} and the quantized model {sorted(mine)}; give the "
                 "model that it was quantized from."
             )
-    take_input_shapes(proto, own)
+    take_input_shapes(proto, quantized)
     return Network(proto)
 
 
@@ -216,37 +216,37 @@ def _rename_outputs(proto: onnx.ModelProto, quantized: Network) -> None:
 def _weight_of(network: Network, source: Network, name: str) -> Array | None:
     """The weight of the original in the place of a dequantized one: the same input of the same operator."""
     readers = [(name, index) for index in network.consumers.get(name, ())]
-    seen = set[str]()
+    visited = set[str]()
     names = {node.name: index for index, node in enumerate(source.nodes) if node.name}
     while readers:
         read, index = readers.pop()
         node = network.nodes[index]
-        if node.op_type in _MOVES and node.output[0] not in seen:
-            seen.add(node.output[0])
+        if node.op_type in _MOVES and node.output[0] not in visited:
+            visited.add(node.output[0])
             readers += [
-                (node.output[0], other) for other in network.consumers.get(node.output[0], ())
+                (node.output[0], reader) for reader in network.consumers.get(node.output[0], ())
             ]
         # ONNX Runtime's quantizer renames an output that it quantizes.
         outputs = [
-            made
-            for each in node.output
-            for made in (each, each.removesuffix("_QuantizeLinear_Input"))
+            original
+            for output in node.output
+            for original in (output, output.removesuffix("_QuantizeLinear_Input"))
         ]
         makers = [names.get(node.name), *map(source.producer.get, outputs)]
-        twins = [source.nodes[each] for each in makers if each is not None]
-        twin = next((each for each in twins if each.op_type == node.op_type), None)
+        twins = [source.nodes[maker] for maker in makers if maker is not None]
+        twin = next((candidate for candidate in twins if candidate.op_type == node.op_type), None)
         place = list(node.input).index(read) if read in node.input else len(node.input)
         if twin is not None and place < len(twin.input):
-            found = stored_value(source, twin.input[place])
-            if found is not None:
-                return found
+            weight = stored_value(source, twin.input[place])
+            if weight is not None:
+                return weight
     return None
 
 
 def _alike(rounded: Array, source: Network) -> Array | None:
     """Return the weight of the original that a dequantized one is the rounding of, at any scale, by their values alone."""
     best = None
-    least = np.inf
+    smallest = np.inf
     exact = rounded.astype(np.float64)
     norm = np.linalg.norm
     for name, tensor in source.initializers.items():
@@ -258,9 +258,9 @@ def _alike(rounded: Array, source: Network) -> Array | None:
         floats = value.astype(np.float64)
         distance = float(norm(floats - exact))
         cosine = float(np.vdot(floats, exact)) / max(float(norm(floats) * norm(exact)), 1e-300)
-        if cosine >= _ALIKE and distance < least:
+        if cosine >= _ALIKE and distance < smallest:
             best = value
-            least = distance
+            smallest = distance
     return best
 
 
@@ -288,7 +288,7 @@ def _activations(subject: Subject, pairs: Sequence[Pair]) -> dict[str, Clip]:
     these are; else each pair with such a zero point is one.
     """
     network = subject.network.flat
-    found = dict[str, Clip]()
+    activations = dict[str, Clip]()
     may = [pair for pair in pairs if pair.kind == "activation" and pair.type_name in _STEPS]
     makers = {pair.tensor: network.producer.get(pair.tensor) for pair in may}
     kinds = {
@@ -303,11 +303,11 @@ def _activations(subject: Subject, pairs: Sequence[Pair]) -> dict[str, Clip]:
         zero = np.zeros(1) if pair.zero_point is None else constant_of(subject, pair.zero_point)
         if scale is None or zero is None or scale.size != 1:
             continue
-        (least, most), middle = _STEPS[pair.type_name], float(zero.reshape(-1)[0])
-        if pair.tensor in named or (middle == least and not named):
-            top = (most - middle) * float(scale.reshape(-1)[0])
-            found[pair.tensor] = 0.0, _SIX if abs(top - _SIX) < _SIX / 1000 else None
-    return found
+        (lowest, highest), middle = _STEPS[pair.type_name], float(zero.reshape(-1)[0])
+        if pair.tensor in named or (middle == lowest and not named):
+            top = (highest - middle) * float(scale.reshape(-1)[0])
+            activations[pair.tensor] = 0.0, _SIX if abs(top - _SIX) < _SIX / 1000 else None
+    return activations
 
 
 def clip_bound(network: Network, node: onnx.NodeProto, place: int, name: str) -> float | None:

@@ -102,20 +102,20 @@ class PrecisionSettings:
         return self.target is not None and self.target.target.emulates_low(self.target)
 
 
-def precision_files(own: PrecisionOptions) -> list[Path]:
+def precision_files(options: PrecisionOptions) -> list[Path]:
     """The files of ``--validation-data`` and ``--reference``.
 
     Raises:
         UsageError: A script does not exist, or a file holds no samples.
     """
-    found = [] if own.reference is None else [own.reference]
-    for entry in own.validation_data:
-        found += (
+    files = [] if options.reference is None else [options.reference]
+    for entry in options.validation_data:
+        files += (
             [split_script(entry, "", "data-loader")[0]]
             if is_script(entry)
             else files_of(Path(entry))
         )
-    return found
+    return files
 
 
 def low_precision(
@@ -296,32 +296,32 @@ class PrecisionSpace(ABC):
 
     def modules(self, units: Sequence[int]) -> set[Subset]:
         """Return the sets of these units by module: of each block, of each norm in it, and so on."""
-        found = defaultdict[str, set[int]](set)
+        modules = defaultdict[str, set[int]](set)
         for unit in units:
             for node in self.culprits(frozenset({unit})):
                 path = node.module.path if node.module else node.name.replace("/", ".")
                 for scope in accumulate(path.split("."), "{}.{}".format):
-                    found[scope].add(unit)
-        return set(map(frozenset, found.values()))
+                    modules[scope].add(unit)
+        return set(map(frozenset, modules.values()))
 
     def widen(self) -> Subset:
         """Suspect the nodes beside the suspects too, and return all of them."""
         network = self.subject.network
-        units = frozenset(each.unit for each in self.suspects)
-        others = set(self.lowering.main) - units
-        beside = dict[int, int]()
+        units = frozenset(suspect.unit for suspect in self.suspects)
+        candidates = set(self.lowering.main) - units
+        neighbours = dict[int, int]()
         for unit in units.intersection(self.lowering.main):
             index = network.order[unit]
             readers = (network.consumers.get(name, ()) for name in network.made(index))
-            near = (network.rank[each] for each in chain(network.parents(index), *readers))
-            beside |= dict.fromkeys(others.intersection(near), unit)
-        why = f"beside {{}}; the target fails with the suspects in {self.high}"
-        more = [
-            Suspect(each, 0.0, "neighbour", why.format(self.label(unit)))
-            for each, unit in sorted(beside.items())
+            ranks = (network.rank[node] for node in chain(network.parents(index), *readers))
+            neighbours |= dict.fromkeys(candidates.intersection(ranks), unit)
+        reason = f"beside {{}}; the target fails with the suspects in {self.high}"
+        additions = [
+            Suspect(neighbour, 0.0, "neighbour", reason.format(self.label(unit)))
+            for neighbour, unit in sorted(neighbours.items())
         ]
-        self.suspects = [*self.suspects, *more]
-        return units.union(beside)
+        self.suspects = [*self.suspects, *additions]
+        return units.union(neighbours)
 
     def notes(self) -> Iterator[str]:
         """Warnings before the search, a sentence each."""
@@ -374,9 +374,9 @@ class Task(Session):
         broken = self.breaks(frozenset())
         if broken is None:
             return None
-        how = "quantized" if self.settings.bits else f"in {self.settings.low}"
+        form = "quantized" if self.settings.bits else f"in {self.settings.low}"
         return (
-            f"With all of it {how} no number is wrong: {broken}. So this is what it takes for the model to run; "
+            f"With all of it {form} no number is wrong: {broken}. So this is what it takes for the model to run; "
             "`bisect-trt diagnose` finds what in it is not run, and looks for a way around that."
         )
 
@@ -450,18 +450,18 @@ def probe_ends(
     raise refusal(task, unexpected)
 
 
-def search_keep(task: Task, most: int | None) -> Minimum:
-    """The fewest units to keep, where the model passes with all units kept and fails with none; by at most ``most`` probes.
+def search_keep(task: Task, limit: int | None) -> Minimum:
+    """The fewest units to keep, where the model passes with all units kept and fails with none; by at most ``limit`` probes.
 
     Raises:
         BudgetSpent: No more probes may be made.
     """
-    suspects = [each.unit for each in task.space.suspects]
+    suspects = [suspect.unit for suspect in task.space.suspects]
     groups = [] if task.cheap else task.space.modules(suspects)
 
     def algorithm(oracle: Oracle) -> Minimum:
         ask = about_units(oracle)
-        minimum = find_keep(task.lowering.units, ask, suspects=suspects, groups=groups, most=most)
+        minimum = find_keep(task.lowering.units, ask, suspects=suspects, groups=groups, most=limit)
         return (
             confirm_enough(minimum, oracle, task.prober.flakiness)
             if task.prober.measured
@@ -494,8 +494,8 @@ def refusal(task: Task, units: Subset) -> DoesNotReproduce:
             f"no {space.noun} has to stay in {space.high}; try {data} the deployment{reference}, or a tighter tolerance."
         )
     log = shlex.join(["bisect-trt", "log", str(prober.workspace.folder), str(record.number)])
-    rest = f' It printed: "{record.said}"; `{log}` shows the rest.' if record.said else ""
+    details = f' It printed: "{record.said}"; `{log}` shows the rest.' if record.said else ""
     return DoesNotReproduce(
-        f"the check fails {of_all} too: {record.reason}.{rest} So {space.cause} is not the reason, or not the only one; "
+        f"the check fails {of_all} too: {record.reason}.{details} So {space.cause} is not the reason, or not the only one; "
         "`bisect-trt diagnose` or `reduce` without low precision finds what fails there."
     )

@@ -109,20 +109,20 @@ class Fresh:
         Returns:
             ``None`` where the reference does not run the model.
         """
-        found = self._predicted(f"validation-{number}", self._given)
+        samples = self._predicted(f"validation-{number}", self._given)
         if not self.given:
             first = self._subject.reference.select(self._subject.network.outputs)
-            each = sum(
+            sample_bytes = sum(
                 value.nbytes for value in (*self._subject.samples[0].values(), *first.values())
             )
-            wanted = max(min(self._count, _MOST_BYTES // max(each, 1)), 1)
+            wanted = max(min(self._count, _MOST_BYTES // max(sample_bytes, 1)), 1)
             for attempt in range(3):
-                missing = range(self._next, self._next + wanted - len(found))
+                missing = range(self._next, self._next + wanted - len(samples))
                 self._next = missing.stop
-                found += self._predicted(
+                samples += self._predicted(
                     f"fresh-{number}-{attempt}", [self._like.draw(place) for place in missing]
                 )
-        return found or None
+        return samples or None
 
     def given_round(self) -> Round | None:
         """Return the samples of the search as a round."""
@@ -143,9 +143,9 @@ class Fresh:
         ]
         path = models.write(name, subject.truth.proto) if samples else Path()
 
-        def run(some: Sequence[SampleFiles]) -> bool:
-            inputs = tuple(each.inputs for each in some)
-            golden = tuple(each.golden for each in some)
+        def run(batch: Sequence[SampleFiles]) -> bool:
+            inputs = tuple(sample.inputs for sample in batch)
+            golden = tuple(sample.golden for sample in batch)
             reply = models.ask(Collect(models.reference, path, inputs, golden), _PATIENCE)
             return not isinstance(reply, Failed)
 
@@ -153,13 +153,13 @@ class Fresh:
             return golden.exists() and all(
                 value.dtype.kind != "f"
                 or np.isfinite(value).all()
-                or not np.isfinite(first.get(made, value)).all()
-                for made, value in load_npz(golden).items()
+                or not np.isfinite(first.get(name, value)).all()
+                for name, value in load_npz(golden).items()
             )
 
         if files and not run(files):
-            for each in files:  # the model does not run on some: an index past the end of a table
-                run([each])
+            for file in files:  # the model does not run on some: an index past the end of a table
+                run([file])
         return [
             (each, sample)
             for each, sample in zip(files, samples, strict=True)
@@ -167,26 +167,26 @@ class Fresh:
         ]
 
 
-def user_samples(subject: Subject, given: Sequence[str]) -> list[Sample]:
+def user_samples(subject: Subject, paths: Sequence[str]) -> list[Sample]:
     """The samples of ``--validation-data``: files as for ``--load-inputs``, or scripts as for ``--data-loader-script``.
 
     Raises:
         UsageError: A file does not exist or does not fit the model.
     """
-    found = list[Sample]()
-    for entry in given:
+    samples = list[Sample]()
+    for entry in paths:
         data = (
             Data(data_loader_script=entry) if is_script(entry) else Data(load_inputs=[Path(entry)])
         )
-        found += make_inputs(input_infos(subject.network), data)
-    return found
+        samples += make_inputs(input_infos(subject.network), data)
+    return samples
 
 
 def table_sizes(network: Network) -> dict[str, int]:
     """The number of entries of the smallest table that a graph input indexes, by the input's name."""
     sizes: dict[str, int] = {}
-    for given in network.inputs:
-        reached = [given]
+    for input_name in network.inputs:
+        reached = [input_name]
         for name in reached:  # it grows
             for node in (network.nodes[reader] for reader in network.consumers.get(name, ())):
                 if (
@@ -195,13 +195,13 @@ def table_sizes(network: Network) -> dict[str, int]:
                     and node.input[0] in network.initializers
                 ):
                     size = int(network.initializers[node.input[0]].dims[attribute(node, "axis", 0)])
-                    sizes[given] = min(size, sizes.get(given, size))
+                    sizes[input_name] = min(size, sizes.get(input_name, size))
                 if node.op_type in _PASSES_ON and node.input[0] == name:
                     reached.append(node.output[0])
     return sizes
 
 
-def run_on(task: Task, units: Subset, samples: Round, what: str) -> Outcome:
+def run_on(task: Task, units: Subset, samples: Round, label: str) -> Outcome:
     """Probe a set on some samples.
 
     Raises:
@@ -217,25 +217,25 @@ def run_on(task: Task, units: Subset, samples: Round, what: str) -> Outcome:
     candidate = task.lowering.candidate(units)
     engine = task.subject.workspace.files(candidate.key).folder / ENGINE
     candidate = replace(candidate, engine=engine if engine.exists() else candidate.engine)
-    return probe_on(task.prober, candidate, samples, tolerance, what)
+    return probe_on(task.prober, candidate, samples, tolerance, label)
 
 
 def probe_on(
-    prober: Prober, candidate: Candidate, samples: Round, tolerance: ToleranceOptions, what: str
+    prober: Prober, candidate: Candidate, samples: Round, tolerance: ToleranceOptions, label: str
 ) -> Outcome:
-    """Probe a candidate of the whole model on some samples, ``what`` in words; ``Outcome.errors`` has one number for each.
+    """Probe a candidate of the whole model on some samples, ``label`` in words; ``Outcome.errors`` has one number for each.
 
     Raises:
         BudgetSpent: No more probes may be made.
     """
-    files = tuple(each for each, _ in samples)
+    files = tuple(inputs for inputs, _ in samples)
     check = prober.check.on_samples(files, tolerance)
     assert check is not None, "values are compared"
-    candidate = replace(candidate, title=f"{candidate.title}, on {what}")
+    candidate = replace(candidate, title=f"{candidate.title}, on {label}")
     names = " ".join(
-        each.inputs.name for each in files
+        sample.inputs.name for sample in files
     )  # the same set is another candidate on other samples
-    candidate = with_metadata(candidate, "bisect-trt.samples", f"{what}: {names}")
+    candidate = with_metadata(candidate, "bisect-trt.samples", f"{label}: {names}")
     record = prober.beside(check, 1).probe(candidate)
     outcome = prober.ledger.outcome(record.key)
     assert outcome is not None, "it was probed"

@@ -108,8 +108,8 @@ def inlined(model: ModelProto, selected: Collection[tuple[str, str]] | None = No
     fitting = [function for function in result.functions if _fits(function, opsets)]
     keep_only(result.functions, fitting)  # the inliner refuses a model with others
     for function in result.functions:
-        for each in function.opset_import:
-            each.version = opsets[_domain(each)]
+        for opset in function.opset_import:
+            opset.version = opsets[_domain(opset)]
     try:
         if selected is None:
             result = onnx.inliner.inline_local_functions(result)

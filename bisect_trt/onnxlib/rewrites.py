@@ -277,8 +277,8 @@ def with_barriers(
     """
     barred = {name: free_name(f"{name}/barrier", network.names) for name in names}
 
-    def barriers(made: Iterable[str]) -> Iterator[onnx.NodeProto]:
-        for name in made:
+    def barriers(outputs: Iterable[str]) -> Iterator[onnx.NodeProto]:
+        for name in outputs:
             if name in barred and ranks is not None:
                 indices = ascii_lowercase[: ranks[name]]
                 equation = f"{indices}->{indices}"

@@ -428,7 +428,7 @@ def computed_wide(model: ModelProto, weights: Path) -> ModelProto:
     low = TensorProto.BFLOAT16
     changed = widened(model, weights, low, TensorProto.FLOAT)
     types = Network(model).element_types
-    ends = [each.name for each in (*changed.graph.input, *changed.graph.output)]
+    ends = [value.name for value in (*changed.graph.input, *changed.graph.output)]
     renamed = {name: f"{name}/fp32" for name in ends if types.get(name) == low}
     nodes = list(all_nodes(changed))
     for node in nodes:
@@ -459,13 +459,13 @@ def _round_casts(graph: GraphProto, names: Collection[str]) -> None:
     for place in reversed(range(len(graph.node))):
         node = graph.node[place]
         if node.op_type == "Cast" and node.output[0] in names:
-            made = node.output[0]
-            node.CopyFrom(_cast(node.input[0], f"{made}/bf16", TensorProto.BFLOAT16))
-            graph.node.insert(place + 1, _cast(f"{made}/bf16", made, TensorProto.FLOAT))
+            output = node.output[0]
+            node.CopyFrom(_cast(node.input[0], f"{output}/bf16", TensorProto.BFLOAT16))
+            graph.node.insert(place + 1, _cast(f"{output}/bf16", output, TensorProto.FLOAT))
 
 
-def _cast(source: str, made: str, kind: int) -> NodeProto:
-    return helper.make_node("Cast", [source], [made], name=f"{made}/cast", to=kind)
+def _cast(source: str, output: str, kind: int) -> NodeProto:
+    return helper.make_node("Cast", [source], [output], name=f"{output}/cast", to=kind)
 
 
 def _widen_attributes(node: NodeProto, narrow: int, wide: int) -> None:

@@ -137,21 +137,21 @@ def _given(network: Network, pair: str) -> dict[str, str]:
     return sources
 
 
-def _require_alike(info: TensorInfo, made: TensorInfo) -> None:
+def _require_alike(info: TensorInfo, output: TensorInfo) -> None:
     """Check that an output may be fed to an input.
 
     Raises:
         UsageError: Its type or shape is another.
     """
-    sizes = zip(info.shape or (), made.shape or (), strict=False)
-    fits = len(info.shape or ()) == len(made.shape or info.shape or ()) and all(
+    sizes = zip(info.shape or (), output.shape or (), strict=False)
+    fits = len(info.shape or ()) == len(output.shape or info.shape or ()) and all(
         not isinstance(dim, int) or not isinstance(later, int) or dim == later
         for dim, later in sizes
     )
-    if info.dtype != made.dtype or not fits:
+    if info.dtype != output.dtype or not fits:
         raise UnsuitableModelError(
-            f"the state '{info.name}' is {info.dtype}{shape_text(info.shape or ())}, and '{made.name}', which it takes, is "
-            f"{made.dtype}{shape_text(made.shape or ())}; name other pairs with --state IN=OUT."
+            f"the state '{info.name}' is {info.dtype}{shape_text(info.shape or ())}, and '{output.name}', which it takes, is "
+            f"{output.dtype}{shape_text(output.shape or ())}; name other pairs with --state IN=OUT."
         )
 
 
@@ -203,13 +203,13 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
 
 
 def _first_state(
-    state: State, zeros: Sequence[TensorInfo], given: Collection[str]
+    state: State, zeros: Sequence[TensorInfo], names: Collection[str]
 ) -> dict[str, Array]:
-    """Return the state of the first step: zeros, none along an axis that grows unless the shape is ``given``."""
+    """Return the state of the first step: zeros, none along an axis that grows unless ``names`` has it."""
     values: Arrays = {}
     for info in zeros:
         sizes = [*(info.sizes or ())]
-        if info.name in state.growing and info.name not in given:
+        if info.name in state.growing and info.name not in names:
             sizes[state.growing[info.name]] = 0
         if info.name in state.taken:
             values[info.name] = np.zeros(sizes, info.dtype)
@@ -224,8 +224,8 @@ def next_tokens(steps: Sequence[Sample]) -> list[Array] | None:
     text = [step[names[0]] for step in steps]
     after = [*text[1:], np.full_like(text[-1][:, :1], IGNORED)]
     return [
-        np.concatenate([here[:, 1:], later[:, :1]], 1)
-        for here, later in zip(text, after, strict=True)
+        np.concatenate([current[:, 1:], later[:, :1]], 1)
+        for current, later in zip(text, after, strict=True)
     ]
 
 

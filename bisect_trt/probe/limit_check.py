@@ -144,28 +144,28 @@ class LimitCheck(BuiltinCheck):
             return replace(outcome, ending=Ending.MISMATCHED, signature=LARGE)
         return outcome
 
-    def _judge(self, request: Measure, seen: Measured) -> Outcome:
+    def _judge(self, request: Measure, measured: Measured) -> Outcome:
         """Return the first limit that is exceeded, else one that could not be decided, else a pass."""
         limits = self.limits
         findings = list[tuple[bool | None, str, str]]()
         for kind, limit in limits.memory_limit_of.items():
-            size = seen.memory[kind] / _MB
+            size = measured.memory[kind] / _MB
             memory = "GPU memory" if kind == "device" else f"host memory at the peak of the {kind}"
             findings.append((size > limit, LARGE, f"{size:.1f} MB of {memory} (limit {limit:g})"))
         if limits.build_time_limit is not None:
-            text = f"{seen.build_s:.3g} s to build (limit {limits.build_time_limit:g})"
-            findings.append((seen.build_s > limits.build_time_limit, SLOW, text))
+            text = f"{measured.build_s:.3g} s to build (limit {limits.build_time_limit:g})"
+            findings.append((measured.build_s > limits.build_time_limit, SLOW, text))
         if request.budget_s is not None:
             kind = "blocks" if request.share is None else "runs"
-            text = f"{_said(request, seen)}, too slow in {seen.over} of {len(seen.seconds)} {kind}"
-            findings.append((seen.slow, SLOW, text))
+            text = f"{_said(request, measured)}, too slow in {measured.over} of {len(measured.seconds)} {kind}"
+            findings.append((measured.slow, SLOW, text))
         failed = next((finding for finding in findings if finding[0]), None)
         undecided = next((finding for finding in findings if finding[0] is None), None)
-        figures: Fields = {"measured": _plain(seen), "latency_ms": _ms(seen.seconds)}
+        figures: Fields = {"measured": _plain(measured), "latency_ms": _ms(measured.seconds)}
         if failed is not None:
             severity = None
-            if failed[1] == SLOW and request.lost_s is None and seen.baseline:
-                severity = 1e3 * _lost(request, seen)
+            if failed[1] == SLOW and request.lost_s is None and measured.baseline:
+                severity = 1e3 * _lost(request, measured)
             return Outcome(Ending.MISMATCHED, failed[1], failed[2], severity=severity, **figures)
         if undecided is not None:
             reason = f"{undecided[2]}: not decided in {request.budget_s:g} s (--measure-time)"
@@ -174,7 +174,7 @@ class LimitCheck(BuiltinCheck):
             Ending.PASSED, "match", "; ".join(text for _, _, text in findings), **figures
         )
 
-    def _weigh(self, files: CandidateFiles, most: float, cancel: Cancel | None) -> Outcome:
+    def _weigh(self, files: CandidateFiles, limit: float, cancel: Cancel | None) -> Outcome:
         """Build the engine, and compare its size."""
         engine = (files.folder / ENGINE).absolute()
         target = self.built(files).with_own(save_engine=str(engine))
@@ -184,49 +184,49 @@ class LimitCheck(BuiltinCheck):
             return self._failed(reply)
         size = engine.stat().st_size / _MB
         engine.unlink()
-        ending, signature = (Ending.MISMATCHED, LARGE) if size > most else (Ending.PASSED, "match")
+        ending, signature = (Ending.MISMATCHED, LARGE) if size > limit else (Ending.PASSED, "match")
         return Outcome(
             ending,
             signature,
-            f"the engine has {size:.2f} MB (limit {most:g})",
+            f"the engine has {size:.2f} MB (limit {limit:g})",
             measured={"engine_mb": size},
         )
 
 
-def _lost(request: Measure, seen: Measured) -> float:
+def _lost(request: Measure, measured: Measured) -> float:
     """Seconds that a block loses, beyond what every model does."""
-    return median(map(request.lost, seen.seconds, seen.baseline)) - seen.idle_s
+    return median(map(request.lost, measured.seconds, measured.baseline)) - measured.idle_s
 
 
 def _ms(seconds: tuple[float, ...]) -> float | None:
     return 1e3 * median(seconds) if seconds else None
 
 
-def _said(request: Measure, seen: Measured) -> str:
-    mine = _ms(seen.seconds) or 0.0
-    theirs = _ms(seen.baseline)
+def _said(request: Measure, measured: Measured) -> str:
+    mine = _ms(measured.seconds) or 0.0
+    theirs = _ms(measured.baseline)
     if request.share is not None:
-        high = sorted(seen.seconds)[math.ceil(request.share * len(seen.seconds)) - 1]
+        high = sorted(measured.seconds)[math.ceil(request.share * len(measured.seconds)) - 1]
         return f"{1e3 * high:.4g} ms at percentile {100 * request.share:g}"
     if theirs is None:
         return f"{mine:.4g} ms"
     if request.lost_s is not None:
-        lost = 1e3 * _lost(request, seen)
+        lost = 1e3 * _lost(request, measured)
         return f"{mine:.4g} ms, the baseline {theirs:.4g} ms: {lost:.4g} ms lost (limit {1e3 * request.lost_s[0]:.4g})"
     return f"{mine:.4g} ms, the baseline {theirs:.4g} ms: ratio {mine / max(theirs, 1e-9):.3g} (limit {request.ratio:g})"
 
 
-def _plain(seen: Measured) -> Fields:
+def _plain(measured: Measured) -> Fields:
     """Plain values for the journal and the result."""
-    mine = _ms(seen.seconds)
-    theirs = _ms(seen.baseline)
+    mine = _ms(measured.seconds)
+    theirs = _ms(measured.baseline)
     return {
         "latency_ms": mine,
-        "fastest_ms": min(seen.seconds, default=math.nan) * 1e3 if seen.seconds else None,
+        "fastest_ms": min(measured.seconds, default=math.nan) * 1e3 if measured.seconds else None,
         "baseline_ms": theirs,
         "ratio": None if mine is None or not theirs else mine / theirs,
-        "blocks": len(seen.seconds),
-        "blocks_too_slow": seen.over,
-        "build_s": seen.build_s,
-        "memory_mb": {name: size / _MB for name, size in seen.memory.items()},
+        "blocks": len(measured.seconds),
+        "blocks_too_slow": measured.over,
+        "build_s": measured.build_s,
+        "memory_mb": {name: size / _MB for name, size in measured.memory.items()},
     }

@@ -35,15 +35,17 @@ class Asked(Exception):  # noqa: N818 - how a run ahead ends
 
 
 def next_question(
-    search: Search[Result], known: Mapping[Question, Verdict], heard: list[Question] | None = None
+    search: Search[Result],
+    known: Mapping[Question, Verdict],
+    questions: list[Question] | None = None,
 ) -> Question | tuple[Result]:
-    """Return the next question of a search, or its result in a tuple; ``heard`` gets every question up to there."""
+    """Return the next question of a search, or its result in a tuple; ``questions`` gets every question up to there."""
 
     def oracle(question: Question) -> Verdict:
         if question not in known:
             raise Asked(question)
-        if heard is not None:
-            heard.append(question)
+        if questions is not None:
+            questions.append(question)
         return known[question]
 
     try:

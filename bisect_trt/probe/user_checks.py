@@ -337,13 +337,13 @@ class FunctionCheck(Check):
             return Outcome(Ending.OTHER, f"raised {kind}", reason, tail=tail)
         return Outcome(*_OUTCOMES[self._verdict(answer)])
 
-    def _verdict(self, said: Any) -> Verdict:  # noqa: ANN401 - whatever the function returns
-        if isinstance(said, Verdict):
-            return said
-        if said is None or isinstance(said, bool | np.bool_):
-            return Verdict.FAIL if said else Verdict.PASS
+    def _verdict(self, answer: Any) -> Verdict:  # noqa: ANN401 - whatever the function returns
+        if isinstance(answer, Verdict):
+            return answer
+        if answer is None or isinstance(answer, bool | np.bool_):
+            return Verdict.FAIL if answer else Verdict.PASS
         raise ScriptError(
-            f"the check {_name(self.function)} returns a {type(said).__name__}; return True if the model fails, "
+            f"the check {_name(self.function)} returns a {type(answer).__name__}; return True if the model fails, "
             "False if not, or a bisect_trt.Verdict."
         )
 

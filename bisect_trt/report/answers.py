@@ -106,8 +106,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def to_json(self) -> Entry:
         """Return plain values, as ``--json`` writes them, without fields for which nothing was found."""
         plain: Entry = to_plain(self)
-        other = plain.pop("other", {})
-        return {"schema": self.schema, "culprits": [], "why": None, **plain, **other}
+        extra = plain.pop("other", {})
+        return {"schema": self.schema, "culprits": [], "why": None, **plain, **extra}
 
     def summary(self) -> str:
         """Return the answer in at most 25 lines, as the command line prints it."""
@@ -356,6 +356,6 @@ def answer_of(plain: Json) -> Answer:
     """
     kind = ANSWERS.get(str(plain.get("command")), Answer)
     names = {field.encode_name for field in msgspec.structs.fields(kind)}
-    seen = {name: value for name, value in plain.items() if value is not None}
-    other = {name: seen.pop(name) for name in seen.keys() - names}
-    return msgspec.convert({**seen, "other": other}, kind, strict=False)
+    fields = {name: value for name, value in plain.items() if value is not None}
+    extra = {name: fields.pop(name) for name in fields.keys() - names}
+    return msgspec.convert({**fields, "other": extra}, kind, strict=False)

@@ -83,11 +83,11 @@ def _ratio(ratio: float) -> float:
     return math.inf if math.isnan(ratio) else ratio
 
 
-def error_curve(tensors: Sequence[Comparison], most: int = MOST_POINTS) -> Curve:
+def error_curve(tensors: Sequence[Comparison], limit: int = MOST_POINTS) -> Curve:
     """Return the error along the network, of at most so many tensors."""
     ratios = [tensor.tolerance_ratio for tensor in tensors]
     first_wrong = [place for place, tensor in enumerate(tensors) if not tensor.passed][:1]
-    places = downsample(ratios, most, first_wrong)
+    places = downsample(ratios, limit, first_wrong)
     points = [
         CurvePoint(
             place=place,
@@ -102,19 +102,19 @@ def error_curve(tensors: Sequence[Comparison], most: int = MOST_POINTS) -> Curve
     return Curve(points=tuple(points), total=len(tensors))
 
 
-def downsample(values: Sequence[float], most: int, keep: Iterable[int] = ()) -> list[int]:
+def downsample(values: Sequence[float], limit: int, keep: Iterable[int] = ()) -> list[int]:
     """Return ascending places of a series that look like the whole series: min-max decimation, so that no extreme is lost.
 
     Args:
         values: The series; Inf and NaN count as larger than all numbers.
-        most: How many places at most; at least 2 for each that is kept whatever its value, and 2
+        limit: How many places at most; at least 2 for each that is kept whatever its value, and 2
             more.
         keep: Places that stay whatever their value.
     """
-    if len(values) <= most:
+    if len(values) <= limit:
         return list(range(len(values)))
     chosen = set(keep)
-    windows = (most - len(chosen)) // 2
+    windows = (limit - len(chosen)) // 2
     bounds = [len(values) * window // windows for window in range(windows + 1)]
     for start, stop in pairwise(bounds):
         places = sorted(range(start, stop), key=lambda place: _ratio(values[place]))

@@ -99,10 +99,10 @@ class ProgressLine:
         if not self._shown:
             self.show()
 
-    def expect(self, units: int | None, most: int | None = None) -> None:
-        """Expect the probes of a search among ``units`` from here on, or ``most`` if they are fewer or alone known."""
+    def expect(self, units: int | None, limit: int | None = None) -> None:
+        """Expect the probes of a search among ``units`` from here on, or ``limit`` if they are fewer or alone known."""
         searched = None if units is None else expected_probes(units)
-        self.expected = min(filter(None, (searched, most)), default=0)
+        self.expected = min(filter(None, (searched, limit)), default=0)
         self._about = "about " if units else ""
         self.before = self.probes
         self.since = time.monotonic()
@@ -139,8 +139,8 @@ class ProgressLine:
         done = probes + max(self.run - 1, 0) / self.runs
         if self.expected:
             yield f"{probes} of {self._about}{plural(self.expected, 'probe')}"
-            left = (time.monotonic() - self.since) * (self.expected / (done or 1) - 1)
-            yield f"about {seconds(left, whole=True)} left" if done else ""
+            remaining = (time.monotonic() - self.since) * (self.expected / (done or 1) - 1)
+            yield f"about {seconds(remaining, whole=True)} left" if done else ""
         elif self.probes:
             yield plural(self.probes, "probe")
         yield f"run {self.run} of {self.runs}" if self.run and self.runs > 1 else ""
@@ -322,15 +322,15 @@ class Console(Watcher):
         for label, text in summary_lines(result):
             self._print((label, "bold"), plain(text))
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], most: int) -> None:
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], limit: int) -> None:
         """Report a table as part of the answer: the first rows, and how many more there are."""
         cells = [[plain(str(cell)) for cell in row] for row in (columns, *rows)]
-        widths = [max(map(len, column)) for column in zip(*cells[: most + 1], strict=True)]
-        for row in cells[: most + 1]:
+        widths = [max(map(len, column)) for column in zip(*cells[: limit + 1], strict=True)]
+        for row in cells[: limit + 1]:
             padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             self.answer(f"  {'  '.join(padded)}".rstrip())
-        if len(rows) > most:
-            self.answer(f"  ... and {len(rows) - most} more{IN_JSON}")
+        if len(rows) > limit:
+            self.answer(f"  ... and {len(rows) - limit} more{IN_JSON}")
 
     def warn(self, text: str) -> None:
         """Print a warning on stderr."""
@@ -389,14 +389,14 @@ def _question(candidate: Identity, answered: Sequence[Record]) -> Iterator[str]:
     if not answered:
         yield f"Question 1: the original model ({plural(candidate.size, 'node')}), which has to be bad."
         return
-    left = max(expected_probes(answered[0].size) + 1 - number, 1)
+    remaining = max(expected_probes(answered[0].size) + 1 - number, 1)
     yield (
-        f"Question {number}, about {left} left if one node fails alone: "
+        f"Question {number}, about {remaining} left if one node fails alone: "
         f"{candidate.title.replace(_PIECE, ' nodes')}"
     )
     verdicts = (f"{record.number} {record.signature}" for record in answered[-_SHOWN_ANSWERS:])
     yield f"Answered so far: {', '.join(verdicts)}"
-    bad = [each for each in answered if each.fails and each.title.endswith(_PIECE)]
+    bad = [answer for answer in answered if answer.fails and answer.title.endswith(_PIECE)]
     if bad:
         best = min(bad, key=lambda record: record.size)
         yield f"Best so far: {best.title.replace(_PIECE, ' nodes')}"
@@ -416,11 +416,11 @@ def _is_plain(stream: TextIO | None) -> bool:
     )
 
 
-def listed(texts: Sequence[str], most: int, rest: str = "") -> list[str]:
+def listed(texts: Sequence[str], limit: int, rest: str = "") -> list[str]:
     """Return the first texts, indented, then a line with the number of the others and ``rest``."""
-    more = len(texts) - most
-    lines = [f"  {text}" for text in texts[:most]]
-    return [*lines, f"  ... and {more} more{rest}"] if more > 0 else lines
+    hidden = len(texts) - limit
+    lines = [f"  {text}" for text in texts[:limit]]
+    return [*lines, f"  ... and {hidden} more{rest}"] if hidden > 0 else lines
 
 
 def is_interactive() -> bool:

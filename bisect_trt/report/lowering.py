@@ -19,11 +19,11 @@ _OPERATORS_SHOWN = 5
 def describe_left(census: Census, precision: str) -> str:
     """Return how many nodes cannot be lowered to ``precision``, with the reasons, without a period; empty if there is none."""
     parts = []
-    for why, text in _STAYS.items():
+    for stay, text in _STAYS.items():
         counts = {
             operator: count
             for (reason, operator), count in census.left.most_common()
-            if reason is why
+            if reason is stay
         }
         if counts:
             names = first_few([clean(name) for name in counts], _OPERATORS_SHOWN)

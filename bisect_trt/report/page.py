@@ -78,7 +78,7 @@ def _by_cost(groups: Sequence[QuantizedGroup]) -> list[QuantizedGroup]:
     """Return quantized groups: those in floats first, then by their error."""
     return sorted(
         groups,
-        key=lambda each: (not each.kept, -(each.error_alone_quantized or 0), each.id),
+        key=lambda group: (not group.kept, -(group.error_alone_quantized or 0), group.id),
     )
 
 
@@ -151,17 +151,17 @@ def _size_grid(sweep: SweptSizes) -> tuple[list[int], list[tuple[int, list[str |
     if len(sweep.dimensions) != 2:
         return None
     down, across = (dimension.name for dimension in sweep.dimensions)
-    seen = {(entry.sizes[down], entry.sizes[across]): entry.verdict for entry in sweep.map}
-    rows, columns = (sorted({sizes[place] for sizes in seen}) for place in (0, 1))
-    return columns, [(row, [seen.get((row, column)) for column in columns]) for row in rows]
+    verdicts = {(entry.sizes[down], entry.sizes[across]): entry.verdict for entry in sweep.map}
+    rows, columns = (sorted({sizes[place] for sizes in verdicts}) for place in (0, 1))
+    return columns, [(row, [verdicts.get((row, column)) for column in columns]) for row in rows]
 
 
 def _curves(result: Result, report: ReportParts) -> Iterator[tuple[str, str, Markup]]:
     """Yield the sections with the error over steps and along the network."""
     if loop := result.steps:
         drawn = {
-            name: charts.curve_chart(charts.error_curve(way.errors))
-            for name, way in loop.ways.items()
+            name: charts.curve_chart(charts.error_curve(series.errors))
+            for name, series in loop.ways.items()
         }
         yield "steps", "Steps", macro("steps", describe_steps(loop), steps_table(loop), drawn)
     if curve := report.curve:

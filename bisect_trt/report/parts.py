@@ -149,7 +149,7 @@ class Comparison(TensorComparison, frozen=True, kw_only=True):
     @classmethod
     def of(
         cls,
-        seen: TensorComparison,
+        comparison: TensorComparison,
         op: Sought[str] = UNSET,
         module: Module | None = None,
         own: Sought[Comparison | None] = UNSET,
@@ -157,14 +157,14 @@ class Comparison(TensorComparison, frozen=True, kw_only=True):
         """Return a comparison as a field of an answer.
 
         Args:
-            seen: The comparison.
+            comparison: The comparison.
             op: The operator of the node that makes the tensor.
             module: Its module, if known.
             own: The comparison of the layer alone.
         """
-        fields = msgspec.structs.asdict(seen) | {"by_channel": UNSET}
+        fields = msgspec.structs.asdict(comparison) | {"by_channel": UNSET}
         place = UNSET if module is None else module
-        return cls(**fields, required_atol=seen.max_abs, op=op, module=place, own=own)
+        return cls(**fields, required_atol=comparison.max_abs, op=op, module=place, own=own)
 
 
 class Origin(Part):
@@ -723,7 +723,7 @@ class Steps(Part):
     def ways(self) -> dict[str, StepsWay]:
         """The ways that were run, by what they are called."""
         named = {"own state": self.own, "state of the reference": self.right, "one run": self.whole}
-        return {name: way for name, way in named.items() if way is not None}
+        return {name: series for name, series in named.items() if series is not None}
 
 
 class LatencyRow(Part):

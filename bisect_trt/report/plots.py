@@ -36,7 +36,7 @@ def check_plots(options: Plots) -> None:
         UnavailableError: matplotlib is not installed.
         UsageError: A folder is a file.
     """
-    for entry in (each for each in fields(options) if getattr(options, each.name)):
+    for entry in (option for option in fields(options) if getattr(options, option.name)):
         flag = f"--{entry.name.replace('_', '-')}"
         value = getattr(options, entry.name)
         if find_spec("matplotlib") is None:
@@ -110,10 +110,10 @@ def draw_figure(
     )  # a dollar sign begins a formula
     figure.suptitle(title, fontsize=9)
     axes = figure.subplots(1, 2)
-    for each, kind, errors in zip(axes, _KINDS, (absolute, relative), strict=True):
-        each.set_title(f"{kind} error", fontsize=9)
+    for axis, kind, errors in zip(axes, _KINDS, (absolute, relative), strict=True):
+        axis.set_title(f"{kind} error", fontsize=9)
         draw(
-            each,
+            axis,
             errors,
             np.abs(expected),
             comparison.atol if kind == "absolute" else comparison.rtol,

@@ -166,10 +166,10 @@ class Reproducer:
 
     def facts(self) -> Mapping[str, str]:
         """Return versions and devices of the machine that the target ran on, for the fields of a tracker; ``""`` if unknown."""
-        here = environment()
+        local = environment()
         entries = {
-            "onnxruntime": here.get("onnxruntime-gpu", ""),
-            **(self.places[0] if self.places else here),
+            "onnxruntime": local.get("onnxruntime-gpu", ""),
+            **(self.places[0] if self.places else local),
         }
         if not self.places:
             entries["machine"] = platform.machine()
@@ -248,8 +248,13 @@ class Reproducer:
         """Return versions and devices of this machine, where the reference ran, and of each place of the target."""
         if not self.places:
             return {**self.target.target.versions(self.target), **environment()}
-        there = {f"target: {name}": value for place in self.places for name, value in place.items()}
-        return {**there, **{f"reference: {name}": value for name, value in environment().items()}}
+        environments = {
+            f"target: {name}": value for place in self.places for name, value in place.items()
+        }
+        return {
+            **environments,
+            **{f"reference: {name}": value for name, value in environment().items()},
+        }
 
     def render(self, file: str) -> str:
         """Return the text of ``README.md``, or of ``ISSUE.md`` or ``NOTES.md``."""
@@ -375,7 +380,9 @@ def describe_graph(model: onnx.ModelProto) -> str:
         if attribute.t.ByteSize() > _LINE_LENGTH:
             attribute.t.CopyFrom(_without_values(attribute.t))
     lines = [line.rstrip() for line in printer.to_text(shown).rstrip().split("\n")]
-    more = [f"... and {len(lines) - _SHOWN_LINES} more lines"] if len(lines) > _SHOWN_LINES else []
+    ellipsis = (
+        [f"... and {len(lines) - _SHOWN_LINES} more lines"] if len(lines) > _SHOWN_LINES else []
+    )
     opsets = ", ".join(
         f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in model.opset_import
     )
@@ -383,7 +390,7 @@ def describe_graph(model: onnx.ModelProto) -> str:
         line if len(line) <= _LINE_LENGTH else f"{line[:_LINE_LENGTH]} ..."
         for line in lines[:_SHOWN_LINES]
     ]
-    return "\n".join([f"opsets: {opsets}", *cut, *more])
+    return "\n".join([f"opsets: {opsets}", *cut, *ellipsis])
 
 
 def _without_values(tensor: onnx.TensorProto) -> onnx.TensorProto:
@@ -446,11 +453,13 @@ def _source(module: str) -> tuple[set[str], str]:
     ]
     imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     roots = {ast.unparse(node): ast.unparse(node).split()[1].partition(".")[0] for node in imports}
-    kept = [line for line, root in roots.items() if root not in ("__future__", "bisect_trt")]
+    import_lines = [
+        line for line, root in roots.items() if root not in ("__future__", "bisect_trt")
+    ]
     # Comments belong to what follows them.
     last = max([*imports, *checking], key=lambda node: node.lineno)
-    rest = "\n".join(source.splitlines()[last.end_lineno :]).strip("\n") + "\n"
+    definitions = "\n".join(source.splitlines()[last.end_lineno :]).strip("\n") + "\n"
     packages = {
         root for root in roots.values() if root not in (*sys.stdlib_module_names, "bisect_trt")
     }
-    return packages, "\n".join([*kept, "\n" + _FOR_LINTERS.sub("", rest)])
+    return packages, "\n".join([*import_lines, "\n" + _FOR_LINTERS.sub("", definitions)])

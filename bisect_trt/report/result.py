@@ -257,8 +257,8 @@ class Result(msgspec.Struct):
     def to_json(self) -> Entry:
         """Plain values, schema first."""
         plain: Entry = to_plain(self)
-        other = plain.pop("other")
-        return {"schema": SCHEMA, **plain, **other}
+        extra = plain.pop("other")
+        return {"schema": SCHEMA, **plain, **extra}
 
     def content(self) -> bytes:
         """Return the JSON."""
@@ -296,9 +296,9 @@ def result_of(plain: Json) -> Result:
     fields = {
         name: value for name, value in plain.items() if value is not None and name != "schema"
     }
-    other = {name: fields.pop(name) for name in fields.keys() - {*Result.__struct_encode_fields__}}
+    extra = {name: fields.pop(name) for name in fields.keys() - {*Result.__struct_encode_fields__}}
     # not strict: numbers that JSON lacks are text
-    return msgspec.convert({**fields, "other": other}, Result, strict=False)
+    return msgspec.convert({**fields, "other": extra}, Result, strict=False)
 
 
 def read_result(path: Path) -> Result:

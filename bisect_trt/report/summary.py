@@ -124,19 +124,19 @@ def headline(result: Result) -> str:
 
 def describe_inside(level: Inside) -> str:
     """Return in a sentence what fails inside a node with a body, an entry of the field ``inside`` of a result."""
-    where = f"{level.op} '{level.name}'"
+    place = f"{level.op} '{level.name}'"
     if level.branch:
-        where += f", {level.branch}"
+        place += f", {level.branch}"
     if level.iteration:
-        where += f", iteration {level.iteration}"
+        place += f", iteration {level.iteration}"
     if not level.nodes:
-        return f"Inside {where}: no node is named: {level.why}"
+        return f"Inside {place}: no node is named: {level.why}"
     verb = "fails alone" if len(level.nodes) == 1 else "fail together"
     reason = f": {level.why}" if level.why else ""
     fault = level.fault
     if fault and fault.value:
         verb += f", as {fault.precision} cannot represent {fault.value:.5g}"
-    return f"Inside {where}: {grouped(level.nodes)} {verb} ({level.minimality}{reason})"
+    return f"Inside {place}: {grouped(level.nodes)} {verb} ({level.minimality}{reason})"
 
 
 _KINDS = 6
@@ -165,16 +165,16 @@ def describe_placement(layers: Sequence[Entry]) -> str:
 
 def describe_steps(steps: Steps) -> str:
     """Return in some sentences which step of a loop is wrong first, and of which kind the failure is."""
-    own = steps.own
+    own_run = steps.own
     if steps.kind == "none":
         return (
             f"All {steps.steps} steps match, with the target's own state and with the reference's."
         )
-    free = f"with its own state the target is wrong from step {own.first} on"
-    if own.first is None:
+    free = f"with its own state the target is wrong from step {own_run.first} on"
+    if own_run.first is None:
         free = "with its own state no step is past the tolerance"
-    if own.token:
-        free += f", and the argmax of an output differs from step {own.token} on"
+    if own_run.token:
+        free += f", and the argmax of an output differs from step {own_run.token} on"
     if steps.whole:
         first = steps.whole.first
         free += f"; in one run {f'step {first} is wrong first' if first else 'all steps match'}"
@@ -187,18 +187,18 @@ def describe_steps(steps: Steps) -> str:
         rate = f", about {steps.rate:.3g} times a step" if steps.rate else ""
         return (
             f"Drift: no step of {steps.steps} is wrong with the state of the reference (error at most {steps.right.worst:.2g} of "
-            f"the tolerance); {free}. Feedback of {carriers} magnifies small errors{rate}, to {own.worst:.3g} times the "
+            f"the tolerance); {free}. Feedback of {carriers} magnifies small errors{rate}, to {own_run.worst:.3g} times the "
             "tolerance."
         )
     worst = next(error for error in steps.right.errors if error.sample == steps.step)
     names = ", ".join(repr(name) for name in steps.tensors[:_NAMED] if name)
-    what = ": ".join(filter(None, (names, worst.describe())))
+    error = ": ".join(filter(None, (names, worst.describe())))
     spans = _spans(steps.failing)
     count = len(steps.right.errors)
-    asked = f" (of the {count} that were run)" if count < len(own.errors) else ""
+    scope = f" (of the {count} that were run)" if count < len(own_run.errors) else ""
     return (
-        f"Step {steps.step} of {steps.steps} is the first that is wrong with the state of the reference: {what}. Wrong steps: "
-        f"{first_few(spans, _SHOWN)}{asked}; {free}."
+        f"Step {steps.step} of {steps.steps} is the first that is wrong with the state of the reference: {error}. Wrong steps: "
+        f"{first_few(spans, _SHOWN)}{scope}; {free}."
     )
 
 
@@ -210,12 +210,16 @@ def _spans(ends: Iterable[tuple[object, object]]) -> list[str]:
 def steps_table(steps: Steps) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the columns and the rows of a table: the errors of some steps in each way, in tolerances."""
     ratios = [
-        {error.sample: error.tolerance_ratio for error in way.errors} for way in steps.ways.values()
+        {error.sample: error.tolerance_ratio for error in series.errors}
+        for series in steps.ways.values()
     ]
-    firsts = {way.first - 1 for way in steps.ways.values() if way.first}
+    firsts = {series.first - 1 for series in steps.ways.values() if series.first}
     places = downsample([*ratios[0].values()], MOST_ROWS, firsts)
     rows = [
-        (str(step), *(number(way[step], 3) if step in way else "" for way in ratios))
+        (
+            str(step),
+            *(number(by_step[step], 3) if step in by_step else "" for by_step in ratios),
+        )
         for step in (place + 1 for place in places)
     ]
     return ("step", *steps.ways), rows
@@ -247,10 +251,10 @@ def _group(ops: str, kind: str, paths: Sequence[str]) -> str:
         return ops
     if len(places) == 1:
         return f"{ops} in {places[0]}"
-    what = kind.rpartition(".")[2] or (
+    noun = kind.rpartition(".")[2] or (
         "LayerNorm" if {"Pow", "ReduceMean"} <= set(ops.split(", ")) else "module"
     )
-    return f"{ops} in {plural(len(places), what)}, {places[0]} to {places[-1]}"
+    return f"{ops} in {plural(len(places), noun)}, {places[0]} to {places[-1]}"
 
 
 def _answers(result: Result) -> list[str]:
@@ -329,7 +333,7 @@ def _nodes(result: Result) -> Iterator[Row]:
         yield "", str(result.why)
 
 
-def _other_origins(result: Result, others: Sequence[Origin]) -> Iterator[Row]:
+def _other_origins(result: Result, origins: Sequence[Origin]) -> Iterator[Row]:
     """Yield the origins that are not in the answer, those with an input that may be wrong apart, and what was not seen."""
     unseen = result.unseen or {}
     if result.command == "layerwise" and result.origins:
@@ -339,10 +343,10 @@ def _other_origins(result: Result, others: Sequence[Origin]) -> Iterator[Row]:
     wrong = (tensor.name for tensor in result.tensors or () if not tensor.passed)
     doubtful = {*unseen, *wrong}
     groups: dict[str, list[Node]] = {}
-    for each in others:
-        is_clean = doubtful.isdisjoint(each.inputs)
+    for origin in origins:
+        is_clean = doubtful.isdisjoint(origin.inputs)
         inputs = "correct inputs" if is_clean else "inputs that are slightly wrong or were not seen"
-        groups.setdefault(inputs, []).append(each.node)
+        groups.setdefault(inputs, []).append(origin.node)
     for inputs, nodes in groups.items():
         text = f"{plural(len(nodes), 'more node')} with {inputs} and wrong outputs"
         yield "", f"{text}: {grouped(nodes)}"
@@ -368,14 +372,14 @@ def _cause(result: Result) -> Iterator[Row]:
     if not detail:
         return
     for entry in detail.alternatives[: 1 if result.artifacts.get("patched") else 2]:
-        what = "the model" if entry.whole else "the minimal case, but not the whole model,"
+        subject = "the model" if entry.whole else "the minimal case, but not the whole model,"
         yield (
             "Cause",
-            f"{' and '.join(entry.switches)}: {what} passes with {' '.join(entry.options)}",
+            f"{' and '.join(entry.switches)}: {subject} passes with {' '.join(entry.options)}",
         )
         if entry.whole:
             yield "", _sentence(entry.seen)
-        yield from (("", said) for said in (*said_of_compiler(entry), doubted_case(entry)) if said)
+        yield from (("", note) for note in (*said_of_compiler(entry), doubted_case(entry)) if note)
     if not detail.alternatives:
         reason = (
             "; ".join(detail.doubted)
@@ -396,9 +400,9 @@ def said_of_compiler(entry: Switches) -> Iterator[str]:
             yield f"It stops before fusion {changed.fusion}.{tactic}"
         yield f"Layers of the failing engine alone: {_layers(changed.failing)}."
         yield f"Layers of the passing engine alone: {_layers(changed.passing)}."
-    if (way := entry.elsewhere) is not None:
-        doubt = "" if way.documented else " This is undocumented, and may go with a release."
-        yield f"Without bisect-trt: {way.name}='{way.value}'.{doubt}"
+    if (setting := entry.elsewhere) is not None:
+        doubt = "" if setting.documented else " This is undocumented, and may go with a release."
+        yield f"Without bisect-trt: {setting.name}='{setting.value}'.{doubt}"
 
 
 def _layers(layers: Sequence[EngineLayer]) -> str:
@@ -429,7 +433,7 @@ def _releases(result: Result) -> Iterator[Row]:
         first = result.first_failing
         fixed = result.first_passing
         spans = ", ".join(_spans(failing))
-        verdicts = takewhile(lambda each: each[0] != first, (result.releases or {}).items())
+        verdicts = takewhile(lambda entry: entry[0] != first, (result.releases or {}).items())
         before = [release for release, verdict in verdicts if verdict == "PASS"]
         start = "no older release has a verdict"
         if first and before:
@@ -467,8 +471,8 @@ def _fixes(result: Result) -> Iterator[Row]:
 
 def said_of_cost(cost: Cost) -> str:
     """Return what a change costs, in words."""
-    what = "a run takes" if cost.unit == "ms" else "the engine has"
-    return f"{what} {cost.after:.3g} {cost.unit}, {cost.before:.3g} {cost.unit} without it"
+    clause = "a run takes" if cost.unit == "ms" else "the engine has"
+    return f"{clause} {cost.after:.3g} {cost.unit}, {cost.before:.3g} {cost.unit} without it"
 
 
 def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
@@ -508,21 +512,21 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
         )
 
 
-def _smaller(result: Result, kept: list[Unit], noun: str) -> Iterator[Row]:
+def _smaller(result: Result, units: list[Unit], noun: str) -> Iterator[Row]:
     """Yield the smaller sets that were seen, and whether another command may find some."""
     minimal = result.minimal or ()
     proven = result.minimal_proven
-    if len(minimal) < len(kept):
+    if len(minimal) < len(units):
         proof = "1-minimal" if proven else "unproven"
         yield "", f"For the given inputs only, {len(minimal)} of these {noun} are enough ({proof})"
     if result.command == "precision":
-        others = [point for point in result.curve or () if not point.recommended]
-        sets = [f"{p.nodes} ({p.passed} of {p.samples} samples pass)" for p in others[:4]]
+        smaller = [point for point in result.curve or () if not point.recommended]
+        sets = [f"{p.nodes} ({p.passed} of {p.samples} samples pass)" for p in smaller[:4]]
         if sets:
             yield "", f"Other sets, by --keep-set N: {', '.join(sets)}"
     elif not proven:
         yield "", "Preliminary: `bisect-trt precision` searches longer and may keep fewer nodes"
-    elif len(minimal) < len(kept) and result.validation:
+    elif len(minimal) < len(units) and result.validation:
         yield "", "`bisect-trt precision` may keep fewer: 1% may fail there, none here"
 
 
@@ -539,9 +543,9 @@ def _scored(result: Result) -> Iterator[Row]:
         error = f"sampling error {metric.sampling_error:.2g}, 95% confidence"
         yield "", f"{metric.name} {metric.candidate:.4g} on {metric.of} samples ({error})"
     if result.command == "precision":
-        scores = sorted(metric.probes or (), key=lambda each: each.candidate)
+        scores = sorted(metric.probes or (), key=lambda probe: probe.candidate)
         best = reversed(scores) if metric.lower_is_better else scores
-        by_size = {each.size: f"{each.size} ({each.candidate:.4g})" for each in best}
+        by_size = {probe.size: f"{probe.size} ({probe.candidate:.4g})" for probe in best}
         sets = ", ".join(by_size[size] for size in sorted(by_size)[:_SETS])
         yield "", f"Sets by size, with their {metric.name}: {sets}"
 
@@ -560,8 +564,8 @@ def _files(result: Result) -> Iterator[Row]:
         for key, path in artifacts.items()
         if path and key not in ("run", "report", "reproducer")
     ]
-    others = [path for path in paths if not (folder and Path(path).is_relative_to(folder))]
-    if written := [*inside, *dict.fromkeys(others)]:
+    outside = [path for path in paths if not (folder and Path(path).is_relative_to(folder))]
+    if written := [*inside, *dict.fromkeys(outside)]:
         yield "Wrote", ", ".join(written)
     if report := artifacts.get("report"):
         path = Path(report)
@@ -572,14 +576,14 @@ def _files(result: Result) -> Iterator[Row]:
         )
         if run:
             shared = result.probes.get("shared", 0)
-            known = f" ({plural(shared, 'verdict')} from the cache)" if shared else ""
-            yield "", f"{plural(run, 'probe')} in {seconds(result.wall_s)}{known}"
+            cached = f" ({plural(shared, 'verdict')} from the cache)" if shared else ""
+            yield "", f"{plural(run, 'probe')} in {seconds(result.wall_s)}{cached}"
 
 
 def _next(result: Result) -> Iterator[Row]:
     """Yield the next command."""
     if result.first_passing:  # the fix is an upgrade
         return
-    resume = [each.command for each in result.page.commands or () if each.resumes]
+    resume = [command.command for command in result.page.commands or () if command.resumes]
     for command in [*(result.next or ()), *resume][:1]:
         yield "Next", command

@@ -65,8 +65,10 @@ def seconds(value: float, *, whole: bool = False) -> str:
         if whole:
             return f"{value:.0f} s"
         return f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
-    minutes, rest = divmod(round(value), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    minutes, remainder = divmod(round(value), 60)
+    return (
+        f"{minutes} min {remainder} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    )
 
 
 def plural(count: int, word: str) -> str:
@@ -86,7 +88,9 @@ _LEADING = re.compile(r"^(\s*\d*)(?=[-+=.)]+(?:\s|$))")
 
 def plain(text: str) -> str:
     """Return the text on one line; characters that are not printable become escapes."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    return "".join(
+        character if character.isprintable() else ascii(character)[1:-1] for character in text
+    )
 
 
 def prose(text: str) -> str:
@@ -125,29 +129,29 @@ def print_tree(title: str, content: Json) -> None:
 
     def lines(name: str, value: Any, indent: str) -> Iterator[str]:  # noqa: ANN401 - any JSON value
         if isinstance(value, Mapping):
-            rest = {key: each for key, each in value.items() if key not in _HEADLINE}
+            details = {key: entry for key, entry in value.items() if key not in _HEADLINE}
             head = _headline(name, value)
-            if all(map(_is_short, rest.values())):
+            if all(map(_is_short, details.values())):
                 words = ", ".join(
-                    f"{key} {_short(each)}"
-                    for key, each in rest.items()
-                    if each not in (None, 0, [], "")
+                    f"{key} {_short(entry)}"
+                    for key, entry in details.items()
+                    if entry not in (None, 0, [], "")
                 )
                 yield f"{indent}{head}: {words}" if words else f"{indent}{head}"
                 return
             yield f"{indent}{head}"
-            for key, each in rest.items():
-                yield from lines(key, each, f"{indent}  ")
+            for key, entry in details.items():
+                yield from lines(key, entry, f"{indent}  ")
         elif not _is_short(value):
             yield f"{indent}{len(value)} {name}"
-            for place, each in enumerate(value, 1):
-                yield from lines(f"{name} {place}", each, f"{indent}  ")
+            for place, entry in enumerate(value, 1):
+                yield from lines(f"{name} {place}", entry, f"{indent}  ")
         elif value not in (None, [], ""):
             yield f"{indent}{name}: {_short(value)}"
 
     print(plain(title))
-    for key, each in content.items():
-        for line in lines(key, each, "  "):
+    for key, entry in content.items():
+        for line in lines(key, entry, "  "):
             print(plain(line))
 
 
@@ -166,11 +170,11 @@ def _headline(name: str, entry: Json) -> str:
 
 def _is_short(value: Any) -> bool:  # noqa: ANN401 - any JSON value
     return not isinstance(value, Mapping | list) or (
-        isinstance(value, list) and not any(isinstance(each, Mapping | list) for each in value)
+        isinstance(value, list) and not any(isinstance(entry, Mapping | list) for entry in value)
     )
 
 
 def _short(value: Any) -> str:  # noqa: ANN401 - any JSON value
     if isinstance(value, list):
-        return f"[{', '.join('?' if each is None else _short(each) for each in value)}]"
+        return f"[{', '.join('?' if entry is None else _short(entry) for entry in value)}]"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -100,7 +100,7 @@ class Call:
             option for option in self.options if isinstance(option, Oracle) and changed(option)
         ]
         if len(oracles) > 1:
-            first, second = (each.flag for each in oracles[:2])
+            first, second = (oracle.flag for oracle in oracles[:2])
             raise ConflictError(
                 f"{first} and {second} both decide whether a candidate fails; drop one."
             )
@@ -137,11 +137,15 @@ class Call:
         metric = self[MetricOptions]
         limits = self[Limits].check()
         metric.check(bounded=bounded)
-        decisive = [words[0] for each in (metric, self[Limits]) if (words := written(each))]
-        others = [*decisive[1:], *written(self[CompareOptions])[:1], *["--check"] * self.has_check]
-        if decisive and others:
+        decisive = [words[0] for group in (metric, self[Limits]) if (words := written(group))]
+        conflicting = [
+            *decisive[1:],
+            *written(self[CompareOptions])[:1],
+            *["--check"] * self.has_check,
+        ]
+        if decisive and conflicting:
             raise ConflictError(
-                f"{decisive[0]} and {others[0]} each decide whether a candidate fails; drop one."
+                f"{decisive[0]} and {conflicting[0]} each decide whether a candidate fails; drop one."
             )
         if metric.metric is None:
             return None, limits
@@ -154,7 +158,7 @@ class Call:
         Raises:
             UsageError: An option of the check is wrong, or has no effect.
         """
-        own, (metric, limits) = self[CheckOptions], self.deciding()
+        options, (metric, limits) = self[CheckOptions], self.deciding()
         if self.source is not None and not self.has_check and target is None:
             raise MissingOptionError("no check: give check (a function or a command) or target.")
         if self.function is not None and target is not None:
@@ -163,21 +167,23 @@ class Call:
             raise MissingOptionError(
                 f"{written(measured)[0]} measures a target; add one, such as --onnxrt."
             )
-        if own.candidate is not None:
+        if options.candidate is not None:
             check_output(
-                own.candidate, overwrite=True
+                options.candidate, overwrite=True
             )  # the workspace refuses to replace files of other programs
         oracle = self.oracle
-        if oracle is not None and own.check and not oracle.takes_command:
+        if oracle is not None and options.check and not oracle.takes_command:
             raise ConflictError(
                 f"{oracle.flag} decides whether a candidate fails, and so does --check; drop one."
             )
-        argv = CommandCheck.parse(own.check) if own.check else ()
+        argv = CommandCheck.parse(options.check) if options.check else ()
         for name in () if self.has_check else ("fail_regex", "fail_code", "ignore_fail_code"):
-            if getattr(own, name):
+            if getattr(options, name):
                 raise MissingOptionError(f"--{name.replace('_', '-')} needs a --check command.")
         tolerance = tolerance_options(self[CompareOptions], target)
-        return CheckSettings(own, argv, target, tolerance, metric, limits, self.function, oracle)
+        return CheckSettings(
+            options, argv, target, tolerance, metric, limits, self.function, oracle
+        )
 
     def open(
         self,
@@ -204,8 +210,8 @@ class Call:
         conflict = conflicting_builds()
         if conflict is not None:
             self.console.warn(conflict)
-        own: Any = next(iter(self.options))
-        source = self.source or Source(own.model)
+        group: Any = next(iter(self.options))
+        source = self.source or Source(group.model)
         data = replace(self[Data], input_shapes={**self[Data].input_shapes, **(input_shapes or {})})
         files = [*self._files(), *files]  # before there is a folder
         for file in files:
@@ -304,10 +310,10 @@ class OpenCall:
         """
         # A search by a metric cuts candidates with the first sample; the metric reads the whole set
         # itself.
-        most = None if self.call[MetricOptions].metric is None else 1
+        limit = None if self.call[MetricOptions].metric is None else 1
         loop = self.call[Loop]
         subject = Subject(
-            replace(self.model, most=most, older=older or bool(self.places), loop=loop),
+            replace(self.model, most=limit, older=older or bool(self.places), loop=loop),
             self.workspace,
             self.call.console,
             fresh_process=self.fresh_process,
@@ -316,7 +322,7 @@ class OpenCall:
             places=self.places,
             deadline=self.deadline,
         )
-        if loop.steps is not None and most is None:
+        if loop.steps is not None and limit is None:
             result = self.call.result
             tolerance = tolerance_options(self.call[CompareOptions], target)
             with (
@@ -391,7 +397,7 @@ class OpenCall:
             and getattr(group, entry.name) != entry.default
             for word in entry.words(getattr(group, entry.name))
         ]
-        seen = (str(sorted(each.table().items())) for each in subject.seen.values())
+        runtimes = (str(sorted(runtime.table().items())) for runtime in subject.seen.values())
         return [
             call.command,
             *sorted(files.values()),
@@ -399,7 +405,7 @@ class OpenCall:
             *(files.get(Path(word), word) for word in words),
             *written(Search(repeat=call[Search].repeat, confidence=call[Search].confidence)),
             *map("=".join, environment().items()),
-            *sorted(seen),
+            *sorted(runtimes),
         ]
 
 

@@ -167,7 +167,7 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
     Raises:
         UsageError: None of them is possible, or an option of commands is given without one.
     """
-    own = settings.options
+    options = settings.options
     target = settings.target
     if settings.oracle is not None:
         return settings.oracle.check(settings, workers)
@@ -176,9 +176,9 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
     if settings.argv:
         command = CommandCheck(
             settings.argv,
-            tuple(own.fail_code),
-            tuple(own.ignore_fail_code),
-            tuple(map(re.compile, own.fail_regex)),
+            tuple(options.fail_code),
+            tuple(options.ignore_fail_code),
+            tuple(map(re.compile, options.fail_regex)),
             settings.timeout,
             workers.memory_limit,
         )
@@ -232,7 +232,7 @@ def _runtime_check(
         raise ConflictError(
             "--slower-than and --latency-limit time runs, and --build-only runs nothing; drop one."
         )
-    baseline, beside = baseline_of(workers, limits.baseline, target)
+    baseline, place = baseline_of(workers, limits.baseline, target)
     return LimitCheck(
         workers,
         target,
@@ -240,13 +240,13 @@ def _runtime_check(
         settings.timeout,
         limits=limits,
         baseline=baseline,
-        beside=beside,
+        beside=place,
         lost=lost,
     )
 
 
 def baseline_of(
-    workers: WorkerPool, what: str | None, target: TargetSettings
+    workers: WorkerPool, name: str | None, target: TargetSettings
 ) -> tuple[TargetSettings, Place | None]:
     """Return the runtime of a baseline, and its place.
 
@@ -256,14 +256,14 @@ def baseline_of(
     """
     from bisect_trt.probe.limit_check import baseline_target  # noqa: PLC0415 - of such checks alone
 
-    baseline = baseline_target(what, target)
-    if what is not None and "==" in what:
+    baseline = baseline_target(name, target)
+    if name is not None and "==" in name:
         from bisect_trt.worker.environments import Environment, interpreter  # noqa: PLC0415 - of releases alone
 
         return baseline, make_place(
-            f"env={what}", lambda text: str(interpreter(Environment.parse(text)))
+            f"env={name}", lambda text: str(interpreter(Environment.parse(text)))
         )
-    return baseline, workers.places[0] if what is not None and workers.places else None
+    return baseline, workers.places[0] if name is not None and workers.places else None
 
 
 def sort_file(
@@ -548,15 +548,17 @@ def metric_check(subject: Subject, runs: BuiltinCheck, options: MetricOptions) -
         """Return the parts of the model before and after a piece."""
         weights = {entry.name for entry in piece.graph.initializer}
         fed = [value.name for value in piece.graph.input if value.name not in weights]
-        made = [value.name for value in piece.graph.output]
+        outputs = [value.name for value in piece.graph.output]
         inner = [name for name in fed if name not in network.inputs]
-        ends = [name for name in network.outputs if name not in made and name in network.producer]
-        return part((), inner), part([name for name in made if name in network.producer], ends)
+        ends = [
+            name for name in network.outputs if name not in outputs and name in network.producer
+        ]
+        return part((), inner), part([name for name in outputs if name in network.producer], ends)
 
     check = MetricCheck(runs, make_scale(subject, options), rest)
     if not subject.stream or subject.settings.data.given:
         return check
     return replace(
         check,
-        other_stream=lambda other: replace(check, scale=make_scale(subject, options, other)),
+        other_stream=lambda stream: replace(check, scale=make_scale(subject, options, stream)),
     )

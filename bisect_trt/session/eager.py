@@ -177,14 +177,14 @@ class Eager:
 @contextmanager
 def evaluating(module: Any) -> Iterator[None]:  # noqa: ANN401 - a module without types
     """Put a module into evaluation mode, and restore the mode of each part."""
-    modes = [(each, each.training) for each in module.modules()]
+    modes = [(child, child.training) for child in module.modules()]
     try:
-        for each, _ in modes:
-            each.training = False
+        for child, _ in modes:
+            child.training = False
         yield
     finally:
-        for each, mode in modes:
-            each.training = mode
+        for child, mode in modes:
+            child.training = mode
 
 
 def tensors_of(values: object) -> list[Any]:

@@ -57,10 +57,10 @@ class ModelFacts:
     @cached_property
     def infos(self) -> Mapping[str, TensorInfo]:
         """Types and shapes of tensors: from the reference run, else from shape inference."""
-        known: Mapping[str, TensorInfo] = ChainMap(
+        infos: Mapping[str, TensorInfo] = ChainMap(
             cast("Any", self.reference.infos), cast("Any", self.network.infos)
         )
-        return known if self.freed is None else self.freed.infos(known)
+        return infos if self.freed is None else self.freed.infos(infos)
 
     @cached_property
     def element_types(self) -> dict[str, int]:

@@ -34,11 +34,11 @@ class Freed:
     target: TargetSettings | None
     ranges: Mapping[str, ShapeRange]
 
-    def infos(self, known: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    def infos(self, infos: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
         """Types and shapes of tensors, with their free dimensions."""
         return {
             name: replace(info, shape=self.shapes.get(name, info.shape))
-            for name, info in known.items()
+            for name, info in infos.items()
         }
 
     def dress(self, candidate: Candidate) -> Candidate:

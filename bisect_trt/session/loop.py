@@ -99,17 +99,17 @@ class LoopRun:
         """
         self.folder.mkdir(exist_ok=True)
         models = self.subject.models
-        other = self.eager if isinstance(self.eager, OtherModel) else None
-        network = other.network if other else self.subject.truth
+        model = self.eager if isinstance(self.eager, OtherModel) else None
+        network = model.network if model else self.subject.truth
         for steps in self._chunks(_CHUNK, "the reference"):
             for step in steps:
                 save_npz(self.file("inputs", step), self.subject.stream[step - 1])
-            left = [step for step in steps if not self.file("golden", step).exists()]
+            missing = [step for step in steps if not self.file("golden", step).exists()]
             if isinstance(self.eager, Eager):
-                self._run_module(self.eager, left)
+                self._run_module(self.eager, missing)
                 continue
             inputs, golden = (
-                tuple(self.file(kind, step) for step in left) for kind in ("inputs", "golden")
+                tuple(self.file(kind, step) for step in missing) for kind in ("inputs", "golden")
             )
             request = Collect(
                 models.reference,
@@ -117,11 +117,11 @@ class LoopRun:
                 inputs,
                 golden,
                 state=self.subject.state.taken,
-                before=self.before(left[0]) if left else None,
+                before=self.before(missing[0]) if missing else None,
             )
             reply = models.ask(request)
             if isinstance(reply, Failed):
-                step = sum(file.exists() for file in golden) + left[0]
+                step = sum(file.exists() for file in golden) + missing[0]
                 raise ModelRefusedError(f"the reference cannot run step {step}: {reply.message}.")
 
     def _run_module(self, module: Eager, steps: Sequence[int]) -> None:
@@ -143,21 +143,21 @@ class LoopRun:
                 break
         return errors
 
-    def compare_right(self, own: Errors, *, strict: bool) -> Errors:
+    def compare_right(self, free_run: Errors, *, strict: bool) -> Errors:
         """Run the target with the reference's state: all steps, or by halving where a failure lasts to the last one.
 
         Args:
-            own: The errors with its own state; the first step that is wrong so is likely wrong.
+            free_run: The errors with its own state; the first step that is wrong so is likely wrong.
             strict: As for :func:`judge`.
         """
-        first = _way(scaled(own), {}).first
-        seen: Errors = {}
+        first = _way(scaled(free_run), {}).first
+        errors: Errors = {}
 
         def ask(place: int) -> Verdict:
             step = place + 1
-            if step not in seen:
-                seen.update(self._compare(range(step, step + 1), own_state=False))
-            is_wrong = step in wrong_steps(_way(scaled(seen, own), {}), strict=strict)
+            if step not in errors:
+                errors.update(self._compare(range(step, step + 1), own_state=False))
+            is_wrong = step in wrong_steps(_way(scaled(errors, free_run), {}), strict=strict)
             return Verdict.FAIL if is_wrong else Verdict.PASS
 
         # A target that compiles builds the model in each request.
@@ -165,7 +165,7 @@ class LoopRun:
             last = self.steps - 1
             if all(ask(place) is Verdict.FAIL for place in (first - 1, last, (first + last) // 2)):
                 find_edges(self.steps, ask, first - 1)
-                return dict(sorted(seen.items()))
+                return dict(sorted(errors.items()))
         return self.compare(own_state=False)
 
     def _kept(self, steps: range, *, own_state: bool) -> Errors:
@@ -183,9 +183,11 @@ class LoopRun:
         """Yield the numbers of the steps of each request, and show where the run is."""
         began = time.monotonic()
         for start in range(1, self.steps + 1, size):
-            left = (time.monotonic() - began) * (self.steps + 1 - start) / max(start - 1, 1)
-            more = f", {seconds(left, whole=True)} left" if start > 1 else ""
-            self.subject.console.progress.step(f"step {start} of {self.steps} on {runtime}{more}")
+            remaining = (time.monotonic() - began) * (self.steps + 1 - start) / max(start - 1, 1)
+            estimate = f", {seconds(remaining, whole=True)} left" if start > 1 else ""
+            self.subject.console.progress.step(
+                f"step {start} of {self.steps} on {runtime}{estimate}"
+            )
             yield range(start, min(start + size, self.steps + 1))
 
     def _compare(self, steps: range, *, own_state: bool) -> Errors:
@@ -201,7 +203,7 @@ class LoopRun:
             request = replace(request, feeds_back=True, save_outputs=saved)
         reply = self.subject.workers.ask(request)
         if not isinstance(reply, Failed):
-            grouped = groupby(reply.comparisons, lambda each: each.sample)
+            grouped = groupby(reply.comparisons, lambda comparison: comparison.sample)
             return {
                 step: list(comparisons)
                 for step, (_, comparisons) in zip(steps, grouped, strict=True)
@@ -317,16 +319,16 @@ class LoopRun:
         return path
 
 
-def _differing(own: Array, right: Array, axis: int | None) -> dict[int, Array]:
+def _differing(state: Array, right: Array, axis: int | None) -> dict[int, Array]:
     """Return masks of the places in which two states differ, by their number along an axis.
 
     Args:
-        own: The target's.
+        state: The target's.
         right: The reference's.
         axis: The axis of positions; by default that along which the smallest share differs, of
             equal ones the longest.
     """
-    differs = own != right
+    differs = state != right
     along = {
         at: np.flatnonzero(differs.any(tuple({*range(differs.ndim)} - {at})))
         for at in range(differs.ndim)
@@ -340,75 +342,82 @@ def _differing(own: Array, right: Array, axis: int | None) -> dict[int, Array]:
 
 
 def judge(
-    taken: Mapping[str, str], own: Errors, right: Errors, whole: Errors, *, strict: bool
+    feedback: Mapping[str, str], free_run: Errors, right: Errors, one_run: Errors, *, strict: bool
 ) -> Steps:
     """Return which step is wrong first, and of which kind the failure is.
 
     Args:
-        taken: The output that each input takes of the step before.
-        own: The errors of the steps with the target's own state.
+        feedback: The output that each input takes of the step before.
+        free_run: The errors of the steps with the target's own state.
         right: The same with the state of the reference.
-        whole: The same in one run.
+        one_run: The same in one run.
         strict: As for :func:`wrong_steps`.
     """
-    right = scaled(right, own)
-    own, whole = map(scaled, (own, whole))
-    ways = [_way(errors, taken) for errors in (own, right)]
-    wrong = wrong_steps(ways[1], strict=strict)
+    right = scaled(right, free_run)
+    free_run, one_run = map(scaled, (free_run, one_run))
+    pair = [_way(errors, feedback) for errors in (free_run, right)]
+    wrong = wrong_steps(pair[1], strict=strict)
     verdicts = {step: Verdict.FAIL if step in wrong else Verdict.PASS for step in right}
-    kind: Kind = "drift" if ways[0].first else "none"
+    kind: Kind = "drift" if pair[0].first else "none"
     if wrong:
         kind = "start" if wrong[0] == 1 else "step"
-    failed = [each for each in right[wrong[0]] if not each.passed] if wrong else []
+    failed = (
+        [comparison for comparison in right[wrong[0]] if not comparison.passed] if wrong else []
+    )
     return Steps(
-        steps=len(own),
-        taken=dict(taken),
+        steps=len(free_run),
+        taken=dict(feedback),
         kind=kind,
         step=wrong[0] if wrong else None,
-        tensors=tuple(each.name for each in sorted(failed, key=lambda each: -each.severity)),
+        tensors=tuple(
+            comparison.name
+            for comparison in sorted(failed, key=lambda comparison: -comparison.severity)
+        ),
         failing=tuple(History(verdicts).stretches),
-        rate=growth(ways[0].errors) if kind == "drift" else None,
-        own=ways[0],
-        right=ways[1],
-        whole=_way(whole, taken) if whole else None,
+        rate=growth(pair[0].errors) if kind == "drift" else None,
+        own=pair[0],
+        right=pair[1],
+        whole=_way(one_run, feedback) if one_run else None,
     )
 
 
-def wrong_steps(way: StepsWay, *, strict: bool) -> list[int]:
-    """Return the steps that are wrong in a way to run them.
+def wrong_steps(series: StepsWay, *, strict: bool) -> list[int]:
+    """Return the steps that are wrong in one way to run them.
 
     Args:
-        way: The errors.
+        series: The errors of one way.
         strict: Whether any error past the tolerance counts; else it has to be as severe as the
             worst one is.
     """
-    least = 1.0 if strict else required_severity(way.worst)
+    severity = 1.0 if strict else required_severity(series.worst)
     return [
         error.sample or 1
-        for error in way.errors
-        if not error.passed and error.tolerance_ratio >= least
+        for error in series.errors
+        if not error.passed and error.tolerance_ratio >= severity
     ]
 
 
-def scaled(steps: Errors, others: Errors | None = None) -> Errors:
-    """Return comparisons in which an output matches within the widest tolerance that it has in any step, of ``others`` too.
+def scaled(steps: Errors, reference: Errors | None = None) -> Errors:
+    """Return comparisons in which an output matches within the widest tolerance that it has in any step, of ``reference`` too.
 
     An automatic tolerance follows the size of the values, and a score is next to zero in some steps.
     """
     widest: dict[str, float] = {}
-    for each in chain(*steps.values(), *(others or {}).values()):
-        widest[each.name] = max(widest.get(each.name, 0.0), each.atol or 0.0)
+    for comparison in chain(*steps.values(), *(reference or {}).values()):
+        widest[comparison.name] = max(widest.get(comparison.name, 0.0), comparison.atol or 0.0)
 
-    def matched(each: TensorComparison) -> TensorComparison:
-        ratio = (each.max_abs or 0.0) / (widest[each.name] or math.inf)
-        if each.kind is not ComparisonKind.MISMATCH or not ratio <= 1:
-            return each
-        return structs.replace(each, passed=True, kind=ComparisonKind.MATCH, of_tolerance=ratio)
+    def matched(comparison: TensorComparison) -> TensorComparison:
+        ratio = (comparison.max_abs or 0.0) / (widest[comparison.name] or math.inf)
+        if comparison.kind is not ComparisonKind.MISMATCH or not ratio <= 1:
+            return comparison
+        return structs.replace(
+            comparison, passed=True, kind=ComparisonKind.MATCH, of_tolerance=ratio
+        )
 
-    return {step: list(map(matched, seen)) for step, seen in steps.items()}
+    return {step: list(map(matched, comparisons)) for step, comparisons in steps.items()}
 
 
-def _way(steps: Errors, taken: Mapping[str, str]) -> StepsWay:
+def _way(steps: Errors, feedback: Mapping[str, str]) -> StepsWay:
     """Return the worst output of each step; an output that is no state may be one of tokens."""
     worst: list[Comparison] = []
     tokens: list[int] = []
@@ -416,24 +425,26 @@ def _way(steps: Errors, taken: Mapping[str, str]) -> StepsWay:
         each = max(comparisons, key=lambda each: (not each.passed, each.tolerance_ratio))
         worst.append(Comparison.of(structs.replace(each, sample=step)))
         chosen = [
-            each.details.argmax
-            for each in comparisons
-            if each.details and each.name not in taken.values()
+            comparison.details.argmax
+            for comparison in comparisons
+            if comparison.details and comparison.name not in feedback.values()
         ]
         tokens += [step] if any(share is not None and share < 1 for share in chosen) else []
     return StepsWay(
-        first=next((each.sample for each in worst if not each.passed), None),
+        first=next((comparison.sample for comparison in worst if not comparison.passed), None),
         token=tokens[0] if tokens else None,
-        worst=max(each.tolerance_ratio for each in worst),
+        worst=max(comparison.tolerance_ratio for comparison in worst),
         errors=tuple(worst),
     )
 
 
 def growth(errors: Sequence[Comparison]) -> float | None:
     """Return the factor by which errors grow a step, by a line through their logarithms up to the first past the tolerance."""
-    before = takewhile(lambda each: each.passed, errors)
+    before = takewhile(lambda comparison: comparison.passed, errors)
     points = {
-        each.sample or 1: math.log(each.tolerance_ratio) for each in before if each.tolerance_ratio
+        comparison.sample or 1: math.log(comparison.tolerance_ratio)
+        for comparison in before
+        if comparison.tolerance_ratio
     }
     if len(points) < _LEAST_POINTS:
         return None
@@ -471,12 +482,12 @@ def enter_step(
     for name, output in subject.state.taken.items():
         console.say(f"  '{name}' takes '{output}' of the step before")
     run.run_reference()
-    own = run.compare(own_state=True)
+    free_run = run.compare(own_state=True)
     # What the user gives is meant to the letter.
     strict = bool(tolerance.atol or tolerance.rtol)
-    right = run.compare_right(own, strict=strict)
-    steps = judge(subject.state.taken, own, right, run.compare_whole(), strict=strict)
-    carriers = run.carriers(steps.own.first, own) if not steps.step and steps.own.first else {}
+    right = run.compare_right(free_run, strict=strict)
+    steps = judge(subject.state.taken, free_run, right, run.compare_whole(), strict=strict)
+    carriers = run.carriers(steps.own.first, free_run) if not steps.step and steps.own.first else {}
     result.steps = steps = structs.replace(
         steps, steps=run.steps, carriers=tuple(carriers), positions=carriers
     )

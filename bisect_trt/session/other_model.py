@@ -49,9 +49,9 @@ class OtherModel:
         proto = load_model(path)
         subject.workspace.weights.take_in(proto, path.parent)
         network = Network(proto)
-        own = subject.network
-        extra = sorted({*network.inputs}.difference(own.inputs))
-        missing = sorted({*own.outputs}.difference(network.outputs))
+        tested = subject.network
+        extra = sorted({*network.inputs}.difference(tested.inputs))
+        missing = sorted({*tested.outputs}.difference(network.outputs))
         if extra or missing:
             raise UnsuitableModelError(
                 f"--reference: {path} takes {quoted(extra)} beside the inputs of {subject.settings.path}, and lacks "
@@ -83,11 +83,13 @@ class OtherModel:
         values = Reference(
             network, sample, subject.workspace, subject.models, _NUMBER, subject.swap_limit
         )
-        own = {name: subject.network.nodes[node] for name, node in subject.network.producer.items()}
+        nodes = {
+            name: subject.network.nodes[node] for name, node in subject.network.producer.items()
+        }
         named = {
             name
             for name, node in network.producer.items()
-            if name in own and own[name].op_type == network.nodes[node].op_type
+            if name in nodes and nodes[name].op_type == network.nodes[node].op_type
         }
         if len(named) < _SAME_NAMES * len(network.producer):
             named = set()
@@ -98,8 +100,8 @@ class OtherModel:
             if reads:
                 node = network.nodes[index]
                 makers |= dict.fromkeys(node.output, len(operations))
-                same = set[str]()
+                equal = set[str]()
                 for name, value in values.select(node.output).items():
-                    same |= find(value) & {name} if name in named else find(value)
-                operations.append(Operation(None, reads, same, node=network.plain(index)))
+                    equal |= find(value) & {name} if name in named else find(value)
+                operations.append(Operation(None, reads, equal, node=network.plain(index)))
         return operations, [makers.get(name, 0) for name in subject.network.outputs]

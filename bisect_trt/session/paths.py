@@ -222,11 +222,11 @@ def _named(entry: Option, values: Mapping[str, Any]) -> Iterator[Path]:
     value = values.get(entry.name)
     if not entry.names_file or value is None:
         return
-    for each in value if isinstance(value, list | tuple) else [value]:
-        if not isinstance(each, str | os.PathLike) or "\0" in str(each):
+    for item in value if isinstance(value, list | tuple) else [value]:
+        if not isinstance(item, str | os.PathLike) or "\0" in str(item):
             continue
-        yield Path(each)
-        script, colon, _ = str(each).rpartition(":")
+        yield Path(item)
+        script, colon, _ = str(item).rpartition(":")
         if colon and entry.kind is str:
             yield Path(script)
 

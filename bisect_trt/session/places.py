@@ -107,12 +107,12 @@ def look_around(subject: Subject, target: TargetSettings) -> None:
 
 def _require_alike(subject: Subject) -> None:
     """Check that all places are alike, and as they were when the run began."""
-    kinds = {seen.place.said: seen.kind for seen in subject.seen.values()}
+    kinds = {entry.place.said: entry.kind for entry in subject.seen.values()}
     first, ours = next(iter(kinds.items()))
-    for other, theirs in kinds.items():
+    for place, theirs in kinds.items():
         if unlike := _unlike(ours, theirs):
             raise ConflictError(
-                f"the places {first} and {other} differ ({unlike}), so their verdicts are not comparable; use places that are "
+                f"the places {first} and {place} differ ({unlike}), so their verdicts are not comparable; use places that are "
                 "alike."
             )
     file = subject.workspace.folder / PLACES_FILE
@@ -187,15 +187,17 @@ def _say_left(subject: Subject, target: TargetSettings, precision: str) -> None:
     # What compiles a model knows as many types as ONNX; a build needs no reference run.
     types = None if target.target.compiles else subject.element_types
     census = count_lowered(subject.network, target.keep, types, LOW_TYPES[precision])
-    left = describe_left(census, precision)
-    if census.lowered and left:
-        subject.console.warn(f"{left}; {plural(len(census.lowered), 'node')} can")
+    unchanged = describe_left(census, precision)
+    if census.lowered and unchanged:
+        subject.console.warn(f"{unchanged}; {plural(len(census.lowered), 'node')} can")
     elif any(reason is not Stays.UNTYPED for reason, _ in census.left) and not target.keep:
         raise UnsuitableModelError(
-            f"--{precision} changes nothing in {subject.settings.path}: {left}; drop the option."
+            f"--{precision} changes nothing in {subject.settings.path}: {unchanged}; drop the option."
         )
     elif not census.lowered:
-        subject.console.warn(f"--{precision} changes nothing: {left or 'no node computes in fp32'}")
+        subject.console.warn(
+            f"--{precision} changes nothing: {unchanged or 'no node computes in fp32'}"
+        )
 
 
 def require_reference(subject: Subject) -> None:

@@ -132,7 +132,7 @@ def leave_record(
     parts.story = console.story()
     parts.commands = _commands(result, folder, argv)
     parts.environment = {
-        **{f"on {seen['place']}": seen["said"] for seen in result.places or ()},
+        **{f"on {place['place']}": place["said"] for place in result.places or ()},
         **environment(),
         "working directory": str(Path.cwd()),
     }
@@ -167,8 +167,8 @@ def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> lis
     if folder is not None:
         commands.append(("Write this page again", ["bisect-trt", "report", str(folder)]))
     return [
-        CommandLine(what=what, command=shlex.join(words), resumes=words[1] == "resume")
-        for what, words in commands
+        CommandLine(what=purpose, command=shlex.join(words), resumes=words[1] == "resume")
+        for purpose, words in commands
     ]
 
 
@@ -263,15 +263,15 @@ def _neighbourhood(network: Network, nodes: Sequence[int]) -> set[int]:
 
 def _ranges(subject: Subject, names: Iterable[str]) -> dict[str, ValueRange]:
     """Return the ranges of the reference's values, of the nearest tensors first, as far as that is quick."""
-    left = _MOST_ELEMENTS
+    remaining = _MOST_ELEMENTS
     ranges = dict[str, ValueRange]()
     for name in names if subject.has_reference else ():
         info = subject.reference.infos.get(name)
         if info is None or info.dtype.kind == "c":
             continue
         size = math.prod(int(dim) for dim in info.shape or () if dim is not None)
-        left -= size
-        if left < 0 or not size:
+        remaining -= size
+        if remaining < 0 or not size:
             continue
         for value in subject.reference.select([name]).values():
             stats = tensor_stats(value).items()

@@ -376,9 +376,9 @@ class Session:
             self.console.warn(f"the answer could not be scored on the whole set: {outcome.reason}")
             return
         scores = (
-            ProbeScore(probe=record.number, candidate=seen.candidate, size=record.size)
+            ProbeScore(probe=record.number, candidate=score.candidate, size=record.size)
             for record in prober.ledger.records
-            if (seen := self.outcome(record).metric) is not None
+            if (score := self.outcome(record).metric) is not None
         )
         self.result.metric = MetricValues(
             **structs.asdict(outcome.metric),
@@ -394,7 +394,12 @@ class Session:
         ledger = self.prober.ledger
         outcomes = (ledger.outcome(record.key) for record in ledger.records)
         score = next(
-            (each.metric for each in outcomes if each is not None and each.metric is not None), None
+            (
+                outcome.metric
+                for outcome in outcomes
+                if outcome is not None and outcome.metric is not None
+            ),
+            None,
         )
         if score is not None and not self.result.metric:
             self.result.metric = MetricValues(**structs.asdict(score))

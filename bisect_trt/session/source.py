@@ -128,7 +128,9 @@ def _saved(inputs: Inputs | None, folder: Path) -> Iterator[Path]:
         yield Path(inputs)
         return
     samples: object = [inputs] if isinstance(inputs, Mapping) else inputs
-    if not isinstance(samples, Sequence) or not all(isinstance(each, Mapping) for each in samples):
+    if not isinstance(samples, Sequence) or not all(
+        isinstance(sample, Mapping) for sample in samples
+    ):
         raise InputValuesError(
             "inputs: give a dict of arrays by the names of the model's inputs, a list of such, or a file."
         )
@@ -187,23 +189,23 @@ def _samples(torch: Any, model: Any, inputs: Any) -> list[Arguments]:  # noqa: A
         raise InputValuesError(
             "inputs: a torch.nn.Module is exported by running it; give at least one sample of its inputs."
         )
-    return [_arguments(torch, model, each) for each in samples]
+    return [_arguments(torch, model, sample) for sample in samples]
 
 
-def _arguments(torch: Any, model: Any, given: Any) -> Arguments:  # noqa: ANN401 - as above
+def _arguments(torch: Any, model: Any, sample: Any) -> Arguments:  # noqa: ANN401 - as above
     """Return a sample as the arguments of ``forward``, in the order of its parameters.
 
     Raises:
         UsageError: They do not fit.
     """
-    whole = torch.utils._pytree.tree_map_only(
-        np.ndarray, lambda array: torch.from_numpy(array.copy()), given
+    arguments = torch.utils._pytree.tree_map_only(
+        np.ndarray, lambda array: torch.from_numpy(array.copy()), sample
     )
-    args = whole if isinstance(whole, tuple) else (whole,)
+    args = arguments if isinstance(arguments, tuple) else (arguments,)
     kwargs = dict[str, Any]()
-    if isinstance(whole, Mapping):
+    if isinstance(arguments, Mapping):
         args = ()
-        kwargs = dict(whole)
+        kwargs = dict(arguments)
     if not isinstance(model, torch.nn.Module):
         return args, kwargs
     try:

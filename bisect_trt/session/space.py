@@ -108,17 +108,17 @@ class Series(Generic[Unit]):
     def verdicts(self, prober: Prober) -> dict[Unit, dict[str, Any]]:
         """Return ``verdict``, ``reason`` and ``signature`` of each unit as plain values; refused units have no signature."""
         refused = {
-            unit: (Verdict.UNRESOLVED, why, None)
-            for unit, why in self._refused.items()
-            if why is not None
+            unit: (Verdict.UNRESOLVED, reason, None)
+            for unit, reason in self._refused.items()
+            if reason is not None
         }
-        seen = {
-            unit: (each.verdict, each.reason, each.signature)
-            for unit, each in self.seen(prober).items()
+        outcomes = {
+            unit: (outcome.verdict, outcome.reason, outcome.signature)
+            for unit, outcome in self.seen(prober).items()
         }
         return {
             unit: {"verdict": verdict.value, "reason": reason, "signature": signature}
-            for unit, (verdict, reason, signature) in {**refused, **seen}.items()
+            for unit, (verdict, reason, signature) in {**refused, **outcomes}.items()
         }
 
     def _built(self, unit: Unit) -> Candidate | Probe:
@@ -167,18 +167,18 @@ class Fed:
     ) -> Candidate:
         """Return the model with values that were not refused, its shapes ``fixed`` to theirs or free."""
         proto = self.proto
-        whole = dict(values)
+        inputs = dict(values)
         outputs = tuple[str, ...]()
         if not self._session.subject.models.build_only:
             golden = self._expected(values)
             assert isinstance(golden, Path), "it was not refused"
-            whole = {**values, **load_npz(golden)}
+            inputs = {**values, **load_npz(golden)}
             outputs = tuple(self._session.subject.network.outputs)
         if fixed:
             proto = free_inputs(proto, {}, forget=True)
             fix_input_shapes(proto, shapes_of(values))
         return Candidate(
-            proto, tuple(values), outputs, title, values=whole, engine=engine, target=target
+            proto, tuple(values), outputs, title, values=inputs, engine=engine, target=target
         )
 
     def engine(
@@ -231,13 +231,13 @@ class Fed:
         return any(self._run(values, to) is None for values in self._likely())
 
 
-def contradicted(prober: Prober, known: Iterable[tuple[Candidate, Verdict]]) -> str | None:
+def contradicted(prober: Prober, answers: Iterable[tuple[Candidate, Verdict]]) -> str | None:
     """Probe candidates once more; return the first verdict that differs from the known one, in words.
 
     Raises:
         BudgetSpent: No more probes may be made.
     """
-    for candidate, verdict in known:
+    for candidate, verdict in answers:
         now = prober.probe(candidate, again=True).verdict
         if now is not verdict:
             return f"{candidate.title} was {verdict.value} and, probed again, {now.value}"

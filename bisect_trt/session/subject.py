@@ -312,11 +312,13 @@ class Subject:
     def _warn_of_names(self, samples: Sequence[Sample]) -> None:
         """Warn about a named dimension that has two sizes in one sample."""
         for number, sample in enumerate(samples, 1):
-            seen: dict[str, tuple[str, int]] = {}
+            sizes: dict[str, tuple[str, int]] = {}
             for name, value in sample.items():
                 for dim, size in zip(self.declared.get(name, ()), value.shape, strict=False):
                     first, expected = (
-                        seen.setdefault(dim, (name, size)) if isinstance(dim, str) else (name, size)
+                        sizes.setdefault(dim, (name, size))
+                        if isinstance(dim, str)
+                        else (name, size)
                     )
                     if size != expected:
                         self.console.warn(
@@ -408,11 +410,11 @@ class Subject:
 
     def run_reference(self, network: Network, start: int = 1) -> Reference:
         """Return the values of a network's tensors on each sample, in folders that are numbered from ``start`` on."""
-        first, *more = (
+        first, *references = (
             Reference(network, sample, self.workspace, self.models, number, self.swap_limit)
             for number, sample in enumerate(self.samples, start)
         )
-        for reference in more:
+        for reference in references:
             first.add(reference)
         return first
 
@@ -572,7 +574,7 @@ class Subject:
             result.ir_version = dict(self.ir_version)
         if self.seen:
             result.places = [
-                {**seen.to_json(), "said": seen.describe()} for seen in self.seen.values()
+                {**runtime.to_json(), "said": runtime.describe()} for runtime in self.seen.values()
             ]
         if prober is not None:
             result.probes = {**prober.ledger.counts(), "wasted": prober.wasted}

@@ -108,14 +108,14 @@ class _Error:
         finite = math.isfinite(self.severity) and math.isfinite(self.largest)
         return f"{self.largest:.3g}" if finite else self.words
 
-    def times(self, other: _Error) -> float:
+    def times(self, divisor: _Error) -> float:
         """Return how many times worse it is, absolute or in tolerances; 1 where both are NaN or Inf."""
-        if not math.isfinite(other.severity):
+        if not math.isfinite(divisor.severity):
             return 1.0
         if not math.isfinite(self.severity):
             return math.inf
-        absolute = self.largest / other.largest if 0 < other.largest < math.inf else 0.0
-        return max(absolute, self.severity / max(other.severity, 1.0))
+        absolute = self.largest / divisor.largest if 0 < divisor.largest < math.inf else 0.0
+        return max(absolute, self.severity / max(divisor.severity, 1.0))
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ class Opinions:
     @cached_property
     def drawing(self) -> onnx.NodeProto | None:
         """The first node that draws random numbers."""
-        found = drawing_nodes(self.model)
-        return self.model.graph.node[found[0]] if found else None
+        drawing = drawing_nodes(self.model)
+        return self.model.graph.node[drawing[0]] if drawing else None
 
     @property
     def arbiter(self) -> str:
@@ -208,39 +208,51 @@ class Opinions:
         comparisons = compare_all(
             expected, values, tolerance or self.tolerance, lows=lows_of(self.model.graph)
         )
-        wrong = [each for each in comparisons if not each.passed]
+        wrong = [comparison for comparison in comparisons if not comparison.passed]
         errors = [
-            math.inf if each.max_abs is None or math.isnan(each.max_abs) else each.max_abs
-            for each in comparisons
+            math.inf
+            if comparison.max_abs is None or math.isnan(comparison.max_abs)
+            else comparison.max_abs
+            for comparison in comparisons
         ]
         words = next(
-            (_NOT_NUMBERS[each.kind.value] for each in wrong if each.kind.value in _NOT_NUMBERS),
-            _STRINGS if any(each.target_dtype == "string" for each in wrong) else "NaN or Inf",
+            (
+                _NOT_NUMBERS[comparison.kind.value]
+                for comparison in wrong
+                if comparison.kind.value in _NOT_NUMBERS
+            ),
+            _STRINGS
+            if any(comparison.target_dtype == "string" for comparison in wrong)
+            else "NaN or Inf",
         )
-        worst = max((each.severity for each in wrong), default=0.0)
+        worst = max((comparison.severity for comparison in wrong), default=0.0)
         return _Error(not wrong, worst, max(errors, default=0.0), words)
 
     def _fault(self, whose: Whose, sentence: str, **figures: object) -> Fault:
         """Return a fault with the figures that are known, and others."""
-        known: Entry = (
+        facts: Entry = (
             {}
             if self.own is None
             else {"reference_error": self.own.largest, "arbiter": self.arbiter}
         )
         if self._made:
-            known |= {"target_error": self.seen.largest, "severity": self.seen.severity}
+            facts |= {"target_error": self.seen.largest, "severity": self.seen.severity}
         if not isinstance(self.rounded, str) and self._made:
-            alone = self._error(self.reference, self.rounded)
-            known |= {"rounding_error": alone.largest, "precision": self.low or "fp32"}
-            known["times_worse"] = self.seen.times(alone)
-        return Fault(whose, sentence, known | figures)
+            rounding = self._error(self.reference, self.rounded)
+            facts |= {"rounding_error": rounding.largest, "precision": self.low or "fp32"}
+            facts["times_worse"] = self.seen.times(rounding)
+        return Fault(whose, sentence, facts | figures)
 
-    def _unknown(self, why: str, **figures: object) -> Fault:
-        return self._fault("unknown", f"Which side is wrong cannot be decided: {why}.", **figures)
-
-    def _bug(self, why: str, lack: str = "", figures: Mapping[str, object] | None = None) -> Fault:
+    def _unknown(self, reason: str, **figures: object) -> Fault:
         return self._fault(
-            "target", f"It is a bug in {self.target_name}{lack}: {why}.", **(figures or {})
+            "unknown", f"Which side is wrong cannot be decided: {reason}.", **figures
+        )
+
+    def _bug(
+        self, reason: str, lack: str = "", figures: Mapping[str, object] | None = None
+    ) -> Fault:
+        return self._fault(
+            "target", f"It is a bug in {self.target_name}{lack}: {reason}.", **(figures or {})
         )
 
     def _no_arbiter(self) -> str:
@@ -249,7 +261,7 @@ class Opinions:
 
     def _refused(self, message: str) -> Fault:
         """The target does not run the case."""
-        others = f"{self.arbiter} and {self.reference_name}"
+        runtimes = f"{self.arbiter} and {self.reference_name}"
         if self.own is None:
             neither = (
                 self._no_arbiter()
@@ -259,14 +271,14 @@ class Opinions:
             return self._unknown(f"{self.target_name} does not run the case, and {neither}")
         if not self.own.passed and self.drawing is None:
             return self._unknown(
-                f"{self.target_name} does not run the case, and {others} differ by {self.own}"
+                f"{self.target_name} does not run the case, and {runtimes} differ by {self.own}"
             )
         lack = (
             ", which crashes"
             if message.startswith(CRASHED)
             else ", or an operator that it does not support"
         )
-        return self._bug(f"{others} both run it", lack)
+        return self._bug(f"{runtimes} both run it", lack)
 
     def _drawn(self) -> Fault | None:
         """The case draws random numbers."""
@@ -385,10 +397,10 @@ class Opinions:
                 return None
             claimed = {**self.inputs, **self._made}
             return replace(self._unknown(self._no_arbiter()), right=claimed)
-        beside = self._error(self.right, self._made)
-        off = f"compared with {self.arbiter}, {self.target_name} is off by {beside}, and {self.reference_name} by {self.own}"
-        figures = {"target_error": beside.largest}
-        if beside.passed:
+        difference = self._error(self.right, self._made)
+        off = f"compared with {self.arbiter}, {self.target_name} is off by {difference}, and {self.reference_name} by {self.own}"
+        figures = {"target_error": difference.largest}
+        if difference.passed:
             fault = self._fault("reference", f"The reference is off: {off}.", **figures)
             outputs = {
                 name: value.astype(self.reference[name].dtype)
@@ -396,7 +408,7 @@ class Opinions:
                 if name in self.reference
             }
             return replace(fault, right={**self.inputs, **outputs})
-        times = beside.times(self.own)
+        times = difference.times(self.own)
         figures["times_worse"] = times
         return (
             self._unknown(off, **figures) if times < MUCH_WORSE else self._bug(off, figures=figures)
@@ -526,22 +538,22 @@ def _round(
         rounding makes no difference.
     """
     lows = tuple(
-        each for each in settings.low_precisions if each != "tf32"
+        low for low in settings.low_precisions if low != "tf32"
     )  # TF32 only widens the tolerance
     if len(lows) == 1 and lows[0] in LOW_TYPES:
         low = lows[0]
-        made = _attempt(lambda: run(lower_roundtrip(model, settings.keep, low=LOW_TYPES[low])))
-        return low, f"rounding to {low} cannot be emulated ({made})" if isinstance(
-            made, str
-        ) else made
+        outputs = _attempt(lambda: run(lower_roundtrip(model, settings.keep, low=LOW_TYPES[low])))
+        return low, f"rounding to {low} cannot be emulated ({outputs})" if isinstance(
+            outputs, str
+        ) else outputs
     if lows:
         return None, f"rounding to {' and '.join(lows)} is not emulated here"
     # The last place of fp32 does not measure lower types.
     if refused or not is_continuous(model) or lows_of(model.graph):
         return None, ""
     unit = UNITS[Precision.TF32] if "tf32" in settings.low_precisions else ULP
-    made = _attempt(lambda: perturb(model, Network(model).infos, unit, golden, run, _TRIALS))
-    return None, "" if isinstance(made, str) else made
+    outputs = _attempt(lambda: perturb(model, Network(model).infos, unit, golden, run, _TRIALS))
+    return None, "" if isinstance(outputs, str) else outputs
 
 
 def _attempt(compute: Callable[[], Computed]) -> Computed:
@@ -557,9 +569,9 @@ def _run(
 ) -> Computed:
     """Return the outputs of a model on a target; on the reference without one."""
     try:
-        made = subject.models.run(
+        outputs = subject.models.run(
             "fault", model, fed, on, _EVALUATOR_SECONDS if on == _EVALUATOR else None
         )
     except BisectError as error:
         return str(error)
-    return made.message if isinstance(made, Failed) else made
+    return outputs.message if isinstance(outputs, Failed) else outputs

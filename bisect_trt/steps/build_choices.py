@@ -74,7 +74,7 @@ def compare_builds(builds: Sequence[Build], proven: Choices = frozenset()) -> li
     """
     goods, bads = count_verdicts(builds)
     good, bad = (
-        Counter(each for build in builds if build.good is side for each in build.choices)
+        Counter(choice for build in builds if build.good is side for choice in build.choices)
         for side in (True, False)
     )
 
@@ -173,7 +173,7 @@ def find_reasons(bench: Bench, builds: Sequence[Build], tries: int) -> list[Reas
     reasons: list[Reason] = []
     goods = [_pinnable(build.choices) for build in builds if build.good]
     bads = [(build, _pinnable(build.choices)) for build in builds if not build.good]
-    for build, chosen in sorted(bads, key=lambda each: (not each[1], len(each[1]))):
+    for build, chosen in sorted(bads, key=lambda pair: (not pair[1], len(pair[1]))):
         if any(reason.choices and reason.choices <= build.choices for reason in reasons):
             continue
         reasons.append(_explained(bench, build.name, chosen, list(goods), tries))
@@ -194,12 +194,12 @@ def _explained(bench: Bench, name: str, bad: Places, goods: list[Places], tries:
     """
     for _ in range(MOST_REASONS):
         reason = _explain(bench, name, bad, goods)
-        others = tuple(choice for choice in bad.values() if choice not in reason.choices)
+        unpinned = tuple(choice for choice in bad.values() if choice not in reason.choices)
         for number in range(1, tries + 1) if reason.proven else ():
             # The first build avoids the bad build's other choices: a frequent choice may be in all
             # other builds.
             title = f"only the reason pinned, build {number}"
-            bans = others if number == 1 else ()
+            bans = unpinned if number == 1 else ()
             verdict, chose = bench(
                 Held(title, tuple(sorted(reason.choices)), bans, repetition=number)
             )
@@ -210,8 +210,8 @@ def _explained(bench: Bench, name: str, bad: Places, goods: list[Places], tries:
         if (good := _pinnable(chose)) in goods:
             break
         goods.append(good)
-    why = "some builds with these choices pinned are good, so something else is needed"
-    return replace(reason, proven=False, why=why)
+    doubt = "some builds with these choices pinned are good, so something else is needed"
+    return replace(reason, proven=False, why=doubt)
 
 
 def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> Reason:
@@ -244,15 +244,17 @@ def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> R
         choices = frozenset(turned.values())
         _, chose = bench(mixed(minimum.units))
         if not choices <= chose:
-            missing = ", ".join(f"{each.layer}: {each.said}" for each in sorted(choices - chose))
+            missing = ", ".join(
+                f"{choice.layer}: {choice.said}" for choice in sorted(choices - chose)
+            )
             return Reason(
                 choices,
                 proven=False,
                 why=f"the build with it pinned does not report the choice {missing}",
             )
         title = f"choices of good builds, {len(choices)} of {name} forbidden"
-        kept = tuple(choice for place, choice in good.items() if place not in turned)
-        verdict, chose = bench(Held(title, kept, tuple(sorted(choices))))
+        pinned = tuple(choice for place, choice in good.items() if place not in turned)
+        verdict, chose = bench(Held(title, pinned, tuple(sorted(choices))))
         if verdict is Verdict.PASS and not choices & chose:
             return Reason(choices, minimum.proven, minimum.why)
         reason = (
@@ -270,12 +272,12 @@ def _replacements(bad: Places, goods: Sequence[Places]) -> list[Places]:
     The first has none of the bad build's choices where possible, so that choices that are bad only
     together are all replaced.
     """
-    seen: dict[Place, Counter[Choice]] = {}
-    for place, choice in (each for good in goods for each in good.items()):
-        seen.setdefault(place, Counter())[choice] += 1
+    counters: dict[Place, Counter[Choice]] = {}
+    for place, choice in (pair for good in goods for pair in good.items()):
+        counters.setdefault(place, Counter())[choice] += 1
     unlike = {
         place: max(counts, key=lambda choice: (choice != bad.get(place), counts[choice], choice))
-        for place, counts in seen.items()
+        for place, counts in counters.items()
     }
     return [
         unlike,
@@ -316,18 +318,18 @@ def _read(path: Path, warn: Callable[[str], None]) -> list[tuple[Path, Choices]]
         files = sorted(filter(Path.is_file, path.rglob("*")))
         named = [file for file in files if file.suffix == ".json"]
         # The record of a build of `repeat` has more than its layers.
-        more = any(file.name.endswith(RECORD) for file in named)
-        files = [file for file in named if not (more and file.name.endswith(LAYERS))] or files
+        recorded = any(file.name.endswith(RECORD) for file in named)
+        files = [file for file in named if not (recorded and file.name.endswith(LAYERS))] or files
         read = [(file, read_build(path, file.relative_to(path))) for file in files]
     else:
         real = path.resolve()
         read = [(path, read_build(real.parent, real.name))]
     for file in (file for file, choices in read if choices is None and file.name.endswith(RECORD)):
         warn(f"{file} is skipped: it is incomplete")
-    found = [(file, choices) for file, choices in read if choices is not None]
-    if not found:
+    recordings = [(file, choices) for file, choices in read if choices is not None]
+    if not recordings:
         raise UnreadableFileError(f"{path} has no choices of a build; give {_FILES}.")
-    return found
+    return recordings
 
 
 def describe_engine(path: Path) -> Entry:
@@ -394,6 +396,6 @@ def read_build(folder: Path, name: str | Path) -> Choices | None:
 
             read = read_layers(plain["Layers"], Origins())
             choices = choices_of_layers(
-                {**each, "tensors": each["name"].split(" + ")} for each in read
+                {**entry, "tensors": entry["name"].split(" + ")} for entry in read
             )
     return None if choices is None else frozenset(choices)

@@ -56,8 +56,8 @@ class Engines:
             models = self.session.subject.models
             feed = models.feed("trace.in", self.session.subject.values(base, base.inputs))
             settings = self.panel.candidate(units).settings(self.panel.target)
-            asked = Trace(settings, models.write("trace", base.proto), feed, "fusions")
-            reply = models.workers.ask(asked, self.session.prober.check.timeout)
+            request = Trace(settings, models.write("trace", base.proto), feed, "fusions")
+            reply = models.workers.ask(request, self.session.prober.check.timeout)
             self._built[units] = None if isinstance(reply, Failed) or not reply else reply
             self.ignored |= (self._built[units] or {}).get("ignored", {})
         return self._built[units]
@@ -108,8 +108,8 @@ class Engines:
         if len(counts) < 2:
             return None
         bad, good = (
-            tuple(EngineLayer(*each) for each in sorted((one - other).elements()))
-            for one, other in (counts, reversed(counts))
+            tuple(EngineLayer(*layer) for layer in sorted((one - opposite).elements()))
+            for one, opposite in (counts, reversed(counts))
         )
         return LayersChanged(fusion, bad, good, steady)
 
@@ -130,7 +130,7 @@ class Engines:
         counters = dict[str, list[int]]()
         for unit in self.panel.of(Tier.STEP):
             counters.setdefault(str(self.panel.switches[unit].within), []).append(unit)
-        found = list[Switches]()
+        fusions = list[Switches]()
         for name, units in counters.items():
             verdict = partial(self._verdict, units)
             if verdict(len(units) - 1) is not Verdict.FAIL:
@@ -140,8 +140,8 @@ class Engines:
             if edge is None or edge.passing is None:
                 self.notes.append(f"it fails with each value of {name}, so without these fusions")
                 continue
-            found.append(self._proven(units, edge))
-        return found
+            fusions.append(self._proven(units, edge))
+        return fusions
 
     def _verdict(self, units: Sequence[int], place: int) -> Verdict:
         candidate = self.panel.candidate(frozenset({units[place]}))
@@ -161,7 +161,7 @@ class Engines:
         )
         fusion = int(self.panel.switches[units[edge.failing]].said.rpartition(" ")[2])
         fail = f"{runs} of {runs}" if steady else "some"
-        seen = f"{runs} of {runs} builds pass, {fail} with {fusion} fail"
+        evidence = f"{runs} of {runs} builds pass, {fail} with {fusion} fail"
         proven = holds and not edge.between and (steady or self.runs is not None)
         layers = self.changed(failing, passing, fusion, steady=steady)
-        return self.panel.entry(passing, seen if proven else "unproven", layers)
+        return self.panel.entry(passing, evidence if proven else "unproven", layers)

@@ -103,7 +103,7 @@ class Diagnosis:
             if case is None:
                 return result
             answer = self.judge(case, suspects)
-            left = self.deliver(answer)
+            delivery = self.deliver(answer)
         if result.amplified and answer.fault.whose != "target":
             session.console.answer(result.amplified.sentence)
         cause: list[str] = []
@@ -125,7 +125,7 @@ class Diagnosis:
             if answer.fault.is_fixable:
                 find_fix(session, self.check, self.search, answer.whole, self.output)
                 after_diagnosis(
-                    session, self.check, case, answer.fault, self.output, steady=left.steady
+                    session, self.check, case, answer.fault, self.output, steady=delivery.steady
                 )
                 boundary = since_when(
                     session, self.check, answer.whole, self.output, asked=self.own.releases
@@ -140,7 +140,7 @@ class Diagnosis:
                 raise
             session.console.say(f"  {error}")
         finally:  # the texts have the number of probes of the whole run
-            left.finish(session, self.archive, cause, since, inside)
+            delivery.finish(session, self.archive, cause, since, inside)
             if self.archive is not None:
                 result.artifacts["archive"] = str(self.archive)
         return result
@@ -271,61 +271,61 @@ class Diagnosis:
     def judge(self, case: Case, suspects: Sequence[int] = ()) -> JudgedCase:
         """Shrink the tensors of a case, and decide which side is wrong."""
         session = self.session
-        whole = needed_dimensions(session, session.settle(case))
-        blamed = by_blame(session, whole, suspects)
-        small = whole
+        settled = needed_dimensions(session, session.settle(case))
+        blamed = by_blame(session, settled, suspects)
+        small = settled
         if self.search.shrink:
             session.console.step("Shrink tensors of the minimal case")
-            small = shrink(session, whole)
+            small = shrink(session, settled)
         target = small.target or self.check.runtime
         fault = self.arbiter.arbitrate(target, small)
         if (
-            fault.whose in ("tie", "rounding") and small is not whole
+            fault.whose in ("tie", "rounding") and small is not settled
         ):  # a smaller case may show less than was reported
-            reported = self.arbiter.arbitrate(whole.target or target, whole)
+            reported = self.arbiter.arbitrate(settled.target or target, settled)
             if reported.whose != fault.whose:
                 session.console.say(
                     "  the smaller tensors do not show the same, so they stay as they are"
                 )
-                return JudgedCase(case, whole, whole, blamed, reported)
-        return JudgedCase(case, whole, small, blamed, fault)
+                return JudgedCase(case, settled, settled, blamed, reported)
+        return JudgedCase(case, settled, small, blamed, fault)
 
     def deliver(self, answer: JudgedCase) -> Left:
         """Write the reproducer, and print the answer."""
         session, result = self.session, self.session.result
         session.console.step(f"Write a reproducer to {self.output}, and run it")
-        left = leave_reproducer(session, self.check, answer, self.output, self.own)
-        session.conclude(left.minimum)
+        delivery = leave_reproducer(session, self.check, answer, self.output, self.own)
+        session.conclude(delivery.minimum)
         result.culprits = session.subject.describe_nodes(answer.blamed)
         result.fault = answer.fault.to_part()
         result.held = answer.candidate.held or UNSET
-        result.artifacts |= {"reproducer": str(self.output), "reduced": str(left.files[0])}
-        self._tell(answer, result.minimality, self.output, why=result.why)
+        result.artifacts |= {"reproducer": str(self.output), "reduced": str(delivery.files[0])}
+        self._tell(answer, result.minimality, self.output, reason=result.why)
         if answer.candidate.held:
             session.console.answer(HELD)
         tell_dynamic(session, answer.candidate)
-        return left
+        return delivery
 
     def deliver_another(self, case: Case, number: int) -> Failure:
         """Write a reproducer of another failure beside the first; returns its entry in ``failures``."""
         session = self.session
         answer = self.judge(case)
         folder = folder_of(self.output, number)
-        left = leave_reproducer(session, self.check, answer, folder, self.own)
+        delivery = leave_reproducer(session, self.check, answer, folder, self.own)
         failure = session.failure(
-            left.minimum, session.subject.describe_nodes(answer.blamed), left.files[0]
+            delivery.minimum, session.subject.describe_nodes(answer.blamed), delivery.files[0]
         )
         self._tell(answer, failure.minimality, folder, prefix="Another failure: ")
         inside = look_inside(session, answer.whole)
-        left.finish(session, inside=inside)
+        delivery.finish(session, inside=inside)
         return structs.replace(failure, inside=tuple(inside), fault=answer.fault.to_part())
 
     def keep_larger(self, answer: JudgedCase, case: Case) -> str:
         """Write a larger case that shows the mechanism of the whole model beside the minimal case; returns its folder."""
         session = self.session
         folder = self.output / MECHANISM
-        whole = session.settle(case)
-        larger = replace(answer, case=case, whole=whole, candidate=whole)
+        settled = session.settle(case)
+        larger = replace(answer, case=case, whole=settled, candidate=settled)
         report = session.result.reported()
         proof = report.proof
         leave_reproducer(session, self.check, larger, folder, self.own).finish(session)
@@ -338,15 +338,15 @@ class Diagnosis:
         proof: str,
         folder: Path,
         *,
-        why: str | None = None,
+        reason: str | None = None,
         prefix: str = "",
     ) -> None:
         """Print an answer, the side that is wrong, and the command that shows the failure again."""
         console = self.session.console
         subject = self.session.subject
         console.answer(f"{prefix}{describe_answer(subject.network, answer.blamed)} ({proof}).")
-        if why:
-            console.answer(f"  {why[0].upper()}{why[1:]}.")
+        if reason:
+            console.answer(f"  {reason[0].upper()}{reason[1:]}.")
         tell_modules(self.session, answer.blamed)
         console.answer(answer.fault.sentence)
         console.answer(f"To reproduce it: {rerun_command(folder / SCRIPT, subject.workers.places)}")

@@ -56,9 +56,9 @@ def judge_export(
         case = replace(subject.original, sample=number)
         right = eager.run(sample, names)
         mismatches = [
-            each
-            for each in compare_all(right, subject.values(case, names), exact, lows=lows)
-            if not each.passed
+            comparison
+            for comparison in compare_all(right, subject.values(case, names), exact, lows=lows)
+            if not comparison.passed
         ]
         if mismatches:
             break
@@ -67,13 +67,13 @@ def judge_export(
     reference = reference_settings()
     runtime = reference.target.title
     check = CheckSettings(target=reference, tolerance=exact)
-    alone = rounding_alone(subject, check, mismatches)
+    rounding = rounding_alone(subject, check, mismatches)
     opinion = ask_evaluator(subject, exact)
     whose: Whose = "unknown"
     sentence = f"The export or {runtime} is wrong: ONNX's reference evaluator has no vote."
-    if alone is not None:
+    if rounding is not None:
         whose = "rounding"
-        sentence = f"Neither the export nor {runtime} is wrong. {alone.sentence}"
+        sentence = f"Neither the export nor {runtime} is wrong. {rounding.sentence}"
     elif opinion is Vote.AGREES:
         whose = "export"
         sentence = f"The export is wrong: ONNX's reference evaluator agrees with {runtime}."
@@ -81,9 +81,11 @@ def judge_export(
         whose = "reference"
         sentence = opinion.sentence
     line = None
-    if alone is None:
-        line, where = _locate(session, eager, case, [each.name for each in mismatches], lows)
-        sentence += where
+    if rounding is None:
+        line, place = _locate(
+            session, eager, case, [comparison.name for comparison in mismatches], lows
+        )
+        sentence += place
     sentence += (
         f" Sample {number}, '{mismatches[0].name}' of {eager.title}: {mismatches[0].describe()}."
     )
@@ -156,17 +158,21 @@ def _finder(tensors: Values, lows: Mapping[str, Precision]) -> Callable[[Array],
     exact = ToleranceOptions()
 
     def find(value: Array) -> frozenset[str]:
-        few = slice(None, None, max(value.size // _PLACES, 1))
+        stride = slice(None, None, max(value.size // _PLACES, 1))
         limit = _ROUGH * np.max(np.abs(value), initial=0)
         candidates = (
             (name, tensors[name])
             for name in sizes.get(value.size, ())
-            if np.allclose(value.reshape(-1)[few], tensors[name].reshape(-1)[few], 0, limit, True)
+            if np.allclose(
+                value.reshape(-1)[stride], tensors[name].reshape(-1)[stride], 0, limit, True
+            )
         )
         comparisons = (
-            compare_tensor(name, value.reshape(other.shape), other, exact, precision=lows.get(name))
-            for name, other in candidates
+            compare_tensor(
+                name, value.reshape(values.shape), values, exact, precision=lows.get(name)
+            )
+            for name, values in candidates
         )
-        return frozenset(each.name for each in comparisons if each.passed)
+        return frozenset(comparison.name for comparison in comparisons if comparison.passed)
 
     return find

@@ -130,8 +130,8 @@ def _level(
     node = network.nodes[nodes[0]]
     places = [
         place
-        for place, each in enumerate(case.proto.graph.node)
-        if first_output(each) == first_output(node)
+        for place, candidate in enumerate(case.proto.graph.node)
+        if first_output(candidate) == first_output(node)
     ]
     if len(places) != 1:
         return None
@@ -194,8 +194,8 @@ def _search(level: _Level, inner: Session, body: Body, levels: list[Inside]) -> 
     case = extract_suspect(inner, check.runtime, suspects) or Case(
         find_minimum(inner, Mode.AUTO, suspects)
     )
-    whole = inner.settle(case)
-    nodes = by_blame(inner, whole, suspects)
+    settled = inner.settle(case)
+    nodes = by_blame(inner, settled, suspects)
     failing = []
     for index in nodes:
         source = body.sources.get(first_output(network.nodes[index]), network.nodes[index])
@@ -206,11 +206,11 @@ def _search(level: _Level, inner: Session, body: Body, levels: list[Inside]) -> 
     levels[-1] = structs.replace(
         levels[-1], nodes=tuple(failing), minimality=minimality, why=reason
     )
-    named = [each.name for each in failing]
-    deeper = _level(inner, whole, nodes, named, level.number + 1, body.sources)
+    named = [node.name for node in failing]
+    deeper = _level(inner, settled, nodes, named, level.number + 1, body.sources)
     comparison = comparing(check)
     if deeper is None and comparison is not None:
-        fault = arbitrate(inner, comparison.runtime, comparison.tolerances, whole).to_part()
+        fault = arbitrate(inner, comparison.runtime, comparison.tolerances, settled).to_part()
         levels[-1] = structs.replace(levels[-1], fault=fault)
     return deeper
 
@@ -252,7 +252,7 @@ def _first_wrong(level: _Level, ledger: Ledger) -> int:
             return 0
         title = f"the first {plural(count, 'iteration')} of {level.name}"
         values = {**inputs, **expected}
-        outputs = tuple(each.name for each in model.graph.output)
+        outputs = tuple(output.name for output in model.graph.output)
         candidate = Candidate(model, tuple(inputs), outputs, title, level.case.units, values=values)
         if prober.probe(candidate).fails:
             failing = count
@@ -276,10 +276,10 @@ def _state(level: _Level, number: int) -> list[np.ndarray] | None:
     """Return the carried values of the reference before an iteration; ``None`` where one has no value."""
     outer = level.outer
     if number == 1:
-        made = outer.values
+        values = outer.values
         names = [outer.node.input[place] for place in outer.carried]
     else:
         model, inputs, names = outer.limited(number - 1)
         computed = level.session.subject.reference.compute(model, inputs)
-        made = {} if computed is None else computed
-    return [made[name] for name in names] if all(name in made for name in names) else None
+        values = {} if computed is None else computed
+    return [values[name] for name in names] if all(name in values for name in names) else None

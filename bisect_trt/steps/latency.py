@@ -140,15 +140,15 @@ def read_profile(path: Path) -> Layers:
 def write_profile(path: Path, layers: Layers) -> None:
     """Write a profile as trtexec does, with the ``tensors`` of each layer."""
     part = 100 / (sum(layer["ms"] for layer in layers) or 1.0)
-    same = "timeMs", "averageMs", "medianMs"
+    times = "timeMs", "averageMs", "medianMs"
     entries = [
         {
-            "name": each["name"],
-            **dict.fromkeys(same, each["ms"]),
-            "percentage": part * each["ms"],
-            "tensors": each["tensors"],
+            "name": layer["name"],
+            **dict.fromkeys(times, layer["ms"]),
+            "percentage": part * layer["ms"],
+            "tensors": layer["tensors"],
         }
-        for each in layers
+        for layer in layers
     ]
     with replacing(path) as file:
         file.write(json.dumps([{"count": 1}, *entries], indent=1).encode())
@@ -178,7 +178,7 @@ def profile(session: Session, target: TargetSettings, place: Place | None = None
     return layers
 
 
-def latency(session: Session, target: TargetSettings, what: str | None) -> Result:
+def latency(session: Session, target: TargetSettings, baseline: str | None) -> Result:
     """Compare the time of each layer with a baseline's, and print the largest differences.
 
     Raises:
@@ -188,13 +188,13 @@ def latency(session: Session, target: TargetSettings, what: str | None) -> Resul
     subject = session.subject
     console = session.console
     result = session.result
-    console.step(f"{target.describe()} beside {what or 'the reference'}, layer by layer")
-    read = Path(what) if what is not None and what.endswith(".json") else None
+    console.step(f"{target.describe()} beside {baseline or 'the reference'}, layer by layer")
+    read = Path(baseline) if baseline is not None and baseline.endswith(".json") else None
     sides = [profile(session, target)]
     sides.append(
         read_profile(read)
         if read
-        else profile(session, *baseline_of(subject.workers, what, target))
+        else profile(session, *baseline_of(subject.workers, baseline, target))
     )
     for name, layers in zip(("profile", "baseline_profile"), sides, strict=True):
         path = subject.workspace.folder / f"{name}.json"
@@ -203,7 +203,7 @@ def latency(session: Session, target: TargetSettings, what: str | None) -> Resul
     rows = beside(subject.network, *sides)
     mine, its = (sum(layer["ms"] for layer in layers) for layers in sides)
     result.latency = Latency(
-        ms=mine, baseline_ms=its, baseline=what or "reference", rows=tuple(rows)
+        ms=mine, baseline_ms=its, baseline=baseline or "reference", rows=tuple(rows)
     )
     console.answer(
         f"{mine:.4g} ms in layers, {its:.4g} ms on the baseline. The largest differences:"
@@ -219,6 +219,6 @@ def latency(session: Session, target: TargetSettings, what: str | None) -> Resul
     ]
     console.table(("difference", "target", "baseline", "nodes"), shown, _SHOWN)
     if mine > _RATIO * its and read is None:
-        limits = Limits(slower_than=_RATIO, baseline=what)
+        limits = Limits(slower_than=_RATIO, baseline=baseline)
         result.suggest(session.command("diagnose", CheckSettings(target=target, limits=limits)))
     return result.end()

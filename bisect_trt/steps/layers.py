@@ -134,7 +134,7 @@ class Marking:
         request = Compare(
             self.target,
             self.subject.models.write("marked", model),
-            tuple(Sample(each.inputs_file, each.store) for each in (reference, *reference.more)),
+            tuple(Sample(run.inputs_file, run.store) for run in (reference, *reference.more)),
             replace(self.tolerance, by_channel=True),
             tuple(names),
             every=True,
@@ -171,16 +171,16 @@ class Marking:
         """Return a run as the outcome of a probe, by the model's own outputs."""
         if isinstance(reply, Failed):
             return outcome_of_failure(reply)
-        own = tuple(
+        errors = tuple(
             comparison for comparison in reply.comparisons if comparison.name in self.outputs
         )
-        return outcome_of_comparisons(Compared(own), self.tolerance)
+        return outcome_of_comparisons(Compared(errors), self.tolerance)
 
-    def hides(self, original: Outcome | None, seen: Compared) -> bool:
+    def hides(self, original: Outcome | None, marked: Compared) -> bool:
         """Return whether the original fails and this run passes, or fails in another way or with far smaller errors."""
         if original is None or original.judge(None) is not Verdict.FAIL:
             return False
-        return self._judge(seen).judge(original.signature, original.severity) is not Verdict.FAIL
+        return self._judge(marked).judge(original.signature, original.severity) is not Verdict.FAIL
 
     def summarize(self, gathered: Gathered, runs: Sequence[Compared]) -> LayerComparison:
         """Find the origins in what some runs showed, on each input sample alone; of several comparisons the worst counts."""
@@ -227,21 +227,21 @@ class Marking:
 
 
 def compare_layers(
-    look: Marking, original: Outcome | None = None, most: int = MOST_BUILDS
+    look: Marking, original: Outcome | None = None, limit: int = MOST_BUILDS
 ) -> LayerComparison:
     """Compare every tensor with the reference's by marking it as an output, with as few builds as possible.
 
     Args:
         look: Runs the model.
         original: The outcome of the model without marks, if it is known.
-        most: How many models the target may be given.
+        limit: How many models the target may be given.
     """
     infos = look.subject.reference.infos
     inner = set(look.wanted).difference(look.outputs)
     fragile = {name for name in inner if name not in infos or infos[name].dtype.kind in "biu"}
     broken = original is not None and original.ending is Ending.BROKEN  # whatever is marked
-    gathered = gather(look.wanted, fragile, look.marked, 1 if broken else most)
-    telling = [seen for seen in gathered.runs if not look.hides(original, seen)]
+    gathered = gather(look.wanted, fragile, look.marked, 1 if broken else limit)
+    telling = [run for run in gathered.runs if not look.hides(original, run)]
     if gathered.runs and not telling:  # what still differs is another, smaller error
         layers = look.summarize(gathered, gathered.runs)
         return replace(
@@ -251,11 +251,9 @@ def compare_layers(
             outputs_fail=False,
             hidden=True,
         )
-    for seen in (each for each in gathered.runs if each not in telling):
+    for run in (run for run in gathered.runs if run not in telling):
         names = [
-            comparison.name
-            for comparison in seen.comparisons
-            if comparison.name not in look.outputs
+            comparison.name for comparison in run.comparisons if comparison.name not in look.outputs
         ]
         gathered.unseen |= dict.fromkeys(
             names, f"marking it and {len(names) - 1} others hides the failure"
@@ -326,7 +324,7 @@ def gather(
     names: Sequence[str],
     fragile: Collection[str],
     attempt: Callable[[Sequence[str]], Compared | Failed],
-    most: int = MOST_BUILDS,
+    limit: int = MOST_BUILDS,
 ) -> Gathered:
     """Run a model with tensors marked; if the target refuses it, mark fewer.
 
@@ -337,11 +335,11 @@ def gather(
         names: The tensors, in topological order.
         fragile: The tensors to omit first.
         attempt: Runs the model with some of them marked.
-        most: How many runs may be tried.
+        limit: How many runs may be tried.
     """
     gathered = Gathered()
     pending = deque([names])
-    while pending and (gathered.builds < most or not gathered.builds):
+    while pending and (gathered.builds < limit or not gathered.builds):
         group = pending.popleft()
         reply = attempt(group)
         gathered.builds += 1
@@ -406,8 +404,8 @@ def find_origins(
         ancestors_clean = all(clean.get(name, True) for name in network.reads[index])
         comparisons = (tensors.get(name) for name in network.made(index))
         is_wrong = any(
-            each is not None and not each.passed and each.severity >= severity
-            for each in comparisons
+            comparison is not None and not comparison.passed and comparison.severity >= severity
+            for comparison in comparisons
         )
         clean |= dict.fromkeys(network.made(index), ancestors_clean and not is_wrong)
         if ancestors_clean and is_wrong:
@@ -416,7 +414,7 @@ def find_origins(
 
 
 def compare_own(
-    look: Marking, names: Collection[str] | None = None, most: int = MOST_BUILDS
+    look: Marking, names: Collection[str] | None = None, limit: int = MOST_BUILDS
 ) -> LayerComparison:
     """Compare the tensors that nodes compute from the reference's values, so that only their own errors are left.
 
@@ -425,7 +423,7 @@ def compare_own(
     Args:
         look: Runs the model.
         names: The tensors to compute; ``None`` for all.
-        most: How many models the target may be given.
+        limit: How many models the target may be given.
     """
     network = look.subject.network
     infos = look.subject.reference.infos
@@ -446,10 +444,8 @@ def compare_own(
         left_out.update(model.left_out)
         return look.run(model.proto, model.outputs, model.fed) if model.outputs else Compared(())
 
-    gathered = gather(wanted, list(filter(is_fragile, wanted)), attempt, most=most)
-    comparisons = _of_samples(
-        comparison for seen in gathered.runs for comparison in seen.comparisons
-    )
+    gathered = gather(wanted, list(filter(is_fragile, wanted)), attempt, limit=limit)
+    comparisons = _of_samples(comparison for run in gathered.runs for comparison in run.comparisons)
     tensors = {name: comparisons[name] for name in wanted if name in comparisons}
     unseen = {
         name: reason for name, reason in (gathered.unseen | left_out).items() if name not in tensors
@@ -465,10 +461,10 @@ def _frozen(subject: Subject) -> Arrays:
     frozen = {}
     for name in (*subject.network.inputs, *subject.network.computed):
         if name in reference.infos and is_frozen(reference.infos[name]):
-            first, *others = (
+            first, *outputs = (
                 sample.select([name])[name] for sample in (reference, *reference.more)
             )
-            if all(np.array_equal(first, other) for other in others):
+            if all(np.array_equal(first, output) for output in outputs):
                 frozen[name] = first
     return frozen
 
@@ -480,11 +476,11 @@ def tell(subject: Subject, layers: LayerComparison, console: Console) -> None:
         f"  {wrong} of {len(layers.tensors)} tensors mismatch, from {len(layers.origins)} origin(s)"
     )
     for place, index in enumerate(layers.origins[:_SHOWN]):
-        first, *rest = describe_origin(subject, index, layers)
+        first, *details = describe_origin(subject, index, layers)
         console.say(f"  {'first mismatch' if place == 0 else 'later origin'}: {first}")
-        for line in rest:
+        for line in details:
             console.say(f"    {line}")
-    alone = sum(not comparison.passed for comparison in layers.own.values())
+    isolated = sum(not comparison.passed for comparison in layers.own.values())
     notes = {
         f"... and {len(layers.origins) - _SHOWN} more origins{IN_JSON}": len(layers.origins)
         > _SHOWN,
@@ -492,7 +488,7 @@ def tell(subject: Subject, layers: LayerComparison, console: Console) -> None:
         "marking hides the failure: with these tensors as outputs the model's own outputs do not fail": layers.hidden,
         f"not all tensors can be marked at once: {layers.builds} builds with some of them each": layers.builds
         > 1,
-        f"fed the reference's values, {alone} of {len(layers.own)} tensors mismatch{IN_JSON}": layers.own,
+        f"fed the reference's values, {isolated} of {len(layers.own)} tensors mismatch{IN_JSON}": layers.own,
         f"{len(layers.own_unseen)} tensors could not be computed alone{IN_JSON}": layers.own_unseen,
         f"{len(layers.unseen)} tensors could not be seen{IN_JSON}": layers.unseen,
     }
@@ -504,7 +500,7 @@ def tell(subject: Subject, layers: LayerComparison, console: Console) -> None:
 
 def describe_origin(subject: Subject, index: int, layers: LayerComparison) -> list[str]:
     """Return lines about an origin: the errors of its outputs, its operator, the state of its inputs."""
-    network, made = subject.network, subject.network.made(index)
+    network, outputs = subject.network, subject.network.made(index)
 
     def describe(comparison: TensorComparison) -> str:
         sample = "" if comparison.sample is None else f"on sample {comparison.sample}, "
@@ -512,7 +508,7 @@ def describe_origin(subject: Subject, index: int, layers: LayerComparison) -> li
 
     wrong = [
         layers.tensors[name]
-        for name in made
+        for name in outputs
         if name in layers.tensors and not layers.tensors[name].passed
     ]
     reads = [layers.tensors[name] for name in network.reads[index] if name in layers.tensors]
@@ -529,8 +525,10 @@ def describe_origin(subject: Subject, index: int, layers: LayerComparison) -> li
         for name in network.reads[index]
         if name in layers.unseen
     ]
-    own = (layers.own[name] for name in made if name in layers.own)
-    return lines + [f"  fed the reference's values: {describe(each)}" for each in own]
+    isolated = (layers.own[name] for name in outputs if name in layers.own)
+    return lines + [
+        f"  fed the reference's values: {describe(comparison)}" for comparison in isolated
+    ]
 
 
 def fill_in(result: Result, subject: Subject, layers: LayerComparison) -> None:
@@ -553,15 +551,17 @@ def fill_in(result: Result, subject: Subject, layers: LayerComparison) -> None:
 
     def tensor(name: str, comparison: TensorComparison) -> Comparison:
         node = network.nodes[network.producer[name]]
-        own = layers.own.get(name)
-        alone = None if own is None else Comparison.of(own)
+        isolated = layers.own.get(name)
+        isolated_part = None if isolated is None else Comparison.of(isolated)
         module = module_of(node)
-        return Comparison.of(comparison, node.op_type, module, alone if layers.own else UNSET)
+        return Comparison.of(
+            comparison, node.op_type, module, isolated_part if layers.own else UNSET
+        )
 
     result.origins = list(map(origin, layers.origins))
     result.first_mismatch = next(iter(result.origins), None)
     result.mild_origins = list(map(origin, layers.mild))
-    result.tensors = [tensor(*each) for each in layers.tensors.items()]
+    result.tensors = [tensor(*entry) for entry in layers.tensors.items()]
     result.unseen = dict(layers.unseen)
     result.builds = layers.builds
     if layers.own:

@@ -33,17 +33,17 @@ def larger_case(
     subject = session.subject
     probe = session.prober.probe
     case = frozenset(units)
-    near = _nearest_first(subject.network, case)
+    neighbours = _nearest_first(subject.network, case)
 
     def shows(prefix: Sequence[int]) -> bool:
         part = subject.cut(case.union(prefix))
         fixed = replace(panel, base=part).candidate(switches)
         return probe(part).verdict is Verdict.FAIL and probe(fixed).verdict is Verdict.PASS
 
-    count = shortest_prefix(near, shows)
-    if count is None or count == len(near):
+    count = shortest_prefix(neighbours, shows)
+    if count is None or count == len(neighbours):
         return None
-    return Case(Minimum(case.union(near[:count]), proven=False))
+    return Case(Minimum(case.union(neighbours[:count]), proven=False))
 
 
 def _nearest_first(network: Network, case: Subset) -> list[int]:
@@ -56,7 +56,7 @@ def _nearest_first(network: Network, case: Subset) -> list[int]:
             neighbours[network.rank[parent]].add(unit)
     ordered = sorted(case)
     for unit in ordered:  # it grows while it is read
-        seen = {*ordered}
-        ordered += sorted(neighbours[unit] - seen)
-    rest = {*range(len(network.order))}.difference(ordered)
-    return [*ordered[len(case) :], *sorted(rest)]
+        visited = {*ordered}
+        ordered += sorted(neighbours[unit] - visited)
+    remaining = {*range(len(network.order))}.difference(ordered)
+    return [*ordered[len(case) :], *sorted(remaining)]

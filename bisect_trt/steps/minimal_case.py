@@ -286,10 +286,10 @@ def by_blame(session: Session, answer: Candidate, suspects: Sequence[int] = ()) 
         if not network.constant[network.order[unit]]
     ]
     if not nodes:  # the failure depends on no input
-        made = {
+        makers = {
             network.producer.get(name) for node in answer.proto.graph.node for name in node.output
         }
-        nodes = [index for index in network.order if index in made and network.reads[index]]
+        nodes = [index for index in network.order if index in makers and network.reads[index]]
     errors = _own_errors(session, answer, nodes) if len(nodes) > 1 else {}
     ranks = {node: place for place, node in enumerate(suspects)}
     return sorted(
@@ -307,9 +307,9 @@ def _own_errors(session: Session, answer: Candidate, nodes: Sequence[int]) -> di
     from bisect_trt.steps.layers import Marking, compare_own  # noqa: PLC0415 - as the module says
 
     names = [name for node in nodes for name in subject.network.made(node)]
-    own = compare_own(Marking.by(check, subject, held=answer.held), names, MOST_BUILDS)
+    isolated = compare_own(Marking.by(check, subject, held=answer.held), names, MOST_BUILDS)
     errors: dict[int, float] = {}
-    for name, comparison in own.tensors.items():
+    for name, comparison in isolated.tensors.items():
         if not comparison.passed:
             node = subject.network.producer[name]
             errors[node] = max(errors.get(node, 0.0), comparison.severity)
@@ -393,10 +393,10 @@ def _search_others(
     """Add to ``failures`` what fails without those before it."""
     console = session.console
     searched = session.subject.units.searched
-    taken = (
+    covered = (
         case.minimum.units.intersection(searched) or case.minimum.units
     )  # else they only make weights
-    while rest := _failing_rest(session, case, taken, sure=deliver is not None):
+    while candidates := _failing_rest(session, case, covered, sure=deliver is not None):
         if deliver is None:
             console.answer(
                 "Without these nodes the rest of the model still fails (--all finds each failure)."
@@ -408,12 +408,12 @@ def _search_others(
             )
             return
         console.step(f"The rest of the model fails too: failure {len(failures) + 1}")
-        other = _search_rest(session, case, rest, mode)
-        if other is None:
+        another = _search_rest(session, case, candidates, mode)
+        if another is None:
             console.answer("The rest of the model failed, and passed when it was probed again.")
             return
-        failures.append(deliver(other, len(failures) + 1))
-        taken |= other.minimum.units.intersection(searched) or other.minimum.units
+        failures.append(deliver(another, len(failures) + 1))
+        covered |= another.minimum.units.intersection(searched) or another.minimum.units
 
 
 def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) -> Sequence[int]:
@@ -426,12 +426,12 @@ def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) ->
     subject = session.subject
     result = session.result
     ledger = session.prober.ledger
-    rest = subject.units.independent(taken)
-    result.more_failures = None if rest else False
-    if not rest:
+    remaining = subject.units.independent(taken)
+    result.more_failures = None if remaining else False
+    if not remaining:
         return ()
-    units = subject.units.with_weights(rest)
-    matched = (each.units for each in ledger.passed if ledger.ended(each, Ending.PASSED))
+    units = subject.units.with_weights(remaining)
+    matched = (record.units for record in ledger.passed if ledger.ended(record, Ending.PASSED))
     if case.minimum.rest_passes and not sure and any(units <= larger for larger in matched):
         result.more_failures = False
         return ()
@@ -455,22 +455,25 @@ def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) ->
         )
     else:
         result.more_failures = record.fails
-    return rest if record.fails else ()
+    return remaining if record.fails else ()
 
 
-def _search_rest(session: Session, case: Case, rest: Sequence[int], mode: Mode) -> Case | None:
+def _search_rest(
+    session: Session, case: Case, candidates: Sequence[int], mode: Mode
+) -> Case | None:
     """Return the fewest units of the rest that fail, in the precision of the answer; ``None`` if it fails no more."""
     subject = session.subject
     # No failure is among the first units of the rest alone, as far as they are within something
     # that passed.
     passed = (identity.units for identity in session.prober.ledger.passed)
     within = (
-        next((place for place, unit in enumerate(rest) if unit not in units), 0) for units in passed
+        next((place for place, unit in enumerate(candidates) if unit not in units), 0)
+        for units in passed
     )
     passing = max(within, default=0)
 
     def search(oracle: Oracle) -> Minimum:
-        return session.minimise(oracle, mode, searched=rest, passing=passing)
+        return session.minimise(oracle, mode, searched=candidates, passing=passing)
 
     minimum = session.prober.search(
         search, lambda units: subject.cut(units, held=case.held), subject.original

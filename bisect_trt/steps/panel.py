@@ -59,10 +59,10 @@ class Panel:
             if len(names) > _FEW_NAMES
             else " and ".join(names)
         )
-        held = self.base.held and (settings.fp16 or settings.bf16)
-        keep = self.base.keep if held or not self.base.held else None
+        keeps_low = self.base.held and (settings.fp16 or settings.bf16)
+        keep = self.base.keep if keeps_low or not self.base.held else None
         title = f"{self.base.title}, with {switches} changed" if names else self.base.title
-        return replace(self.base, title=title, target=settings, held=held, keep=keep)
+        return replace(self.base, title=title, target=settings, held=keeps_low, keep=keep)
 
     def entry(
         self,

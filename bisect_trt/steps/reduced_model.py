@@ -112,7 +112,7 @@ def save_min_good(session: Session, path: Path | None, answer: Candidate) -> str
 
     reads = tensors(answer.units, made=False)
     makes = tensors(answer.units, made=True)
-    near = [
+    neighbours = [
         units
         for units in {
             identity.units for identity in session.prober.ledger.passed if path is not None
@@ -124,8 +124,10 @@ def save_min_good(session: Session, path: Path | None, answer: Candidate) -> str
             or makes & tensors(units, made=False)
         )
     ]
-    if path is None or not near:
+    if path is None or not neighbours:
         return None
-    good = subject.cut(max(near, key=lambda units: (subject.units.count(units), sorted(units))))
+    good = subject.cut(
+        max(neighbours, key=lambda units: (subject.units.count(units), sorted(units)))
+    )
     subject.workspace.save(good.proto, path)
     return str(path)

@@ -134,7 +134,7 @@ class ReleaseCheck(Check):
                 trace = Trace(self.target, files.model, files.inputs, "fusions")
                 reply = pool.ask(trace, timeout, cancel)
                 layers = () if isinstance(reply, Failed) else reply.get("layers", ())
-                fused = [each for each in layers if {*self.fusion} <= {*each["nodes"]}]
+                fused = [layer for layer in layers if {*self.fusion} <= {*layer["nodes"]}]
                 nodes = " + ".join(fused[0]["nodes"]) if fused else "no"
                 outcome = replace(outcome, reason=f"{outcome.reason}; fused: {nodes}")
         # The size of the error may differ between releases.
@@ -270,13 +270,13 @@ def list_releases(package: str, wanted: Range, timeout: float | None = None) -> 
         for word, end in (("from", wanted.oldest), ("to", wanted.newest))
         if end is not None
     )
-    there = (
+    available = (
         f"it has {min(interpreters)} to {max(interpreters)}"
         if interpreters
         else "it has none at all"
     )
     raise PlaceError(
-        f"the index has no release of {package}{ends} for an interpreter here; {there}."
+        f"the index has no release of {package}{ends} for an interpreter here; {available}."
     )
 
 
@@ -302,11 +302,11 @@ class Boundaries:
 
     def doubt(self) -> str | None:
         """Why a boundary is not known exactly, if so."""
-        for edge, what in ((self.history.oldest, "appeared"), (self.history.newest, "was fixed")):
+        for edge, event in ((self.history.oldest, "appeared"), (self.history.newest, "was fixed")):
             if edge is not None and edge.between:
                 names = [self.releases[place] for place in edge.between]
                 silent = f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no verdict"
-                return f"the release in which it {what} is uncertain: {silent} ({names[0]}: {self._reason(names[0])})"
+                return f"the release in which it {event} is uncertain: {silent} ({names[0]}: {self._reason(names[0])})"
         return None
 
     def tell(self, console: Console) -> Since:
@@ -336,10 +336,10 @@ class Boundaries:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Release, verdict and reason of each probed release."""
-        seen = sorted(self.history.seen.items())
+        verdicts = sorted(self.history.seen.items())
         return [
             (self.releases[place], verdict.value, self._reason(self.releases[place]))
-            for place, verdict in seen
+            for place, verdict in verdicts
         ]
 
     def fill_in(self, result: Result) -> None:
@@ -410,9 +410,9 @@ def ask_releases(
         )
     finally:
         records = space.seen(prober)
-        seen = History({place: record.verdict for place, record in records.items()})
+        verdicts = History({place: record.verdict for place, record in records.items()})
         reasons = {releases[place]: record.reason for place, record in sorted(records.items())}
-        boundaries = Boundaries(package.name, releases, history or seen, reasons)
+        boundaries = Boundaries(package.name, releases, history or verdicts, reasons)
         boundaries.fill_in(session.result)
     return boundaries
 
@@ -467,12 +467,19 @@ def since_when(
 def _failing_releases(session: Session, target: TargetSettings) -> list[str]:
     """Return the releases of the target's packages in the places of the run, or in this environment."""
     names = [package.name for package in target.target.builds(target)]
-    if seen := session.subject.seen.values():
+    if runtimes := session.subject.seen.values():
         # The version that the runtime itself reports: another build may be installed beside it.
-        if reported := [str(each.target["version"]) for each in seen if each.target.get("version")]:
+        if reported := [
+            str(runtime.target["version"]) for runtime in runtimes if runtime.target.get("version")
+        ]:
             return [*dict.fromkeys(reported)]
-        packages = [each.found.get("packages", {}) for each in seen]
-        return [str(each[name]) for each in packages for name in names if each.get(name)]
+        packages = [runtime.found.get("packages", {}) for runtime in runtimes]
+        return [
+            str(packages_of[name])
+            for packages_of in packages
+            for name in names
+            if packages_of.get(name)
+        ]
     return [*installed_versions(target)]
 
 
@@ -540,7 +547,7 @@ def ask_newest(session: Session, check: Comparing, case: Candidate) -> Newest | 
         installed_versions(target) if is_reference else _failing_releases(session, target)
     )
     newest = Newest(package.name, failing, release)
-    if any(Version(each) >= Version(release) for each in failing):
+    if any(Version(version) >= Version(release) for version in failing):
         console.say(f"  {release} is the newest")
         return newest
     environment = Environment(

@@ -330,7 +330,7 @@ def _run_script(subject: Subject, folder: Path, limit: float) -> Trial:
     if end.code == 1 and end.limit is None:
         return Trial(True)
     text = log.read_text(encoding="utf-8", errors="replace")
-    how = end.describe() if end.limit or end.code < 0 else f"status {end.code}"
+    ending = end.describe() if end.limit or end.code < 0 else f"status {end.code}"
     last = (text.strip().splitlines() or [""])[-1].replace(
         f"{folder.absolute()}/", ""
     )  # no path of this machine
@@ -338,4 +338,4 @@ def _run_script(subject: Subject, folder: Path, limit: float) -> Trial:
         _NO_PACKAGE
     ):  # the target's worker finds its package elsewhere
         return Trial(None, f"not run here ({last.removeprefix('inconclusive: ').rstrip('.')})")
-    return Trial(False, f"{SCRIPT} ends with {how}{f': {last}' if last else ''}")
+    return Trial(False, f"{SCRIPT} ends with {ending}{f': {last}' if last else ''}")

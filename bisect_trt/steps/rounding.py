@@ -74,11 +74,13 @@ _INTEGERS = {
 }
 _TERMS: Mapping[str, Callable[[Sequence[Sequence[int]], Sequence[int]], int]] = {
     "MatMul": lambda read, _: read[0][-1],
-    "Gemm": lambda read, made: math.prod(read[0]) // made[0],
-    **dict.fromkeys(("Conv", "ConvTranspose"), lambda read, made: math.prod(read[1]) // made[1]),
+    "Gemm": lambda read, output: math.prod(read[0]) // output[0],
+    **dict.fromkeys(
+        ("Conv", "ConvTranspose"), lambda read, output: math.prod(read[1]) // output[1]
+    ),
     **dict.fromkeys(("GRU", "LSTM", "RNN"), lambda read, _: read[1][-1] + read[2][-1]),
     **dict.fromkeys(("CumSum", "LogSoftmax", "Softmax"), lambda read, _: max(read[0])),
-    "Reduce": lambda read, made: math.prod(read[0]) // math.prod(made),
+    "Reduce": lambda read, output: math.prod(read[0]) // math.prod(output),
 }
 """Number of terms that a node adds up for each output element, from the shapes of its inputs and
 output."""
@@ -213,10 +215,10 @@ def perturb(
 
     def off(value: Array, right: Array) -> float:
         with np.errstate(all="ignore"):
-            same = value.shape == right.shape
+            aligned = value.shape == right.shape
             return (
                 float(np.max(np.abs(value.astype(np.float64) - right), initial=0.0))
-                if same
+                if aligned
                 else 0.0
             )
 
@@ -274,8 +276,8 @@ def _roundings(
             "Reduce" if node.op_type.startswith(("Reduce", "Global")) else node.op_type
         )
         try:
-            made = shapes[node.output[0]]
-            count = terms([shapes.get(name, ()) for name in node.input], made) if terms else 1
+            shape = shapes[node.output[0]]
+            count = terms([shapes.get(name, ()) for name in node.input], shape) if terms else 1
         except (
             IndexError,
             KeyError,
@@ -432,18 +434,19 @@ def _explains(node: onnx.NodeProto, results: Sequence[Array], decided: Array) ->
     if node.op_type in _MONOTONIC:
         between = (np.min(alike, 0) <= decided) & (decided <= np.max(alike, 0))
         return bool(between.all())
-    return bool(np.any([each == decided for each in alike], 0).all())
+    return bool(np.any([candidate == decided for candidate in alike], 0).all())
 
 
 def with_decision(model: onnx.ModelProto, node: onnx.NodeProto, target: Values) -> onnx.ModelProto:
     """Return the model without a node, with the target's results of that node as inputs."""
     reduced = clone(model)
     keep_only(
-        reduced.graph.node, [each for each in reduced.graph.node if each.output != node.output]
+        reduced.graph.node,
+        [copy for copy in reduced.graph.node if copy.output != node.output],
     )
     keep_only(
         reduced.graph.output,
-        [each for each in reduced.graph.output if each.name not in node.output],
+        [output for output in reduced.graph.output if output.name not in node.output],
     )
     decided = {name: target[name] for name in node.output if name in target}
     for name, value in decided.items():
@@ -453,19 +456,19 @@ def with_decision(model: onnx.ModelProto, node: onnx.NodeProto, target: Values) 
     return reduced
 
 
-def _difference(one: Array, other: Array | None, unit: float | None) -> float:
+def _difference(one: Array, second: Array | None, unit: float | None) -> float:
     """Return the difference of two roundings of a tensor: for an input from its unit, infinite if it is unknown."""
     if one.dtype.kind != "f":
         return 0.0
     if unit is not None:
         return float(np.max(np.abs(one), initial=0.0)) * unit
-    if other is None or other.shape != one.shape:
+    if second is None or second.shape != one.shape:
         return math.inf
     with np.errstate(all="ignore"):
-        apart = np.abs(one.astype(np.float64) - other.astype(np.float64))[
-            np.isfinite(one) | np.isfinite(other)
+        distance = np.abs(one.astype(np.float64) - second.astype(np.float64))[
+            np.isfinite(one) | np.isfinite(second)
         ]
-    return float(np.max(apart, initial=0.0)) if np.isfinite(apart).all() else math.inf
+    return float(np.max(distance, initial=0.0)) if np.isfinite(distance).all() else math.inf
 
 
 def _alone(
@@ -510,8 +513,8 @@ def _equal_choice(
     if right.shape != chosen.shape or not ((chosen >= 0) & (chosen < values.shape[axis])).all():
         return False
     best, taken, most = (
-        np.take_along_axis(each, index.astype(np.int64), axis)
-        for each, index in ((values, right), (values, chosen), (slack, right))
+        np.take_along_axis(array, index.astype(np.int64), axis)
+        for array, index in ((values, right), (values, chosen), (slack, right))
     )
     undecided = (right == chosen) | (best != taken) if is_exact else np.True_
     return bool((undecided & (np.abs(best - taken) <= most)).all())

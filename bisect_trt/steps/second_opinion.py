@@ -81,7 +81,7 @@ def ask_evaluator(
         return Vote.NONE
     exact = replace(tolerance or ToleranceOptions(), precision=Precision.FP32, nonfinite_equal=True)
     # It runs one node after the other, whatever is marked.
-    layers = compare_layers(Marking(subject, EVALUATOR, exact, EVALUATOR_SECONDS), most=1)
+    layers = compare_layers(Marking(subject, EVALUATOR, exact, EVALUATOR_SECONDS), limit=1)
     if layers.refused or (layers.outputs_fail and not layers.origins):
         return Vote.NONE
     if not layers.outputs_fail:
@@ -107,16 +107,16 @@ def right_here(session: Session, check: Comparing, case: Candidate) -> Since | N
     target = check.runtime
     if not subject.workers.places:
         return None
-    failing = {str(seen.target.get("version", "")) for seen in subject.seen.values()}
+    failing = {str(runtime.target.get("version", "")) for runtime in subject.seen.values()}
     try:
-        here = max(map(Version, installed_versions(target)))
-        if not all(Version(each) < here for each in failing):
+        installed = max(map(Version, installed_versions(target)))
+        if not all(Version(version) < installed for version in failing):
             return None
     except ValueError:  # nothing is installed here, or a version is unknown
         return None
     title = target.target.title
     files = write_candidate(
-        Probe(replace(case, title=f"{title} {here}")), subject.workspace, subject.reference
+        Probe(replace(case, title=f"{title} {installed}")), subject.workspace, subject.reference
     )
     deadline = subject.workers.deadline
     with WorkerPool(subject.workspace.folder, timeout=check.timeout, deadline=deadline) as pool:
@@ -124,7 +124,9 @@ def right_here(session: Session, check: Comparing, case: Candidate) -> Since | N
     if outcome.ending is not Ending.PASSED:
         return None
     older = ", ".join(sorted(failing))
-    return Since(f"{title} {older} fails, {here} passes.", f"upgrade to {title} {here} or later")
+    return Since(
+        f"{title} {older} fails, {installed} passes.", f"upgrade to {title} {installed} or later"
+    )
 
 
 def installed_versions(target: TargetSettings) -> Iterator[str]:

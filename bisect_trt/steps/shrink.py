@@ -67,9 +67,9 @@ class Piece:
 def keep_outputs(piece: Piece, names: Collection[str]) -> Piece:
     """Return the piece with some of its outputs, without the nodes and weights that only the others need."""
     network = Network(piece.proto)
-    kept = between(network, (), [name for name in piece.outputs if name in names])
-    inputs = {name: value for name, value in piece.inputs.items() if name in kept.inputs}
-    return Piece(splice(network, kept, {}, nothing_stored).proto, inputs)
+    part = between(network, (), [name for name in piece.outputs if name in names])
+    inputs = {name: value for name, value in piece.inputs.items() if name in part.inputs}
+    return Piece(splice(network, part, {}, nothing_stored).proto, inputs)
 
 
 def axes_by_size(piece: Piece) -> dict[int, list[Axis]]:
@@ -179,8 +179,8 @@ def shrink(session: Session, answer: Candidate) -> Candidate:
     """
     infos = session.subject.reference.infos
     console = session.console
-    known = all(name in infos and infos[name].is_static for name in answer.inputs)
-    if has_external_data(answer.proto) or not known:
+    static = all(name in infos and infos[name].is_static for name in answer.inputs)
+    if has_external_data(answer.proto) or not static:
         console.say("  its weights or inputs cannot be changed, so it stays as it is")
         return answer
     if drawing_nodes(answer.proto):
@@ -278,15 +278,15 @@ class _Shrinker:
             self._try(keep_outputs(self.piece, [name]), "one output") for name in names
         ):
             for name in names[::-1]:
-                rest = [other for other in self.piece.outputs if other != name]
-                self._try(keep_outputs(self.piece, rest), "fewer outputs")
+                outputs = [output for output in self.piece.outputs if output != name]
+                self._try(keep_outputs(self.piece, outputs), "fewer outputs")
 
     def cut_all_axes(self) -> None:
         """Shorten all axes of one size at once; if that ends early, each one alone."""
         for size, axes in axes_by_size(self.piece).items():
-            left = self._shorten(axes, size)
-            for axis in axes if left > 1 and len(axes) > 1 else ():
-                self._shorten([axis], left)
+            length = self._shorten(axes, size)
+            for axis in axes if length > 1 and len(axes) > 1 else ():
+                self._shorten([axis], length)
 
     def _shorten(self, axes: Sequence[Axis], size: int) -> int:
         """Cut axes to 1 at the worst element if that fails; else halve them as long as a half fails.
@@ -296,19 +296,19 @@ class _Shrinker:
         """
         if self._cut(axes, size, 1):
             return 1
-        left = size
-        while left > 1:
+        upper = size
+        while upper > 1:
             half = (
-                left + 1
+                upper + 1
             ) // 2  # the halves of an odd size overlap, so that all axes have one size
-            near = (half, left) != (1, size) and self._cut(axes, left, half)
-            known = (
-                self._worst(axes[0][1], left) is not None
+            shortened = (half, upper) != (1, size) and self._cut(axes, upper, half)
+            located = (
+                self._worst(axes[0][1], upper) is not None
             )  # then the far half is not worth a probe
-            if not near and (known or not self._cut(axes, left, half, far=True)):
+            if not shortened and (located or not self._cut(axes, upper, half, far=True)):
                 break
-            left = half
-        return left
+            upper = half
+        return upper
 
     def _cut(self, axes: Sequence[Axis], size: int, to: int, *, far: bool = False) -> bool:
         """Cut axes to windows of one length: the ones with the worst element, or the far ones."""

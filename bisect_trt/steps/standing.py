@@ -18,7 +18,9 @@ _LENGTHS = 4
 
 def objection(model: onnx.ModelProto) -> str:
     """Return why the evaluator has no vote on a model; empty if it has one."""
-    opset = next((each.version for each in model.opset_import if each.domain in DEFAULT_DOMAINS), 1)
+    opset = next(
+        (opset.version for opset in model.opset_import if opset.domain in DEFAULT_DOMAINS), 1
+    )
     ours = (node for node in all_nodes(model) if node.domain in DEFAULT_DOMAINS)
     return next(filter(None, (_objection(node, opset) for node in ours)), "")
 
@@ -26,7 +28,9 @@ def objection(model: onnx.ModelProto) -> str:
 def _objection(node: onnx.NodeProto, opset: int) -> str:
     op = node.op_type
     if op in _RECURRENT:
-        ignored = [each.name for each in node.attribute if each.name not in _RECURRENT_OBEYED]
+        ignored = [
+            argument.name for argument in node.attribute if argument.name not in _RECURRENT_OBEYED
+        ]
         if len(node.input) > _LENGTHS and node.input[_LENGTHS]:
             ignored.append("sequence_lens")
         return f"it ignores '{ignored[0]}' of {op}" if ignored else ""
@@ -49,5 +53,5 @@ def _objection(node: onnx.NodeProto, opset: int) -> str:
         "the mask of Dropout": op == "Dropout" and opset < 12 and len(node.output) > 1,
     }
     return next(
-        (f"it computes {what} in another way" for what, applies in wrong.items() if applies), ""
+        (f"it computes {kind} in another way" for kind, applies in wrong.items() if applies), ""
     )

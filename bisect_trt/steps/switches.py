@@ -55,9 +55,9 @@ def switchable(check: CheckSettings) -> CheckSettings:
         return check
     if check.argv and plugin.engines:
         return replace(check, by_layer=True)
-    what = "a check command" if check.argv else "a check function"
+    subject = "a check command" if check.argv else "a check function"
     raise ConflictError(
-        f"{what} receives models, so it cannot use changed switches of {plugin.title}; drop it to compare the "
+        f"{subject} receives models, so it cannot use changed switches of {plugin.title}; drop it to compare the "
         "target with the reference, or use a target with engines (--trt), which commands receive."
     )
 
@@ -211,16 +211,16 @@ def _first_found(
     parts: Sequence[Callable[[Ask], Alternatives]], limited: Callable[[], Ask]
 ) -> Alternatives | None:
     """Return the answers of the first part that has any; ``None`` if there are none and a part was ended before."""
-    found: Alternatives | None = Alternatives()
+    alternatives: Alternatives | None = Alternatives()
     for part in parts:
         try:
             answers = part(limited())
         except Enough:
-            found = None
+            alternatives = None
             continue
         if answers.found:
             return answers
-    return found
+    return alternatives
 
 
 def _alone(units: Sequence[int], ask: Ask) -> Alternatives:
@@ -326,13 +326,15 @@ def explain_fusions(
             "--compiler-switch: `repeat` takes counters, NAME=LOW..HIGH; `cause` searches other options."
         )
     engines = Engines(session, panel, asked=True, runs=runs)
-    found = tuple(engines.fusions())
+    fusions = tuple(engines.fusions())
     title = panel.target.target.title
     doubts = tuple(engines.doubts())
-    detail = CauseDetail(title, "whole model", 0, len(steps), found, complete=True, doubted=doubts)
+    detail = CauseDetail(
+        title, "whole model", 0, len(steps), fusions, complete=True, doubted=doubts
+    )
     session.result.cause_detail = detail
     [sentence, *_] = _print(session, detail)
-    return None if found else sentence
+    return None if fusions else sentence
 
 
 def _with_larger(
@@ -351,8 +353,10 @@ def _with_larger(
     if larger is None:
         return detail
     entry = structs.replace(fixing[0], larger=keep(larger))
-    others = (alternative for alternative in detail.alternatives if alternative is not fixing[0])
-    return structs.replace(detail, alternatives=(entry, *others))
+    alternatives = (
+        alternative for alternative in detail.alternatives if alternative is not fixing[0]
+    )
+    return structs.replace(detail, alternatives=(entry, *alternatives))
 
 
 def _fixing_only_whole(
@@ -378,12 +382,12 @@ def _fixing_only_whole(
         or not probe(whole.candidate(unused)).passes
     ):
         return ()
-    rest = replace(whole, switches=[whole.switches[unit] for unit in sorted(unused)])
-    engines = Engines(session, rest)
-    more = search_switches(session, engines)
-    assert more is not None, "the number of questions is not limited"
-    case_panel = replace(rest, base=case)
-    return _confirm(session, engines, rest, more, case_panel).alternatives
+    unused_panel = replace(whole, switches=[whole.switches[unit] for unit in sorted(unused)])
+    engines = Engines(session, unused_panel)
+    extra_answers = search_switches(session, engines)
+    assert extra_answers is not None, "the number of questions is not limited"
+    case_panel = replace(unused_panel, base=case)
+    return _confirm(session, engines, unused_panel, extra_answers, case_panel).alternatives
 
 
 def _confirm(
@@ -405,15 +409,19 @@ def _confirm(
     panel = engines.panel
     entries = list[Switches]()
     doubts = engines.doubts()
-    same = whole.base is panel.base
-    found = answers.alternatives
-    for units in found.found:
-        passes = same or prober.probe(whole.candidate(units)).passes
+    same_base = whole.base is panel.base
+    alternatives = answers.alternatives
+    for units in alternatives.found:
+        passes = same_base or prober.probe(whole.candidate(units)).passes
         on = whole if passes else panel
         names = panel.names(units)
-        known = answers.failures if on.base is panel.base else 0
+        failures = answers.failures if on.base is panel.base else 0
         believed = reconfirm(
-            prober, on.candidate(frozenset()), on.candidate(units), len(found.found), known
+            prober,
+            on.candidate(frozenset()),
+            on.candidate(units),
+            len(alternatives.found),
+            failures,
         )
         if not believed.passes:
             doubts.append(f"{' and '.join(names)}: {believed.record.reason}")
@@ -422,14 +430,14 @@ def _confirm(
         inner = any(panel.switches[unit].tier is Tier.COMPILER for unit in units)
         layers = engines.changed(frozenset(), units) if inner else None
         entries.append(whole.entry(units, believed.seen, layers, whole=passes, case=case_passes))
-    entries.sort(key=lambda each: (not each.whole, len(each.switches)))
+    entries.sort(key=lambda entry: (not entry.whole, len(entry.switches)))
     return CauseDetail(
         target=panel.target.target.title,
-        on="whole model" if same else "minimal case, confirmed on the whole model",
+        on="whole model" if same_base else "minimal case, confirmed on the whole model",
         switches=sum(switch.tier is not Tier.STEP for switch in panel.switches),
         tried=answers.tried,
         alternatives=tuple(entries),
-        complete=found.complete,
+        complete=alternatives.complete,
         doubted=tuple(doubts),
     )
 
@@ -445,17 +453,17 @@ def _print(session: Session, detail: CauseDetail) -> list[str]:
         return [f"{reason[0].upper()}{reason[1:]}."]
     answers = list[str]()
     for entry in detail.alternatives:
-        where = "the model" if entry.whole else "the minimal case, but not the whole model,"
-        seen = f" ({entry.seen})" if entry.seen else ""
-        sentence = f"{' and '.join(entry.switches)}: {where} passes with {entry.turned}{seen}."
+        scope = "the model" if entry.whole else "the minimal case, but not the whole model,"
+        evidence = f" ({entry.seen})" if entry.seen else ""
+        sentence = f"{' and '.join(entry.switches)}: {scope} passes with {entry.turned}{evidence}."
         options = f"s options: {shlex.join(entry.options)}"
         console.answer(f"{'Or' if answers else 'Cause'}: {sentence}")
         console.answer(f"  a{options}")
         answers.append(f"{sentence} A{options}")
-        for more in (*said_of_compiler(entry), doubted_case(entry)):
-            if more:
-                console.answer(f"  {more}")
-                answers.append(more)
+        for note in (*said_of_compiler(entry), doubted_case(entry)):
+            if note:
+                console.answer(f"  {note}")
+                answers.append(note)
     if not detail.complete:
         console.answer("  There are more: the search ended after these.")
     return answers

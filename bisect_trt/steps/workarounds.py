@@ -119,15 +119,18 @@ def _held(session: Session, workaround: WorkaroundTried, candidate: Candidate) -
             why=_joined(workaround.why, f"no fresh inputs: {none or 'the reference fails'}"),
         )
     count = len(samples)
-    what = f"{count} fresh inputs"
-    outcome = probe_on(session.prober, candidate, samples, check.tolerances, what)
+    inputs = f"{count} fresh inputs"
+    outcome = probe_on(session.prober, candidate, samples, check.tolerances, inputs)
     if not outcome.errors:
         return structs.replace(
-            workaround, passes=False, why=f"on {what}: {outcome.reason}", fresh=FreshCount(count, 0)
+            workaround,
+            passes=False,
+            why=f"on {inputs}: {outcome.reason}",
+            fresh=FreshCount(count, 0),
         )
     passed = sum(error <= 1 for error in outcome.errors)
     worst = max(workaround.worst_error or 0.0, *outcome.errors)
-    reason = _joined(workaround.why, f"{passed} of {what} pass")
+    reason = _joined(workaround.why, f"{passed} of {inputs} pass")
     return structs.replace(
         workaround,
         passes=passed == count,
@@ -207,29 +210,29 @@ def _priced(session: Session, workaround: WorkaroundTried, candidate: Candidate)
     if before is None or after is None:
         return workaround
     cost = Cost(before, after, "MB" if target.build_only else "ms")
-    why = _joined(workaround.why, said_of_cost(cost))
-    return structs.replace(workaround, cost=cost, why=why)
+    reason = _joined(workaround.why, said_of_cost(cost))
+    return structs.replace(workaround, cost=cost, why=reason)
 
 
 def turn(session: Session, fixed: Mapping[Names, Candidate]) -> Iterator[WorkaroundTried]:
     """Yield the confirmed switches of the cause, except precisions, run on fresh inputs and timed where the model is at hand."""
     detail = session.result.cause_detail
     usable = [
-        each
-        for each in (detail.alternatives if detail else ())
-        if any(not name.startswith("precision:") for name in each.switches)
+        alternative
+        for alternative in (detail.alternatives if detail else ())
+        if any(not name.startswith("precision:") for name in alternative.switches)
     ]
-    for each in usable[:_MOST_SWITCHES]:
+    for alternative in usable[:_MOST_SWITCHES]:
         tried = WorkaroundTried(
             "switch",
-            f"{' and '.join(each.switches)} {each.turned.partition(' ')[2]}",
-            each.whole,
-            line=shlex.join(each.options),
-            why=each.seen
-            if each.whole
+            f"{' and '.join(alternative.switches)} {alternative.turned.partition(' ')[2]}",
+            alternative.whole,
+            line=shlex.join(alternative.options),
+            why=alternative.seen
+            if alternative.whole
             else "the minimal case passes with it, the whole model does not",
         )
-        if (candidate := fixed.get(each.switches)) is not None:
+        if (candidate := fixed.get(alternative.switches)) is not None:
             tried = _held(session, tried, candidate)
             tried = _priced(session, tried, candidate) if tried.passes else tried
         yield tried
@@ -303,12 +306,12 @@ def _barred(
         units: The places of those that get one.
         network: The model.
     """
-    some = [names[place] for place in sorted(units)]
+    barred = [names[place] for place in sorted(units)]
     if op == "output":
-        free = {name: replace(infos[name], shape=None) for name in some}
-        return mark_outputs(network, [*network.outputs, *some], free)
-    ranks = {name: len(infos[name].shape or ()) for name in some} if op == "Einsum" else None
-    return with_barriers(network, some, ranks)
+        free = {name: replace(infos[name], shape=None) for name in barred}
+        return mark_outputs(network, [*network.outputs, *barred], free)
+    ranks = {name: len(infos[name].shape or ()) for name in barred} if op == "Einsum" else None
+    return with_barriers(network, barred, ranks)
 
 
 def _tried_barriers(
@@ -479,12 +482,12 @@ def add_precision(result: Result) -> None:
         any(use.passed for use in result.uses or ()),
         file,
     )
-    if seen := result.validation:
+    if validation := result.validation:
         workaround = structs.replace(
             workaround,
-            worst_error=seen.worst_error,
-            why=f"{seen.passed} of {seen.samples} fresh inputs pass",
-            fresh=FreshCount(seen.samples, seen.passed),
+            worst_error=validation.worst_error,
+            why=f"{validation.passed} of {validation.samples} fresh inputs pass",
+            fresh=FreshCount(validation.samples, validation.passed),
         )
     result.workarounds.append(workaround)
 
@@ -496,8 +499,8 @@ def print_ways(result: Result, console: Console) -> None:
     if first is None:
         console.answer("No workaround was found:" if workarounds else "No workaround was searched.")
     else:
-        where = f" ({first.file})" if first.file else ""
-        console.answer(f"Workaround: {first.what}{where}.")
+        place = f" ({first.file})" if first.file else ""
+        console.answer(f"Workaround: {first.what}{place}.")
     if workarounds:
         console.table(
             ("kind", "what", "whole model", "worst error", "file", ""),

@@ -42,9 +42,11 @@ def keep_worst_samples(subject: Subject, check: CheckSettings, result: Result) -
         for path in (*inputs, *golden):
             path.unlink(missing_ok=True)
     severity: dict[int, float] = {}
-    for each in reply.comparisons if isinstance(reply, Compared) else ():
-        if not each.passed:
-            severity[each.sample or 1] = max(severity.get(each.sample or 1, 0.0), each.severity)
+    for comparison in reply.comparisons if isinstance(reply, Compared) else ():
+        if not comparison.passed:
+            severity[comparison.sample or 1] = max(
+                severity.get(comparison.sample or 1, 0.0), comparison.severity
+            )
     if severity:
         stay = sorted(sorted(severity, key=lambda number: (-severity[number], number))[:FEW])
         subject.console.say(

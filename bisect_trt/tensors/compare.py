@@ -214,14 +214,14 @@ def _dtype_name(values: Array) -> str:
     return "string" if values.dtype.kind == "U" else values.dtype.name
 
 
-def _compare_strings(reference: Array, target: Array, known: Plain) -> TensorComparison:
-    """Compare tensors of one shape exactly, of which one at least has strings; ``known`` is as in :func:`_compare_numbers`."""
+def _compare_strings(reference: Array, target: Array, facts: Plain) -> TensorComparison:
+    """Compare tensors of one shape exactly, one at least of strings; ``facts`` is ``known`` of :func:`_compare_numbers`."""
     mismatch = np.asarray(reference.astype(np.str_) != target.astype(np.str_))
     count = int(np.count_nonzero(mismatch))
     if not count:
         reason = f"all {mismatch.size} strings are equal"
         return TensorComparison(
-            passed=True, kind=ComparisonKind.MATCH, max_abs=0.0, reason=reason, **known
+            passed=True, kind=ComparisonKind.MATCH, max_abs=0.0, reason=reason, **facts
         )
     index = tuple(map(int, np.unravel_index(int(mismatch.argmax()), mismatch.shape)))
     worst = WorstElement(index, target[index].item(), reference[index].item(), math.inf)
@@ -233,11 +233,11 @@ def _compare_strings(reference: Array, target: Array, known: Plain) -> TensorCom
         worst=worst,
         mismatching=count,
         reason=reason,
-        **known,
+        **facts,
     )
 
 
-def _typed(name: str, values: Array, beside: np.dtype[Any]) -> Array:
+def _typed(name: str, values: Array, dtype: np.dtype[Any]) -> Array:
     """Return saved values in the type of those that they are compared with, if their file has lost it.
 
     Raises:
@@ -245,11 +245,11 @@ def _typed(name: str, values: Array, beside: np.dtype[Any]) -> Array:
     """
     if not is_raw(values.dtype):
         return values
-    if is_raw(beside) or beside.itemsize != values.dtype.itemsize:
+    if is_raw(dtype) or dtype.itemsize != values.dtype.itemsize:
         raise InputValuesError(
             f"'{name}' is saved as raw bytes ({values.dtype}), so its type is unknown; save it as numbers."
         )
-    return values.view(beside)
+    return values.view(dtype)
 
 
 def _describe_nonfinite(reference: Array, target: Array) -> str:

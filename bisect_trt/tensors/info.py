@@ -160,10 +160,10 @@ class ByName(Mapping[str, Value]):
 class Infos(Mapping[str, TensorInfo]):
     """Types and shapes of tensors by name, each made on access: a network has 100,000 tensors of some ten kinds."""
 
-    def __init__(self, kinds: Plain, known: Callable[[Any], TensorInfo | None]) -> None:
-        """``kinds`` says of what kind each is, ``known`` what kinds are; a tensor of an unknown kind is not contained."""
+    def __init__(self, kinds: Plain, lookup: Callable[[Any], TensorInfo | None]) -> None:
+        """``kinds`` says of what kind each is, ``lookup`` what kinds are; a tensor of an unknown kind is not contained."""
         self._kinds = kinds
-        self._known = known
+        self._known = lookup
 
     def __getitem__(self, name: str) -> TensorInfo:
         info = self._known(self._kinds[name])

@@ -274,13 +274,13 @@ def _common_prefix(
     _: Iterable[Labels],
 ) -> float:
     """Return the number of samples before the first in which a row's largest value is at another place."""
-    same = 0
+    length = 0
     for theirs, ours in zip(outputs, reference, strict=True):
         right, rows = _top("common-prefix", output, 1, theirs, ours, None)
         if right < rows:
             break
-        same += 1
-    return float(same)
+        length += 1
+    return float(length)
 
 
 def _worst_signal(

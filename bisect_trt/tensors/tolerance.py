@@ -235,7 +235,7 @@ def channel_tolerances(
     squares = np.square(np.where(counted, values, 0))
     scales = np.full(elements.shape, finite_rms(reference))
     for axis, places in enumerate(np.unravel_index(elements, reference.shape)):
-        axes = tuple(each for each in range(reference.ndim) if each != axis)
+        axes = tuple(dim for dim in range(reference.ndim) if dim != axis)
         counts = np.count_nonzero(counted, axis=axes)
         slices = np.sqrt(squares.sum(axis=axes) / np.maximum(counts, 1))
         if slices.any():

@@ -248,7 +248,7 @@ class Connection:
             if byte == b"\n" and GREETING in output:
                 return tuple(int(word) for word in output.rpartition(GREETING)[2].split(b"."))
 
-    def _lost(self, why: str) -> ConnectionLost:
+    def _lost(self, reason: str) -> ConnectionLost:
         """Why there is no answer, with the last lines of what the other end wrote to stderr."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -261,7 +261,8 @@ class Connection:
         self.close()
         last = " / ".join([line for line in lines if line and not line.startswith(">>>")][-_LINES:])
         return ConnectionLost(
-            f"the place {self.place.said} is lost: {why}" + (f" (it says: {last})" if last else "")
+            f"the place {self.place.said} is lost: {reason}"
+            + (f" (it says: {last})" if last else "")
         )
 
 

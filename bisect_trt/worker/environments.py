@@ -249,9 +249,9 @@ def _make(place: Path, wanted: Environment, python: str, tool: _Tool) -> None:
             )
 
 
-def _is_missing(said: str) -> bool:
+def _is_missing(output: str) -> bool:
     """Whether uv or pip have found that there is no such release, rather than no index."""
-    return _NO_SUCH.search(said) is not None and _UNREACHED.search(said) is None
+    return _NO_SUCH.search(output) is not None and _UNREACHED.search(output) is None
 
 
 def folder() -> Path:
@@ -278,30 +278,30 @@ def others() -> list[str]:
     return [f"3.{minor}" for minor in minors if minor != current]
 
 
-def find_python(asked: str) -> str:
+def find_python(request: str) -> str:
     """The path of an interpreter by its version, such as ``3.11`` or ``3.11.7``, or by its path.
 
     Raises:
         UnavailableError: It is not installed.
     """
-    if "/" in asked:
-        if os.access(asked, os.X_OK):
-            return asked
-        raise PlaceError(f"there is no interpreter {asked}.")
-    if f"{sys.version.split()[0]}.".startswith(f"{asked}."):
+    if "/" in request:
+        if os.access(request, os.X_OK):
+            return request
+        raise PlaceError(f"there is no interpreter {request}.")
+    if f"{sys.version.split()[0]}.".startswith(f"{request}."):
         return sys.executable
     # uv does not look into the folder of pyenv, whose programs on PATH end with an error for most
     # versions.
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions")
     folders = [
-        *sorted(map(str, pyenv.glob(f"{asked}*/bin")), reverse=True),
+        *sorted(map(str, pyenv.glob(f"{request}*/bin")), reverse=True),
         os.environ.get("PATH", ""),
     ]
-    words = [uv(), "python", "find", "--no-project", "--system", asked]
+    words = [uv(), "python", "find", "--no-project", "--system", request]
     status, output = run_tool(words, {"PATH": os.pathsep.join(folders)})
     if status:
         raise PlaceError(
-            f"there is no Python {asked} here; install it, as with: uv python install {asked}."
+            f"there is no Python {request} here; install it, as with: uv python install {request}."
         )
     return output.splitlines()[-1].strip()
 
@@ -461,9 +461,9 @@ def index_settings() -> dict[str, str]:
     return settings
 
 
-def _last_lines(said: str) -> str:
+def _last_lines(output: str) -> str:
     """The end of what a tool printed, as one line."""
-    lines = [line.lstrip(_FRAME).rstrip() for line in said.splitlines()]
+    lines = [line.lstrip(_FRAME).rstrip() for line in output.splitlines()]
     shown = [
         line for line in lines if line and not line.startswith(("[notice]", "WARNING: Location"))
     ]

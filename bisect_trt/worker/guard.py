@@ -274,13 +274,13 @@ def claimed_path(path: Path | None) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, taken: str) -> Iterator[None]:
+def _locked(path: Path, message: str) -> Iterator[None]:
     """A file that exists while the lock is held, and names the process.
 
     Raises:
-        UsageError: Another process holds it: ``taken``, with that process in its braces.
+        UsageError: Another process holds it: ``message``, with that process in its braces.
     """
-    file = _lock(path, taken)
+    file = _lock(path, message)
     try:
         yield
     finally:
@@ -290,7 +290,7 @@ def _locked(path: Path, taken: str) -> Iterator[None]:
             os.close(file)
 
 
-def _lock(path: Path, taken: str) -> int | None:
+def _lock(path: Path, message: str) -> int | None:
     while True:
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
@@ -305,7 +305,7 @@ def _lock(path: Path, taken: str) -> int | None:
         except BlockingIOError:
             holder = os.pread(file, 100, 0).decode(errors="replace")
             os.close(file)
-            raise RunStateError(taken.replace("{}", holder or "unknown", 1)) from None
+            raise RunStateError(message.replace("{}", holder or "unknown", 1)) from None
         except FileNotFoundError:  # its holder removed it just now
             pass
         except OSError:  # no locks there, or a full disk

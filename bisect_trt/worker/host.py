@@ -118,7 +118,7 @@ def printed(log: Path) -> str:
     return text.decode(errors="replace")
 
 
-def _run_models(source: int, sink: int, own: Path, log: Path, *, resumes: bool) -> NoReturn:
+def _run_models(source: int, sink: int, folder: Path, log: Path, *, resumes: bool) -> NoReturn:
     """Be the process that runs models, until the pipe is closed; ``resumes`` after a crash of another."""
     status = 1
     try:
@@ -129,7 +129,7 @@ def _run_models(source: int, sink: int, own: Path, log: Path, *, resumes: bool) 
         output = os.open(log, os.O_WRONLY | os.O_APPEND)
         for fd in (1, 2):
             os.dup2(output, fd)
-        host = Host(own)
+        host = Host(folder)
         os.chdir(host.folder)
         if resumes:
             discard(source)
@@ -157,10 +157,10 @@ class Host:
             nothing of the one that crashed.
     """
 
-    def __init__(self, own: Path) -> None:
-        """``own`` is the folder of the worker; the files that were sent, by their hashes, outlive this process there."""
-        self._files = own / "files"
-        self.folder = Path(tempfile.mkdtemp(prefix=_PROCESS, dir=own))
+    def __init__(self, folder: Path) -> None:
+        """``folder`` is the folder of the worker; the files that were sent, by their hashes, outlive this process there."""
+        self._files = folder / "files"
+        self.folder = Path(tempfile.mkdtemp(prefix=_PROCESS, dir=folder))
         self._runtimes: Fields = {}
         self._session: Any = None
         self._models = 0

@@ -266,10 +266,10 @@ class Slot:
             self._process.stdin.close()
             self._process.wait()
 
-    def read(self, most: int) -> bytes:
+    def read(self, limit: int) -> bytes:
         """Return the next output of the interpreter; empty at its end."""
         assert self._process.stdout is not None
-        return os.read(self._process.stdout.fileno(), most)
+        return os.read(self._process.stdout.fileno(), limit)
 
 
 def relay(ray: Any, resource: str, kind: str, node: str, source: int, sink: int) -> None:  # noqa: ANN401 - the module

@@ -254,10 +254,10 @@ def fork_spare() -> None:
         _spare.append(WorkerProcess(fork=True))
 
 
-def keep_spare(most: int = 1) -> None:
+def keep_spare(limit: int = 1) -> None:
     """From now on keep so many workers of each run for the next: for a process that makes several, as a notebook does."""
     global _most_kept  # noqa: PLW0603 - like the spare itself, it is the process's
-    _most_kept = max(_most_kept, most)
+    _most_kept = max(_most_kept, limit)
     atexit.register(end_spare)
 
 

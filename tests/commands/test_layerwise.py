@@ -398,7 +398,7 @@ def test_every_tensor_is_seen_or_it_is_said_why_not(
     breaking: frozenset[str], fragile: frozenset[str], most: int
 ) -> None:
     target = Refusing(breaking)
-    found = gather(NAMES, fragile, target, most=most)
+    found = gather(NAMES, fragile, target, limit=most)
     assert found.builds == len(target.asked) <= most
     assert shown(found) | found.unseen.keys() == set(NAMES) or found.builds == 1
     assert shown(found).isdisjoint(breaking)
@@ -408,7 +408,7 @@ def test_every_tensor_is_seen_or_it_is_said_why_not(
 
 @given(some)
 def test_with_builds_enough_only_what_breaks_them_is_not_seen(breaking: frozenset[str]) -> None:
-    found = gather(NAMES, (), Refusing(breaking), most=1000)
+    found = gather(NAMES, (), Refusing(breaking), limit=1000)
     assert shown(found) == set(NAMES) - breaking
     assert found.unseen.keys() == breaking
 

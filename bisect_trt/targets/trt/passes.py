@@ -62,13 +62,13 @@ def compiler_switches(wanted: Sequence[str], routes: str) -> Iterator[Switch]:
             yield from _switches(request, name, values, options.get(name, []))
 
 
-def _switches(request: str, name: str, values: str, known: Sequence[str]) -> Iterator[Switch]:
+def _switches(request: str, name: str, values: str, names: Sequence[str]) -> Iterator[Switch]:
     counts = re.fullmatch(r"(\d{1,4})\.\.(\d{1,4})", values)
-    chosen: Iterable[object] = known if values == "*" else values.split("|")
+    chosen: Iterable[object] = names if values == "*" else values.split("|")
     if counts:
         low, high = map(int, counts.groups())
         chosen = range(low, high + 1)
-    elif values == "*" and not known:
+    elif values == "*" and not names:
         raise UnknownNameError(f"--compiler-switch {request}: its values are not known; give them.")
     for value in chosen:
         option = f"{name}={value}"
