@@ -32,6 +32,7 @@ NOT_RUN = {
     r".*--slower-than\b|.* --latency\b": "its answer depends on the machine",
     r".*\btrtexec\b": "it needs TensorRT and a GPU",
     r".*--trt\b": "it needs TensorRT and a GPU, or TensorRT-RTX",
+    r".*\b(a16w8|context)\.onnx|.*--save-outputs ref\.npz": "tests/targets/test_qnn.py and tests/truth/qnn.py run them",
     r".*\bmagika/|.* fixed\.onnx .*--ep qnn\b": "it needs the model of another package",
     r"bisect-trt (cause|workaround) model\.onnx --onnxrt": "it needs a wrong release of ONNX Runtime",
     r".* --through 'onnxsim ": "it needs another package, onnxsim",
@@ -164,7 +165,7 @@ class Reader:
                 process.send_signal(signal.SIGINT)
             printed += process.stdout.read()
         printed = re.sub(
-            r"^(\d+ h )?(\d+ min )?\d+ s  .*\n", "", printed, flags=re.MULTILINE
+            r"^(\d+ h )?(\d+ min )?\d+ s(  |, ).*\n", "", printed, flags=re.MULTILINE
         )  # progress
         self.status = process.returncode
         return printed
