@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # typing takes longer to import than all else before the handlers of signals are installed
+# Typing takes longer to import than all else before the handlers of signals are installed.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from bisect_trt.api import (
         assert_matches,

@@ -14,7 +14,8 @@ import sys
 
 from bisect_trt.cli.interrupts import interrupts
 
-TYPE_CHECKING = False  # see bisect_trt/__init__.py
+# See bisect_trt/__init__.py.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
@@ -47,9 +48,8 @@ class Output(io.FileIO):
 
     def _drop(self, error: OSError) -> None:
         self.lost = error
-        with contextlib.suppress(
-            OSError
-        ):  # what other libraries and child processes write is dropped too
+        # What other libraries and child processes write is dropped too.
+        with contextlib.suppress(OSError):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)
@@ -64,14 +64,14 @@ def main() -> NoReturn:
     interrupts.install()
     output = _open_streams()
     try:
-        gc.disable()  # nothing that is imported is garbage
+        # Nothing that is imported is garbage.
+        gc.disable()
         from bisect_trt.cli.parser import parse  # noqa: PLC0415 - see above
 
         argv = tuple(sys.argv[1:])
         name, values = parse(argv)
-        os.putenv(
-            _BLAS_THREADS, os.environ.get(_BLAS_THREADS, "1")
-        )  # more spin for a while, and hinder a fork
+        # More threads spin for a while, and hinder a fork.
+        os.putenv(_BLAS_THREADS, os.environ.get(_BLAS_THREADS, "1"))
         from bisect_trt.cli.app import perform  # noqa: PLC0415 - it imports NumPy and ONNX; --help does without
 
         if _BLAS_THREADS not in os.environ:
@@ -80,7 +80,8 @@ def main() -> NoReturn:
             from bisect_trt.commands.table import COMMANDS  # noqa: PLC0415 - as above
             from bisect_trt.worker import worker  # noqa: PLC0415 - as above
 
-            with contextlib.suppress(OSError):  # too few file descriptors: the command says so
+            # Too few file descriptors: the command says so.
+            with contextlib.suppress(OSError):
                 worker.fork_spare()
             COMMANDS[name].load()
         gc.freeze()
@@ -104,9 +105,8 @@ def _open_streams() -> Output:
         try:
             os.fstat(number)
         except OSError:
-            os.open(
-                os.devnull, os.O_RDWR
-            )  # the lowest free number: a file of the run must not get it
+            # The lowest free number: a file of the run must not get it.
+            os.open(os.devnull, os.O_RDWR)
             closed.append(number)
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - a descriptor, for the whole process
     encoding = sys.stdout.encoding if sys.stdout else "utf-8"
@@ -132,7 +132,8 @@ def _end(status: int, output: Output) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     if status == 0 and output.lost is not None and output.lost.errno not in _GONE:
-        status = 3  # the answer was not written
+        # The answer was not written.
+        status = 3
     os._exit(status)
 
 

@@ -211,7 +211,8 @@ def precision(
 ) -> PrecisionAnswer:
     """Find the nodes that must stay in a wider precision."""
     keywords = dict[str, Any](options)
-    if not keywords.get("ladder"):  # a ladder names its own
+    if not keywords.get("ladder"):
+        # A ladder names its own precisions.
         keywords = {keywords.pop("low", "fp16"): True, **keywords}
     answer: PrecisionAnswer = _run("precision", model, inputs, target, check=check, **keywords)
     return answer
@@ -286,7 +287,8 @@ def assert_matches(
     try:
         comparisons = compare(model, inputs, target, **options).comparisons
     except BisectError as error:
-        raise error.with_traceback(None) from None  # the sentence of a failed test says all
+        # The sentence of a failed test says all.
+        raise error.with_traceback(None) from None
     failed = [comparison for comparison in comparisons if not comparison.passed]
     if not failed:
         return

@@ -55,7 +55,8 @@ def load(place: str, name: str) -> Any:  # noqa: ANN401 - whatever it names
     module, _, attribute = place.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (Exception, SystemExit) as error:  # another package: whatever it raises
+    except (Exception, SystemExit) as error:
+        # The code of another package may raise anything.
         raise PackageError(f"'{name}' cannot be used: {place} fails to load: {error!r}.") from error
 
 
@@ -102,7 +103,8 @@ def _holds_runtime(metadata: Path) -> bool:
     """Return whether a distribution installs the module ``onnxruntime``; providers of ONNX Runtime's plug-in ABI do not."""
     try:
         return "onnxruntime/" in (metadata / "RECORD").read_text("utf-8", "replace")
-    except OSError:  # not installed by pip
+    except OSError:
+        # The package was not installed by pip.
         return True
 
 
@@ -117,7 +119,8 @@ def _metadata() -> list[str]:
                 for entry in os.scandir(folder or ".")
                 if entry.name.endswith((".dist-info", ".egg-info"))
             ]
-        except OSError:  # an archive, or not there
+        except OSError:
+            # The entry is an archive, or is not there.
             continue
     return folders
 

@@ -4,5 +4,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 try:
     __version__ = version("bisect-trt")
-except PackageNotFoundError:  # a source tree on the path that is not installed
+except PackageNotFoundError:
+    # A source tree on the path that is not installed.
     __version__ = "0+unknown"

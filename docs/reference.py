@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from bisect_trt.commands.table import COMMANDS, Command
 from bisect_trt.errors import kinds
-from bisect_trt.options.spec import Option, entries, title
+from bisect_trt.options.spec import NEGATIVE, Option, entries, title
 from bisect_trt.session import session  # noqa: F401 - it imports every class of errors
 
 _HEAD = """# Reference
@@ -61,7 +61,7 @@ def _table(group: type) -> Iterator[str]:
         names = (
             [_value(entry)]
             if entry.positional
-            else [_with_value(entry, flag.removeprefix(" /")) for flag in entry.flags]
+            else [_with_value(entry, flag.removeprefix(NEGATIVE)) for flag in entry.flags]
         )
         yield f"| {', '.join(f'`{_cell(each)}`' for each in names)} | {_cell(entry.help)} |"
     yield ""

@@ -36,10 +36,17 @@ from bisect_trt.worker.guard import claimed_run
 
 
 def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:
-    """Run a command with values of options by field name, leave its result, and end the process."""
+    """Run a command with values of options by field name, leave its result, and end the process.
+
+    Args:
+        name: The command.
+        values: The options by field name.
+        words: The command line, as ``result.json`` and a resumed run have it.
+    """
     try:
         if General in COMMANDS[name].groups:
-            with system_errors():  # those of what is left after the command
+            # Errors of the system in what is left after the command.
+            with system_errors():
                 sys.exit(_answer(name, values, words, None))
         paths = Paths.of(COMMANDS[name].groups, values)
         paths.refuse()
@@ -58,14 +65,16 @@ def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoR
         if name != "resume":
             sys.exit(0)
         assert call.folder is not None, "it names the run"
+        # Before any file of it is opened: who is refused changes nothing.
         with (
             system_errors(),
             claimed_run(call.folder),
-        ):  # before any file of it is opened: who is refused changes nothing
+        ):
             keywords = {**values}
             keywords.pop("run")
             name, values = parse(call.words)
-            values |= keywords if any(keywords.values()) else {}  # in place of those of the start
+            # They replace the options of the start.
+            values |= keywords if any(keywords.values()) else {}
             sys.exit(_answer(name, values, call.words, call.folder))
     except BisectError as error:
         Console().error(str(error), error.code)
@@ -91,7 +100,8 @@ def _answer(
     general = Params((General,), values, words=True)[General]
     output = sys.stdout
     if general.json == STDOUT:
-        sys.stdout = sys.stderr  # the JSON alone goes to standard output
+        # The JSON alone goes to standard output.
+        sys.stdout = sys.stderr
     console = Console(general.verbosity, live=True)
     result = Result(name)
     for path in (general.json, general.report, general.junit, general.model_explorer):
@@ -124,9 +134,8 @@ def _answer(
             and not call.resumed
             and not result.probes["run"]
         ):
-            shutil.rmtree(
-                call.folder, ignore_errors=True
-            )  # it has nothing that the message has not
+            # The traceback has nothing that the message has not.
+            shutil.rmtree(call.folder, ignore_errors=True)
             call.folder, result.artifacts["run"] = None, None
         keeps = keeps_earlier(call)
         if keeps:
@@ -142,9 +151,8 @@ def _say_ending(ending: BaseException, call: Call, verbosity: int) -> None:
     console = call.console
     reason = str(call.result.why)
     if isinstance(ending, KeyboardInterrupt):
-        if (
-            call.result.artifacts.get("run") is None
-        ):  # else the summary has the reason and the next command
+        if call.result.artifacts.get("run") is None:
+            # Else the summary has the reason and the next command.
             console.error(f"{reason.removesuffix(' by the user')}.")
         return
     if not isinstance(ending, BisectError):

@@ -74,9 +74,8 @@ RARE = frozenset(
     }
 )
 """The options of single commands that only ``--help-all`` shows."""
-_CLICK_ERROR: type[Exception] = typer.BadParameter.__mro__[
-    2
-]  # ClickException, of Click or of Typer's copy of it
+# ClickException, of Click or of Typer's copy of it.
+_CLICK_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 _UNBROKEN = "\u2011"
 """A hyphen at which Click breaks no line, so that no name of an option is cut."""
 _NUMBER = re.compile(r"-(\.?\d|inf$)")
@@ -109,7 +108,8 @@ def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
         shown = f"`{program} {'--help' if named is None else '--help-all'}`"
         sys.stderr.write(f"error[{CommandLineError.code}]: {message}; {shown} lists the options.\n")
         raise SystemExit(CommandLineError.status) from error
-    if not isinstance(parsed, tuple):  # the status of help, of the version or of a completion
+    if not isinstance(parsed, tuple):
+        # The status of help, of the version or of a completion.
         raise SystemExit(parsed)
     return parsed
 
@@ -281,7 +281,8 @@ def expand(words: Sequence[str], several: frozenset[str]) -> list[str]:
         if word in several:
             current = word
             if place + 1 == len(words) or _is_flag(words[place + 1]):
-                expanded.append(word)  # without a value, which Typer refuses
+                # It has no value, which Typer refuses.
+                expanded.append(word)
         elif current and not _is_flag(word):
             expanded.append(f"{current}={word}" if current.startswith("--") else f"{current}{word}")
         else:

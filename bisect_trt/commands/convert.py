@@ -68,9 +68,8 @@ def run(call: Call) -> Result:
             "convert", model, sample, options.output, runtime, options.timeout
         )
         session.answered(failed, title)
-        call.paths.record(
-            opened.workspace.folder, options.output, options.output
-        )  # a worker wrote it
+        # A worker wrote the file already.
+        call.paths.record(opened.workspace.folder, options.output, options.output)
         call.console.answer(
             f"{options.output}: the engine of {options.model}, {options.output.stat().st_size} bytes."
         )

@@ -123,7 +123,8 @@ def examine(workers: WorkerPool, folder: Path, place: Place | None) -> dict[str,
             continue
         if plugin.selectable and (place is None or plugin.sent):
             requests[f"--{name}"] = About(settings)
-        if name == "onnxrt":  # it is known to be there only once it has loaded a model
+        if name == "onnxrt":
+            # A provider is known to be there only once it has loaded a model.
             requests["--onnxrt --providers cuda"] = BuildEngine(
                 settings.with_own(providers=("cuda",)), model, inputs
             )

@@ -22,7 +22,8 @@ def run(call: Call) -> Result:
     options = call[Extract]
     data = call[Data]
     values = [options.output.with_suffix(".inputs.npz")] if data.given else []
-    fixed = bool(data.input_shapes or values)  # else the piece's inputs keep free dimensions
+    # Else the piece's inputs keep free dimensions.
+    fixed = bool(data.input_shapes or values)
     call.may_write(options.output, *values, overwrite=options.overwrite)
     opened = call.open()
     opened = replace(opened, model=replace(opened.model, stays_free=not fixed))

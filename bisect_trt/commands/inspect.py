@@ -242,9 +242,8 @@ def _statistics(tensor: Array) -> Entry:
     plain["zeros"] = int(np.count_nonzero(finite == 0))
     if not finite.size:
         return {**plain, **dict.fromkeys(_STATISTICS)}
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # the square of numbers next to the largest float64
+    # The square of numbers next to the largest float64 overflows.
+    with np.errstate(over="ignore", invalid="ignore"):
         statistics = [finite.min(), finite.max(), finite.mean(), np.median(finite), finite.std()]
         statistics.append(np.sqrt(np.mean(np.square(finite))))
     values = [float(value) if math.isfinite(value) else None for value in statistics]

@@ -56,9 +56,8 @@ def _show_probe(run: Path, record: Record, show: Callable[[str], None]) -> None:
     """Print one probe: its candidate, the command that runs it again, its output."""
     folder = run / CANDIDATES / record.key[:KEY_LENGTH]
     inside = folder / "model.onnx"
-    model = (
-        inside if inside.exists() else folder.with_suffix(".onnx")
-    )  # with a shared file of weights
+    # With a shared file of weights the model is beside the folder.
+    model = inside if inside.exists() else folder.with_suffix(".onnx")
     show(f"probe {record.number}: {record.verdict.value}, {record.reason}")
     show(f"candidate: {model} ({record.title})")
     show(f"inputs: {folder / 'inputs.npz'}")

@@ -64,10 +64,10 @@ def run(call: Call) -> Result:
             by_layer = target.target.compiles and subject.about(target) == "layer"
             settings = replace(settings, by_layer=by_layer)
             check = replace(check, by_layer=by_layer)
-            if check.argv and not by_layer:  # the command judges models
-                check = replace(
-                    check, target=replace(target, fp16=False, bf16=False)
-                )  # the search lowers to these
+            if check.argv and not by_layer:
+                # The search itself lowers to these.
+                # The command judges models.
+                check = replace(check, target=replace(target, fp16=False, bf16=False))
                 settings = replace(settings, target=None)
                 check = check.without_target(call.console)
         return _search_nodes(opened, subject, settings, check)
@@ -107,9 +107,8 @@ def _search_groups(opened: OpenCall, settings: PrecisionSettings, check: CheckSe
             settings = replace(settings, target=target)
             check = replace(check, target=target)
         settings = replace(settings, tolerance=check.tolerance)
-        space = groups.GroupSpace(
-            subject, settings
-        )  # before the reference runs: of the model in floats
+        # This goes before the reference runs, which is of the model in floats.
+        space = groups.GroupSpace(subject, settings)
         tolerance = groups.tolerance_of(subject, check.tolerance, settings.bits)
         tolerance.check_names(subject.network.outputs)
         timed = settings.target is not None and settings.target.target.compiles
@@ -150,7 +149,8 @@ def find_precision(task: Task, search: Search) -> Result:
     try:
         with saving_best(lambda: leave_best(fix)):
             return task.until_done(lambda: _find(fix, search))
-    except UsageError:  # what was found cannot be written
+    except UsageError:
+        # What was found cannot be written.
         leave_best(fix)
         raise
 

@@ -326,7 +326,8 @@ def _build_once(session: Session, target: TargetSettings) -> Path | None:
     if not engine.is_file():
         inputs = subject.values(original, original.inputs)
         if subject.models.build("once", original.proto, inputs, engine, target) is not None:
-            return None  # a probe reports the error
+            # A probe reports the error.
+            return None
     return engine
 
 
@@ -344,7 +345,8 @@ def run(call: Call) -> Result:
     target = check.target
     rebuilds = target is not None and target.target.compiles and not options.same_engine
     opened = call.open(check, fresh_process=rebuilds)
-    if check.argv and target is not None:  # the command judges what is built, if something is
+    if check.argv and target is not None:
+        # The command judges what is built, if something is.
         check = (
             replace(check, by_layer=True)
             if target.target.engines

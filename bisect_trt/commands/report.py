@@ -20,7 +20,8 @@ def run(call: Call) -> Result:
     source = newest_run(RESULT_FILE) if options.run is None else options.run
     result = read_result(source)
     path = options.output or (source if source.is_dir() else source.parent) / REPORT_FILE
-    if options.output is None and path.is_symlink():  # the folder may be a stranger's
+    if options.output is None and path.is_symlink():
+        # A link would be written through, and the folder may be a stranger's.
         raise OutputFileError(
             f"{path} is a symbolic link, and its target would be overwritten; name a file with -o."
         )

@@ -170,6 +170,12 @@ def score(
 ) -> Result:
     """Score the target on the whole set.
 
+    Args:
+        session: The model, opened with its reference.
+        target: The runtime that is scored.
+        metric: The metric, the samples of its set and their labels.
+        timeout: Seconds for a request, the whole set; ``None`` without a limit.
+
     Raises:
         UsageError: A sample does not fit the model, or the metric does not fit the outputs or
             labels.
@@ -182,7 +188,8 @@ def score(
     scale = make_scale(subject, metric)
     console.step(f"{target.describe()}, on all {scale.data.count} samples")
     measured = session.answered(subject.workers.ask(Score(target, model, scale.scoring()), timeout))
-    lost = measured.value - scale.reference  # NaN where both are infinite
+    # NaN where both are infinite.
+    lost = measured.value - scale.reference
     change = "" if math.isnan(lost) else f" ({lost:+.4g}{scale.metric.unit} against the reference)"
     equal = measured.value == scale.reference
     console.answer(f"{scale.describe(measured)}{' (equal to the reference)' if equal else change}")
@@ -360,6 +367,11 @@ def audit_precision(target: TargetSettings, layers: Sequence[Json]) -> Precision
 
 def refuse_options(options: RunOptions, names: Iterable[str], reason: str) -> None:
     """Check that none of some options was given.
+
+    Args:
+        options: The options of the command.
+        names: The fields that may not be given.
+        reason: The end of the message, after the flag.
 
     Raises:
         UsageError: One was given; the message is the option and ``reason``.
@@ -563,7 +575,8 @@ def marked(subject: Subject, names: Sequence[str]) -> onnx.ModelProto:
     new = [name for name in names if name not in network.outputs]
     infos: Mapping[str, TensorInfo] = network.infos
     if any(name not in infos for name in new):
-        infos = subject.infos  # types that inference does not find are those of the reference run
+        # Types that inference does not find are those of the reference run.
+        infos = subject.infos
     return mark_outputs(
         network, names, {name: replace(infos[name], shape=None) for name in new if name in infos}
     )
@@ -610,7 +623,8 @@ def choose_outputs(
     chosen = network.outputs
     if " ".join(dict.fromkeys(wanted)) == MARK_ALL:
         chosen = every
-    elif wanted:  # a weight that a node computes can be named too
+    elif wanted:
+        # A weight that a node computes can be named too.
         chosen = _matching("--onnx-outputs", wanted, [*every, *network.producer], network)
     hidden = _matching("--onnx-exclude-outputs", excluded, chosen, network)
     remaining = [name for name in chosen if name not in hidden]

@@ -147,7 +147,8 @@ class _Reduction:
         units = everything
         try:
             units = minimise(range(count), ask).units
-            if len(units) == 1 > least:  # the last unit may be unnecessary
+            if len(units) == 1 > least:
+                # The last unit may be unnecessary.
                 ask(frozenset())
         finally:
             best = min(units, limited.best, key=len)
@@ -161,6 +162,11 @@ class _Reduction:
 
 def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Result:
     """Probe each sample, and reduce the smallest that fails; what is known so far is in the result however this ends.
+
+    Args:
+        session: The model with its samples.
+        check: The check of a sample.
+        output: Where the minimal input is written, an ``.npz``.
 
     Returns:
         The result; its ``samples`` has the numbers of ``failing``, ``passing`` and ``unresolved``
@@ -221,7 +227,8 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
     console.step(f"Sample {number} is the smallest that fails: which parts are needed?")
     outcome = ledger.outcome(story.candidate(story.values, "").key)
     assert outcome is not None, "it was probed"
-    ledger.original = outcome.signature  # the reduced input must fail in this way
+    # The reduced input must fail in this way.
+    ledger.original = outcome.signature
     ledger.severity = outcome.severity
     reason = changed = None
     with saving_best(lambda: _deliver(story, check, output, number, "the search did not end")):

@@ -54,9 +54,8 @@ def run(call: Call) -> Result:
         share_weights(model, subject.settings.weights, subject.workspace.candidates)
         if shaped:
             fix_input_shapes(model, shaped, assume=False)
-        first = (
-            remove_unread(model) if options.cleanup else Counter[str]()
-        )  # these need not be computed
+        # The values of these need not be computed.
+        first = remove_unread(model) if options.cleanup else Counter[str]()
         if options.fold_constants:
             model = _fold(model, subject, changes, shapes=options.shape_inference)
         last = remove_unread(model) if options.cleanup else Counter[str]()
@@ -202,7 +201,8 @@ def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
     """
     models = subject.models
     proto = subject.network.proto
-    if share_names(proto):  # ONNX Runtime refuses duplicate names of nodes
+    if share_names(proto):
+        # ONNX Runtime refuses duplicate names of nodes.
         proto = clone(proto)
         _tell_apart(proto)
     original = models.write("original", proto)

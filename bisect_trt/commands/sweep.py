@@ -61,7 +61,13 @@ Swept = Sequence[tuple[str, tuple[Sizes, ...]]]
 
 
 def first_shapes(shapes: Swept, target: TargetSettings | None, model: ModelSettings) -> Shapes:
-    """Return the shapes to open the model with: the smallest sizes in the target's profile; none if values are given."""
+    """Return the shapes to open the model with: the smallest sizes in the target's profile; none if values are given.
+
+    Args:
+        shapes: The sizes of each dimension that is swept, by input, ascending.
+        target: The target; its profile bounds the sizes.
+        model: The model and the data that it is opened with.
+    """
     if model.data.given:
         return {}
     profile = profile_of(target)

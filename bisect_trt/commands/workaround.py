@@ -74,7 +74,8 @@ def run(call: Call) -> Result:
         result.inside = look_inside(session, answer.whole) or UNSET
         console.answer(fault.sentence)
         diagnosis.arbiter.upgrade(answer.whole, fault)
-        if fault.is_fixable or fault.whose == "rounding":  # another form may lose less
+        if fault.is_fixable or fault.whose == "rounding":
+            # Another form may lose less.
             fixed: Mapping[Names, Candidate] = {}
             if fault.whose != "precision":
                 fixed = name_cause(session, check, answer.whole).fixed

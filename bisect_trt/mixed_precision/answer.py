@@ -152,7 +152,8 @@ def _checked(path: Path) -> str | None:
     try:
         model = onnx.load(str(path), load_external_data=False)
         onnx.checker.check_model(str(path) if has_external_data(model) else model, full_check=True)
-    except Exception as error:  # of the checker, of shape inference, of protobuf
+    except Exception as error:
+        # The checker, shape inference and protobuf each raise their own.
         return " ".join(str(error).split())[:300]
     return None
 
@@ -165,7 +166,8 @@ def kept_units(task: Task, minimum: Minimum, units: Subset) -> list[Unit]:
         entry = suspects.get(unit)
         minimal = unit in minimum.units
         broken = task.breaks(minimum.units - {unit}) if minimal else None
-        if broken is not None:  # the model is not run, so there is no number that is wrong
+        if broken is not None:
+            # The model is not run, so there is no number that is wrong.
             rule = "not run"
             reason = f"without it: {broken}"
         elif entry is not None and (entry.score >= INSIDE or minimal):
@@ -278,14 +280,16 @@ def _time(task: Task, units: Subset, name: str) -> float | None:
     assert target is not None, "it runs"
     try:
         task.lowering.write(units, path)
-    except UsageError:  # there is no room
+    except UsageError:
+        # There is no room on the disk.
         return None
     outputs = subject.reference.select(subject.network.outputs)
     sample = SampleFiles(
         subject.models.feed("timed-in", subject.samples[0]),
         subject.models.feed("timed-out", outputs),
     )
-    plain = replace(target, fp16=False, bf16=False)  # the graph has the types
+    # The graph has the types.
+    plain = replace(target, fp16=False, bf16=False)
     reply = subject.workers.ask(Compare(plain, path, (sample,), ToleranceOptions(), timed=True))
     return None if isinstance(reply, Failed) else reply.latency_ms
 
@@ -405,9 +409,8 @@ def _models(task: Task, lowering: LayerLowering, keep: Subset, *, tried: bool) -
         return
     check = prober.check
     untried = None if tried else ENDED
-    if (
-        tried and task.settings.most is not None
-    ):  # the fix of a diagnosis: each build may take minutes
+    if tried and task.settings.most is not None:
+        # The fix of a diagnosis: each build may take minutes.
         untried = "the engine was probed instead"
     for hint in target.target.typed(target):
         command = shlex.join(["bisect-trt", "run", str(output), *hint.flags()])
@@ -427,7 +430,8 @@ def _models(task: Task, lowering: LayerLowering, keep: Subset, *, tried: bool) -
                 reason = record.reason
             except BudgetSpent as error:
                 reason = str(error)
-            except UsageError:  # this version of the target has no such way
+            except UsageError:
+                # This version of the target has no such way.
                 continue
         yield _use(output, command, reason, passed=passed)
 

@@ -142,9 +142,8 @@ class Point:
         count = len(self.errors)
         learned = f", {self.learned} of them used in the search" if self.learned else ""
         spared = f"{self.allowed:.0%} may fail, " if self.failed and self.holds else ""
-        bound = (
-            math.ceil(1000 * self.fails_under) / 10
-        )  # rounded to nearest, "under 2.3%" of 2.35 would be untrue
+        # Rounded to nearest, "under 2.3%" of 2.35 would be untrue.
+        bound = math.ceil(1000 * self.fails_under) / 10
         worst = in_tolerances(max(self.errors))
         rate = f"{spared}failure rate under {bound:.1f}%, 95% confidence"
         return f"{evidence} of {count} fresh samples{learned} ({rate}), worst error {worst}"
@@ -226,12 +225,15 @@ class Fix(Watcher):
         self.traded: Point | None = None
         self.atol: dict[str, float] = {}
         self._fresh = Fresh.of(task)
-        self._start: Subset = frozenset()  # part of each set that is recommended
-        self._unfit = set[Subset]()  # sets that fail on the given samples
+        # Each recommended set contains these units.
+        self._start: Subset = frozenset()
+        # Sets that fail on the given samples.
+        self._unfit = set[Subset]()
         self._first_round: Round | None = None
         self._failing = Round()
         self._worst = list[Sample]()
-        self._learned: set[int] = set()  # of the user's samples, which are the same in each round
+        # These are of the user's samples, which are the same in each round.
+        self._learned: set[int] = set()
         self._dropped = 0
         self._drawn = 0
 
@@ -268,9 +270,8 @@ class Fix(Watcher):
         # Nothing is written where the model passes with everything lowered: precision is not the
         # reason then.
         if 0 < len(units) <= limit and task.lowering.candidate(units).key == record.key:
-            with suppress(
-                UsageError
-            ):  # where there is no room, the search goes on, and the answer is printed
+            # Where there is no room, the search goes on, and the answer is printed.
+            with suppress(UsageError):
                 task.lowering.write(units, task.settings.output)
                 self.written = units
 
@@ -477,12 +478,14 @@ class Fix(Watcher):
                 limit = max(budget // 4, min(budget, _ROUND_PROBES))
                 enough = grow_and_shrink(self._start, grown, order, self._clears, most=limit)
                 budget -= len(task.prober.ledger.records) - probes
-                if enough is None or not self._passes_on_given(enough):  # more units did harm
+                if enough is None or not self._passes_on_given(enough):
+                    # More units did harm.
                     return
                 grown = enough
             elif self._passes_on_given(grown):
                 self._start = grown
-            else:  # it may cure the model nevertheless
+            else:
+                # It may cure the model nevertheless.
                 self._unfit.add(grown)
             samples = self._fresh.round(number)
             after = None if samples is None else self._run_on(grown, samples)
@@ -607,7 +610,8 @@ class Fix(Watcher):
         """
         quantized = bool(self.task.settings.bits)
         if quantized and units == self.task.everything:
-            return Verdict.PASS  # samples on which it fails are dropped
+            # Samples on which it fails are dropped.
+            return Verdict.PASS
         errors = run_on(self.task, units, self._failing, f"{len(self._failing)} that failed").errors
         spared, margin = (
             (0, 1.0) if quantized else (int(self.task.space.allowed * self._drawn / 2), _MARGIN)
@@ -616,9 +620,8 @@ class Fix(Watcher):
         passed = (
             bool(errors) and max(errors) <= SEVERE / 2 and max(remaining, default=0.0) <= margin
         )
-        if (
-            passed and self.task.cheap
-        ):  # with more nodes in fp32 roundings may cancel less on the given samples
+        if passed and self.task.cheap:
+            # With more nodes in fp32 roundings may cancel less on the given samples.
             return self._probe(units)
         return Verdict.PASS if passed else Verdict.FAIL
 

@@ -68,7 +68,8 @@ class GroupSpace(PrecisionSpace):
     state = "quantized"
     cause = "quantization"
     allowed = ALLOWED
-    ways = ("alike", "permuted")  # rescaled ones would leave the ranges that were calibrated
+    # Rescaled samples would leave the ranges that were calibrated.
+    ways = ("alike", "permuted")
 
     lowering: GroupLowering
 
@@ -293,7 +294,13 @@ def with_samples(model: ModelSettings) -> ModelSettings:
 def tolerance_of(
     subject: Subject, options: ToleranceOptions, bits: Sequence[str]
 ) -> ToleranceOptions:
-    """The tolerance of a model that is quantized to some types: the user's, else a mean absolute error by ``SHARES``."""
+    """The tolerance of a model that is quantized to some types: the user's, else a mean absolute error by ``SHARES``.
+
+    Args:
+        subject: The quantized model; its reference outputs give the size of values.
+        options: The tolerance of the user.
+        bits: The quantized types, of ``SHARES``; the widest share applies.
+    """
     options = replace(options, precision=Precision.BF16)
     if (
         options.compare_func_script is not None

@@ -132,7 +132,8 @@ def _task_above(task: Task, space: GroupSpace, groups: Subset) -> Task:
         UsageError: Nothing in it can be lowered.
     """
     settings, target, half = task.settings, task.settings.target, task.settings.half
-    assert half is not None  # or there would be no rung between
+    # Without it there would be no rung between.
+    assert half is not None
     by_layer = False
     if target is not None and target.target.compiles:
         lowered = replace(target, fp16=half == "fp16", bf16=half == "bf16")
@@ -140,9 +141,8 @@ def _task_above(task: Task, space: GroupSpace, groups: Subset) -> Task:
         target = lowered if by_layer else target
     workspace = task.subject.workspace
     name = f"{settings.output.stem}-{'-'.join(settings.bits)}.onnx"
-    path = (
-        workspace.folder / name if by_layer else workspace.scratch(name)
-    )  # an engine is of use with its model
+    # An engine is of use with its model.
+    path = workspace.folder / name if by_layer else workspace.scratch(name)
     space.lowering.write(groups, path)
     subject = task.subject.other(path, space.values)
     own = replace(
@@ -163,7 +163,8 @@ def _task_above(task: Task, space: GroupSpace, groups: Subset) -> Task:
 def _checked(check: Check, target: TargetSettings | None) -> Check:
     """Return the check with a target that chooses precisions itself."""
     assert target is not None, "it lowers layers"
-    if not check.judges_runtime:  # its target builds engines already
+    if not check.judges_runtime:
+        # Its target builds engines already.
         return check
     return check.under(target=target, engine_cache=EngineCache())
 
@@ -214,7 +215,15 @@ def node_rungs(
     half: str | None,
     types: Mapping[str, int],
 ) -> list[RungNode]:
-    """Every node that computes in floats or quantized types, with its rung, in topological order."""
+    """Every node that computes in floats or quantized types, with its rung, in topological order.
+
+    Args:
+        network: The model.
+        quantized: The rung of each quantized node, by index.
+        low: The indices of the nodes in ``half``.
+        half: The float precision below fp32, if one is on the ladder.
+        types: ONNX's element types of tensors by name.
+    """
     nodes = []
     for index in network.order:
         node = network.nodes[index]

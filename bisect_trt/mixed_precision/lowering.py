@@ -83,7 +83,8 @@ class CastLowering(Lowering):
     def forms(self) -> Iterator[tuple[tuple[str, ...], Candidate]]:
         """Return other forms of the lowered model, and the rules that rewrite it; without a rule it is in bf16."""
         if self._settings.precision == "fp16" and not self._on_device:
-            with suppress(UsageError):  # the opset is too old
+            # The opset is too old for bf16.
+            with suppress(UsageError):
                 check_opset(self._subject.network.proto, TensorProto.BFLOAT16)
                 bf16 = CastLowering(
                     self._subject, self._node_units, replace(self._settings, precision="bf16")
@@ -354,7 +355,8 @@ def lowerable_units(
     named |= inner
     excluded = closed | _matching(named, "--exclude", exclude)
     wanted = _matching(named, "--include", include) if include else named.keys()
-    if include:  # to keep what is wanted leaves the others
+    if include:
+        # To keep what is wanted leaves the others.
         excluded |= lowered_inside(network, excluded | wanted, types, low).keys()
     left_inside = lowered_inside(network, excluded, types, low)
     chosen = NodeUnits(
@@ -398,6 +400,11 @@ def make_lowering(
     subject: Subject, settings: PrecisionSettings, excluded: Collection[int] = ()
 ) -> Lowering:
     """The way of lowering nodes that the target needs.
+
+    Args:
+        subject: The model.
+        settings: The precision, the target, and the patterns of the user.
+        excluded: Indices of nodes that are not lowered.
 
     Raises:
         UsageError: A pattern matches nothing, or there is nothing to lower.
@@ -445,7 +452,8 @@ def calibrate(subject: Subject, settings: PrecisionSettings) -> PrecisionSetting
     """
     target = settings.target
     output = settings.output
-    assert target is not None  # or nothing would be calibrated
+    # Without one nothing would be calibrated.
+    assert target is not None
     if settings.rungs:
         raise UnsuitableModelError(
             f"--ladder: {subject.settings.path} has no Q/DQ to take out, and TensorRT chooses among the types itself; drop it."

@@ -58,8 +58,15 @@ class Grid:
     exponent: int = 0
 
     def rounded(self, values: Array, scale: Array, zero: Array) -> Array:
-        """Values after quantizing and dequantizing; the scale and the zero point broadcast to them."""
-        with np.errstate(all="ignore"):  # a scale of 0 is one of the things to find
+        """Values after quantizing and dequantizing; the scale and the zero point broadcast to them.
+
+        Args:
+            values: Floats of any shape.
+            scale: Positive floats that broadcast to the values.
+            zero: Zero points as floats, of the scale's shape; 0 in a float type.
+        """
+        # A scale of 0 is one of the things to find.
+        with np.errstate(all="ignore"):
             steps = np.asarray(values, np.float64) / scale
             if self.fraction is None:
                 return np.asarray(
@@ -72,7 +79,13 @@ class Grid:
             return np.asarray(np.clip(np.rint(steps / step) * step, self.low, self.high) * scale)
 
     def fit(self, low: Array, high: Array, *, symmetric: bool) -> tuple[Array, Array]:
-        """The scale and zero point that have room for values from ``low`` to ``high``, and for 0, and no more."""
+        """The scale and zero point that have room for values from ``low`` to ``high``, and for 0, and no more.
+
+        Args:
+            low: The smallest value of each slice, one element a scale.
+            high: The largest, of the same shape.
+            symmetric: Whether the zero point has to be 0.
+        """
         low = np.minimum(low, 0.0).astype(np.float64)
         high = np.maximum(high, 0.0).astype(np.float64)
         if self.fraction is not None or symmetric:

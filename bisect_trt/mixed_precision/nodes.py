@@ -162,7 +162,8 @@ def find_losing(subject: Subject, target: TargetSettings | None) -> list[int]:
     options = PrecisionOptions(subject.settings.path, Path())
     try:
         space = make_nodes(subject, PrecisionSettings(options, precision, target))
-    except UsageError:  # none can be lowered
+    except UsageError:
+        # No node can be lowered to it.
         return []
     return [subject.network.order[unit] for unit in sorted(space.certain & {*space.lowering.main})]
 
@@ -199,6 +200,11 @@ def built_in_check(check: CheckSettings, subject: Subject, precision: Low) -> Ch
     The target takes them as they are. Tolerances that were not given become the low precision's, as
     numbers: the outputs are always the original's.
 
+    Args:
+        check: The check of the user.
+        subject: The model; its reference outputs resolve automatic tolerances.
+        precision: The precision to which candidates are lowered.
+
     Raises:
         UsageError: A tolerance names no output.
     """
@@ -223,6 +229,13 @@ def suspect(
 
     ``errors`` are of each unit alone, in units of the tolerance; ``None`` where they are not
     measured.
+
+    Args:
+        subject: The model with its reference run.
+        units: The units to judge, in topological order.
+        precision: The precision that nodes are lowered to; only fp16 overflows.
+        errors: The error of each unit alone, one float64 a unit, in units of the tolerance; ``None``
+            where it is not measured.
     """
     network = subject.network
     ranges = _Ranges(subject, precision, masks=errors is not None)
@@ -231,9 +244,8 @@ def suspect(
     if errors is None:
         errors = np.array([math.inf if overflow else 0.0 for overflow, _ in past])
     order = np.argsort(-errors, kind="stable")
-    tail = np.cumsum(np.square(np.minimum(errors[order], 2.0))[::-1])[
-        ::-1
-    ]  # of independent roundings squares add up
+    # Of independent roundings squares add up.
+    tail = np.cumsum(np.square(np.minimum(errors[order], 2.0))[::-1])[::-1]
     needed = frozenset(order[tail > 1].tolist())
     suspects = list[Suspect]()
     for place, (unit, error, (overflow, headroom)) in enumerate(
@@ -365,7 +377,8 @@ class Sensitivity:
         for sample in samples:
             try:
                 outputs = run("sensitivity-nodes", model, sample, timeout=_PATIENCE)
-            except ModelRefusedError:  # it takes too long, or too much memory
+            except ModelRefusedError:
+                # It takes too long, or too much memory.
                 self._model = None
                 return errors
             if not isinstance(outputs, Failed):
@@ -488,9 +501,8 @@ class _Looped:
         off = self._node(body, "Abs", self._node(body, "Sub", f"{name}{mark}", name))
         share = self._node(body, "Div", off, allowed)
         limit = self._scalar(f"{name}inf", math.inf)
-        share = self._node(
-            body, "Where", self._node(body, "Less", share, limit), share, limit
-        )  # ReduceMax skips NaN
+        # ReduceMax skips NaN.
+        share = self._node(body, "Where", self._node(body, "Less", share, limit), share, limit)
         return self._node(body, "ReduceMax", share, result=f"{name}{mark}error", keepdims=0)
 
     def _node(

@@ -134,7 +134,13 @@ def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None)
 
 
 def constant_of(subject: Subject, name: str | None, network: Network | None = None) -> Array | None:
-    """The value of a tensor that depends on no input, in the quantized model or another network; ``None`` for another one."""
+    """The value of a tensor that depends on no input, in the quantized model or another network; ``None`` for another one.
+
+    Args:
+        subject: The quantized model.
+        name: The tensor; ``None`` has no value.
+        network: The network that has the tensor, if it is another one.
+    """
     network = network or subject.network.flat
     maker = network.producer.get(name or "")
     if name is None or (
@@ -143,9 +149,8 @@ def constant_of(subject: Subject, name: str | None, network: Network | None = No
         return None
     try:
         value = stored_value(network, name, subject.workspace.weights.folder_of(network.proto))
-    except (
-        Exception
-    ):  # its file is gone, or it is of a type that NumPy lacks: ONNX and NumPy raise their own
+    except Exception:
+        # Its file is gone, or it is of a type that NumPy lacks: ONNX and NumPy raise their own.
         return None
     values = {name: value} if value is not None else subject.models.constants(network, [name])
     return None if isinstance(values, Failed) else np.asarray(values[name])
@@ -311,7 +316,14 @@ def _activations(subject: Subject, pairs: Sequence[Pair]) -> dict[str, Clip]:
 
 
 def clip_bound(network: Network, node: onnx.NodeProto, place: int, name: str) -> float | None:
-    """A bound of a Clip, in either of the two ways in which operator sets have it; ``None`` if it is not stored."""
+    """A bound of a Clip, in either of the two ways in which operator sets have it; ``None`` if it is not stored.
+
+    Args:
+        network: The model of the node.
+        node: The Clip.
+        place: The input that holds the bound from operator set 11 on.
+        name: The attribute that holds it before.
+    """
     if len(node.input) > place and node.input[place]:
         value = stored_value(network, node.input[place])
         return None if value is None else float(value.reshape(()))

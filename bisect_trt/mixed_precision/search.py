@@ -389,7 +389,8 @@ class Task(Session):
         if not any(
             record.signature.startswith(BROKEN_PREFIXES) for record in self.prober.ledger.records
         ):
-            return None  # the lookup below makes the candidate again
+            # The lookup below makes the candidate again.
+            return None
         outcome = self.outcome_of(keep)
         if outcome is None or outcome.ending is not Ending.BROKEN:
             return None

@@ -158,7 +158,8 @@ class Fresh:
             )
 
         if files and not run(files):
-            for file in files:  # the model does not run on some: an index past the end of a table
+            # The model does not run on some: an index past the end of a table.
+            for file in files:
                 run([file])
         return [
             (each, sample)
@@ -187,7 +188,8 @@ def table_sizes(network: Network) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for input_name in network.inputs:
         reached = [input_name]
-        for name in reached:  # it grows
+        # The list grows while it is read.
+        for name in reached:
             for node in (network.nodes[reader] for reader in network.consumers.get(name, ())):
                 if (
                     node.op_type == "Gather"
@@ -203,6 +205,12 @@ def table_sizes(network: Network) -> dict[str, int]:
 
 def run_on(task: Task, units: Subset, samples: Round, label: str) -> Outcome:
     """Probe a set on some samples.
+
+    Args:
+        task: The search.
+        units: The units that stay in the wider precision.
+        samples: The files of inputs and reference outputs of each sample, with its values.
+        label: The samples in words, for the candidate's title.
 
     Raises:
         BudgetSpent: No more probes may be made.
@@ -225,6 +233,13 @@ def probe_on(
 ) -> Outcome:
     """Probe a candidate of the whole model on some samples, ``label`` in words; ``Outcome.errors`` has one number for each.
 
+    Args:
+        prober: The prober of the search; the probe is beside its budgeted ones.
+        candidate: The whole model, lowered.
+        samples: The files of inputs and reference outputs of each sample, with its values.
+        tolerance: The tolerance that an error of 1 stands for.
+        label: The samples in words, for the candidate's title.
+
     Raises:
         BudgetSpent: No more probes may be made.
     """
@@ -232,9 +247,8 @@ def probe_on(
     check = prober.check.on_samples(files, tolerance)
     assert check is not None, "values are compared"
     candidate = replace(candidate, title=f"{candidate.title}, on {label}")
-    names = " ".join(
-        sample.inputs.name for sample in files
-    )  # the same set is another candidate on other samples
+    # The same set is another candidate on other samples.
+    names = " ".join(sample.inputs.name for sample in files)
     candidate = with_metadata(candidate, "bisect-trt.samples", f"{label}: {names}")
     record = prober.beside(check, 1).probe(candidate)
     outcome = prober.ledger.outcome(record.key)

@@ -190,13 +190,15 @@ class Outer:
                 helper.make_tensor_value_info(name, element_type(value.dtype), value.shape)
             )
         outputs = {value.name for value in graph.output}
-        returned = returned[node.op_type == "Loop" :]  # without its condition
+        # A loop's condition is no output of the node.
+        returned = returned[node.op_type == "Loop" :]
         for place, value in zip(range(len(self.carried)), returned, strict=False):
             name = node.output[place] or free_name("unread", {*names, *node.output})
             node.output[place] = name
             if name not in outputs and value.type.HasField("tensor_type"):
                 graph.output.append(onnx.ValueInfoProto(name=name, type=value.type))
-        for value in graph.output:  # a scanned output has another size
+        # A scanned output has another size in the body.
+        for value in graph.output:
             value.type.tensor_type.ClearField("shape") if value.HasField("type") else None
         drop(graph.value_info, node.output)
         read = {name for reader in graph.node for name in reads(reader)}

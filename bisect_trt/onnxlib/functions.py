@@ -48,7 +48,8 @@ def inline_functions(model: ModelProto, keep: Collection[str]) -> ModelProto:
             copies.append(copy)
     result = inlined(result)
     if copies:
-        keep_only(result.functions, [*model.functions, *copies])  # they may call each other
+        # They may call each other.
+        keep_only(result.functions, [*model.functions, *copies])
     return result
 
 
@@ -106,7 +107,8 @@ def inlined(model: ModelProto, selected: Collection[tuple[str, str]] | None = No
     opsets = {_domain(opset): opset.version for opset in model.opset_import}
     result = clone(model)
     fitting = [function for function in result.functions if _fits(function, opsets)]
-    keep_only(result.functions, fitting)  # the inliner refuses a model with others
+    # The inliner refuses a model with others.
+    keep_only(result.functions, fitting)
     for function in result.functions:
         for opset in function.opset_import:
             opset.version = opsets[_domain(opset)]
@@ -115,7 +117,8 @@ def inlined(model: ModelProto, selected: Collection[tuple[str, str]] | None = No
             result = onnx.inliner.inline_local_functions(result)
         else:
             result = onnx.inliner.inline_selected_functions(result, [*selected])
-    except Exception:  # several exceptions, for calls that do not fit their function
+    except Exception:
+        # The inliner raises several exceptions for calls that do not fit their function.
         return model
     if selected is not None or len(fitting) < len(model.functions):
         keep_only(result.functions, model.functions)
@@ -148,7 +151,8 @@ def _fits(function: FunctionProto, opsets: dict[str, int]) -> bool:
                 onnx.defs.get_schema(node.op_type, version, domain)
                 for version in (versions[domain], opsets[domain])
             ]
-        except (onnx.defs.SchemaError, TypeError):  # unknown, or a version past 32 bits
+        except (onnx.defs.SchemaError, TypeError):
+            # The operator is unknown, or its version is past 32 bits.
             return False
         return bool(pair[0].since_version == pair[1].since_version)
 

@@ -125,7 +125,8 @@ def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 def function_key(message: onnx.NodeProto | onnx.FunctionProto) -> tuple[str, str, str]:
     """Return domain, name and overload of a function, or of the function that a node calls."""
     name = message.op_type if isinstance(message, onnx.NodeProto) else message.name
-    return message.domain, name, str(getattr(message, "overload", ""))  # since IR version 10
+    # Functions have overloads since IR version 10.
+    return message.domain, name, str(getattr(message, "overload", ""))
 
 
 def share_names(model: onnx.ModelProto) -> bool:

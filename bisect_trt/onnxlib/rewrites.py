@@ -251,7 +251,13 @@ and not through ``Einsum``."""
 
 
 def can_bar(info: TensorInfo | None, opset: int, op: Barrier = "Max") -> bool:
-    """Return whether a tensor of this type can have a barrier: not all runtimes have ``Max`` of 8- and 16-bit integers."""
+    """Return whether a tensor of this type can have a barrier: not all runtimes have ``Max`` of 8- and 16-bit integers.
+
+    Args:
+        info: The type and shape of the tensor; ``None`` if unknown.
+        opset: The operator set of the default domain.
+        op: The operator that is the barrier; ``output`` marks a graph output.
+    """
     kind, size = ("", 0) if info is None else (info.dtype.kind, info.dtype.itemsize)
     if op == "output":
         return info is not None
@@ -450,7 +456,8 @@ def _norm_in_parts(view: NetworkView, index: int) -> Fragment | None:
         for name in node.output[1:]
         if name
     ):
-        return None  # the mean and the deviation are read too
+        # The mean and the deviation are read too.
+        return None
     fragment = Fragment(view, index)
     rank = len(shape)
     start = attribute(node, "axis", -1) % rank if node.op_type == "LayerNormalization" else 2
@@ -462,7 +469,8 @@ def _norm_in_parts(view: NetworkView, index: int) -> Fragment | None:
     shifted = fragment.op("Add", variance, float(attribute(node, "epsilon", 1e-5)))
     normed = fragment.op("Div", centred, fragment.op("Sqrt", shifted))
     scale, *bias = [name for name in node.input[1:3] if name]
-    if node.op_type == "InstanceNormalization":  # a scale and a bias for each channel
+    if node.op_type == "InstanceNormalization":
+        # A scale and a bias for each channel.
         by_channel = np.array([-1, *[1] * (rank - 2)], np.int64)
         scale, *bias = [fragment.op("Reshape", name, by_channel) for name in (scale, *bias)]
     scaled = fragment.op("Mul", normed, scale, last=not bias)

@@ -90,7 +90,8 @@ def find_roundings(
     return {} if graph is None else steps_of(graph, values), lows
 
 
-@lru_cache(maxsize=1)  # each sample of a candidate asks
+# Each sample of a candidate asks for the same model.
+@lru_cache(maxsize=1)
 def _read(
     model: Path,
     written: tuple[int, int, int],  # noqa: ARG001 - so that a file that changed is read again
@@ -475,7 +476,8 @@ def _widen_attributes(node: NodeProto, narrow: int, wide: int) -> None:
             and parameter.i == narrow
         ):
             parameter.i = wide
-    if narrow != TensorProto.FLOAT:  # what is written in no type is fp32
+    if narrow != TensorProto.FLOAT:
+        # What is written in no type is fp32.
         return
     for parameter in node.attribute:
         if node.op_type == "Constant" and parameter.name in ("value_float", "value_floats"):

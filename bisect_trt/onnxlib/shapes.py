@@ -77,7 +77,8 @@ def element_dtype(element_type: int) -> np.dtype[np.generic]:
 @cache
 def element_type(dtype: np.dtype[np.generic]) -> int:
     """Return ONNX's element type for a NumPy type."""
-    if dtype.kind == "U":  # ONNX has objects for strings, and its older releases nothing else
+    if dtype.kind == "U":
+        # ONNX has objects for strings, and its older releases nothing else.
         return int(TensorProto.STRING)
     for name, extension in _EXTENSIONS.items():
         if dtype.name == extension:

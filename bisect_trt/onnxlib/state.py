@@ -104,7 +104,8 @@ def _growing_axes(
         dim for name, info in infos.items() if name not in sources for dim in info.shape or ()
     }
     for name, output in sources.items():
-        if made := network.infos.get(output):  # no token that is chosen from it
+        if made := network.infos.get(output):
+            # A token that is chosen from the output is no state.
             _require_alike(infos[name], made)
             sizes = zip(infos[name].shape or (), made.shape or (), strict=False)
             for axis, (dim, later) in enumerate(sizes):
@@ -230,7 +231,13 @@ def next_tokens(steps: Sequence[Sample]) -> list[Array] | None:
 
 
 def join_steps(network: Network, state: State, steps: Sequence[Sample]) -> Sample | None:
-    """Return the inputs of one run of all steps; ``None`` where one that changes from step to step has a fixed size."""
+    """Return the inputs of one run of all steps; ``None`` where one that changes from step to step has a fixed size.
+
+    Args:
+        network: The model of one step.
+        state: The inputs that take outputs of the step before.
+        steps: The inputs of each step by name; state of later steps is not in them.
+    """
     joined = dict(steps[0])
     for info in input_infos(network):
         free = [axis for axis, dim in enumerate(info.shape or ()) if not isinstance(dim, int)]

@@ -20,6 +20,8 @@ from typing import Any, Literal, TypeVar
 from bisect_trt.errors import ConflictError, MissingOptionError, ValueRefusedError
 
 Group = TypeVar("Group")
+NEGATIVE = " /"
+"""Click's prefix of a flag that only negates, of an option that is enabled by default."""
 STDOUT = Path("-")
 """As the value of ``--json``: standard output."""
 
@@ -79,7 +81,7 @@ class Option:
         """Its long flag."""
         return next(
             flag
-            for flag in (spelling.removeprefix(" /") for spelling in self.flags)
+            for flag in (spelling.removeprefix(NEGATIVE) for spelling in self.flags)
             if flag.startswith("--")
         )
 
@@ -91,7 +93,7 @@ class Option:
     @property
     def python(self) -> str:
         """The keyword of the Python functions: the flag's word, or the field's name where the flag negates it."""
-        if not self.flags or self.flags[0].startswith(" /"):
+        if not self.flags or self.flags[0].startswith(NEGATIVE):
             return self.name
         return f"{self.keyword}_" if iskeyword(self.keyword) else self.keyword
 
@@ -278,8 +280,8 @@ def _entry(declared: Option, name: str, hint: Any, default: Any) -> Option:  # n
     inner = typing.get_args(kind)
     plain = name.replace("_", "-")
     default = ... if default is MISSING else default
-    # An option that is enabled by default has only ``--no-NAME``, in Click's form.
-    flags = declared.flags or ((f" /--no-{plain}",) if default is True else (f"--{plain}",))
+    # An option that is enabled by default has only ``--no-NAME``.
+    flags = declared.flags or ((f"{NEGATIVE}--no-{plain}",) if default is True else (f"--{plain}",))
     entry = functools.partial(
         replace, declared, flags=flags, name=name, default=default, frozen=origin is tuple
     )

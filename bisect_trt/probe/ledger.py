@@ -317,7 +317,8 @@ class Ledger:
         """
         record = self._decided.get(candidate.key)
         if record is None:
-            self._check_number()  # what was learned in time counts, also when the time is up since
+            # What was learned in time counts, also when the time is up since.
+            self._check_number()
         verdict = outcome.judge(self.original, self.severity)
         if self.original is None and verdict is Verdict.FAIL and not self.apart:
             # The first to fail is the original: without that there is no search.
@@ -354,7 +355,8 @@ class Ledger:
         self.records.append(record)
         self._decided[candidate.key] = record
         self._append(record)
-        for watcher in self.watchers:  # last: a Ctrl-C while one prints must not lose the best
+        # Last: a Ctrl-C while one prints must not lose the best.
+        for watcher in self.watchers:
             watcher.probed(record)
         return record
 
@@ -372,7 +374,8 @@ class Ledger:
         """Write a line; ``forced`` to the disk, so that no outcome is lost if the machine itself dies."""
         content = sealed(line)
         try:
-            with self._turn:  # parallel probes end in threads of their own
+            # Parallel probes end in threads of their own.
+            with self._turn:
                 self._file.write(content)
                 self._file.flush()
                 if forced:

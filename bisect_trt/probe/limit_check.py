@@ -51,7 +51,8 @@ def baseline_target(what: str | None, target: TargetSettings) -> TargetSettings:
     name, equals, value = what.partition("=")
     options = {entry.keyword: entry for entry in entries(target.target.own)}
     entry = options.get(name.lstrip("-").replace("-", "_"))
-    if equals and value.startswith("="):  # a release
+    if equals and value.startswith("="):
+        # The rest of it is a release.
         return target
     if equals and entry is not None:
         setting = entry.parse(value, f"--baseline {name}") if value else entry.default
@@ -108,9 +109,8 @@ class LimitCheck(BuiltinCheck):
     def _measure(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
         limits = self.limits
         required = None
-        if (
-            files.target is None and (lost := self.lost()) is not None
-        ):  # with a switch turned, less of it is no pass
+        if files.target is None and (lost := self.lost()) is not None:
+            # With a switch turned, less of the limit is no pass.
             required = LITTLE * lost / 1e3, ENOUGH * lost / 1e3
         request = Measure(
             self.built(files),

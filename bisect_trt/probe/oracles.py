@@ -199,7 +199,13 @@ def outcome_of_failure(failed: Failed) -> Outcome:
 def outcome_of_comparisons(
     reply: Compared, tolerance: ToleranceOptions, *, strict: bool = False
 ) -> Outcome:
-    """The outcome of comparing a candidate's outputs; its severity counts too, unless any mismatch does (``strict``)."""
+    """The outcome of comparing a candidate's outputs; its severity counts too, unless any mismatch does (``strict``).
+
+    Args:
+        reply: The comparisons of all outputs and samples.
+        tolerance: The tolerance that they were made with.
+        strict: Whether any mismatch fails; else one has to be as severe as the user's failure.
+    """
     samples = _grouped(reply.comparisons, "sample")
     sample = max(
         samples,

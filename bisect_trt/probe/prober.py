@@ -198,6 +198,11 @@ class Prober:
     ) -> Result:
         """Return the result of a search over the candidates that ``build`` makes; ``original`` is for questions about that.
 
+        Args:
+            search: The algorithm: a function of an oracle.
+            build: Makes the candidate of some units, or the probe that it is asked with.
+            original: The candidate that questions about the original probe.
+
         Raises:
             BudgetSpent: No more probes may be made.
         """
@@ -240,6 +245,11 @@ class Prober:
         self, original: Candidate, search: Search[Result], build: Callable[[Subset], Candidate]
     ) -> Result:
         """Probe the original, then search; with several workers the search runs ahead of that first answer too.
+
+        Args:
+            original: The candidate that has to fail.
+            search: The algorithm: a function of an oracle.
+            build: Makes the candidate of some units.
 
         Raises:
             DoesNotReproduce: The original does not fail.
@@ -304,6 +314,11 @@ class Prober:
 
     def measure(self, probe: Probe, repeat: int, cancel: Cancel | None = None) -> Outcome:
         """Run the original ``repeat`` times.
+
+        Args:
+            probe: The probe of the original.
+            repeat: How many runs at most; a failure ends them.
+            cancel: Ends a run before its time.
 
         Returns:
             Its first failure, or its last pass, with the number of runs and of failures.
@@ -432,7 +447,8 @@ def reconfirm(
     flakiness = prober.flakiness
     if check.asks_user:
         return Confirmation(prober.probe(passing, again=True))
-    if not flakiness.is_steady:  # each pass was as many passes, and so is this one
+    if not flakiness.is_steady:
+        # Each pass was as many passes, and so is this one.
         evidence = f"{flakiness.passes_needed} runs in a row pass, {flakiness.failures} of {flakiness.runs} fail without it"
         return Confirmation(prober.probe(passing, again=True), evidence)
     failing_runs, passes = _runs(check, flakiness, ways, failures)

@@ -83,7 +83,15 @@ class Models:
         target: TargetSettings | None = None,
         timeout: float | None = None,
     ) -> Arrays | Failed:
-        """Return the outputs of a model by name, or the reason why it does not run; ``name`` names its files."""
+        """Return the outputs of a model by name, or the reason why it does not run; ``name`` names its files.
+
+        Args:
+            name: The stem of the files that the model and its values are written to.
+            model: The model; its weights may be external.
+            values: The arrays of its inputs by name.
+            target: The runtime; ``None`` for the reference.
+            timeout: Seconds; ``None`` without a limit.
+        """
         outputs = self._scratch(f"{name}.made.npz")
         failed = self.collect(
             self.write(name, model), self.feed(f"{name}.in", values), outputs, target, timeout
@@ -106,6 +114,14 @@ class Models:
         append: bool = False,
     ) -> Failed | None:
         """Run a model and leave its outputs in a file or a store; why it is not run, if so.
+
+        Args:
+            model: The file of the model.
+            inputs: The ``.npz`` of its inputs.
+            to: The file or the store of its outputs.
+            target: The runtime; ``None`` for the reference.
+            timeout: Seconds; ``None`` without a limit.
+            append: Whether the store keeps the tensors that it has.
 
         Raises:
             UnavailableError: The reference takes too long or too much memory, or another process
@@ -174,7 +190,16 @@ class Models:
         target: TargetSettings,
         timeout: float | None = None,
     ) -> Failed | None:
-        """Write the engine that a target makes of a model; why it is not built, if so."""
+        """Write the engine that a target makes of a model; why it is not built, if so.
+
+        Args:
+            name: The stem of the files that the model and its values are written to.
+            model: The model.
+            values: The arrays of its inputs by name; the engine is built for their shapes.
+            to: The file of the engine.
+            target: The target that builds it.
+            timeout: Seconds; ``None`` without a limit.
+        """
         target = target.with_own(save_engine=str(to.absolute()))
         request = BuildEngine(target, self.write(name, model), self.feed(name, values))
         reply = self.workers.ask(request, timeout)
@@ -218,9 +243,8 @@ class InferredValues:
 
     def __init__(self, network: Network, inputs: Values, models: Models) -> None:
         """Infer the shapes, and compute what depends on them alone."""
-        if not all(
-            info.is_static for info in input_infos(network)
-        ):  # then they are those of the values
+        if not all(info.is_static for info in input_infos(network)):
+            # The tensors are those of the values then.
             network = Network(free_inputs(network.proto, shapes_of(inputs)))
         self.network = network
         self._shapes: Arrays = {
@@ -454,10 +478,13 @@ class Reference:
 
         for place, part in enumerate(slices):
             if place:
-                infos = self._fed  # frees the index of the tensors so far, 100 bytes for each, before it is read again
+                # This frees the index of the tensors so far, 100 bytes for each, before it is read
+                # again.
+                infos = self._fed
                 infos = ChainMap(self._fed, cast("Any", ActivationStore(self.store).infos))
             outputs = network.made_by(part)
-            if part is slices[-1]:  # the weights too that the graph returns
+            if part is slices[-1]:
+                # The weights too that the graph returns.
                 outputs += [
                     name
                     for name in network.outputs

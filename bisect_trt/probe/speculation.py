@@ -62,11 +62,18 @@ def likely_questions(
 
     Walks the tree of guessed verdicts from its root, the most probable branch first; ``failing`` is
     the chance of a failure.
+
+    Args:
+        search: The search, a function without effects.
+        known: The verdicts so far.
+        number: How many questions at most.
+        failing: The probability that a question is answered ``FAIL``.
     """
     order = count()
     branches: list[tuple[float, int, dict[Question, Verdict]]] = [(-1.0, next(order), {})]
     questions: dict[Question, None] = {}
-    for _ in range(_GUESSES * number):  # near the end few questions are left, but many ways to them
+    # Near the end few questions are left, but many ways to them.
+    for _ in range(_GUESSES * number):
         if not branches or len(questions) == number:
             break
         weight, _, guessed = heapq.heappop(branches)
@@ -171,7 +178,8 @@ class Speculation:
                 ]
             )
             if certain not in self._running and len(self._running) == self._workers:
-                self._end([max(self._running, key=likely.index)])  # the least likely makes room
+                # The least likely makes room.
+                self._end([max(self._running, key=likely.index)])
             if all(self._start(question) for question in [certain, *likely]):
                 return
 
@@ -182,9 +190,11 @@ class Speculation:
         probe = self._build(question)
         identity = self._identities.setdefault(question, probe.identity)
         if self._ledger.outcome(identity.key) is not None:
-            return False  # another question is about the same model, or an earlier session of the run probed it
+            # Another question is about the same model, or an earlier session of the run probed it.
+            return False
         if any(running.identity.key == identity.key for running in self._running.values()):
-            return True  # another question is about the same model
+            # Another question is about the same model.
+            return True
         self._ledger.start(identity)
         cancel = Cancel()
         self._running[question] = Running(

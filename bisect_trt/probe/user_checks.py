@@ -316,7 +316,8 @@ class FunctionCheck(Check):
         return _of_samples(files, self._call)
 
     def _call(self, files: CandidateFiles) -> Outcome:
-        takes: Collection[str] = ()  # a builtin need not say
+        # A builtin need not say.
+        takes: Collection[str] = ()
         with suppress(ValueError):
             takes = inspect.signature(self.function).parameters
         paths = {"inputs": files.inputs, "golden": files.golden}

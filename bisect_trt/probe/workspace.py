@@ -156,9 +156,8 @@ class Workspace:
         self.candidates = folder / CANDIDATES
         self.weights = Weights(self.candidates)
         self.fixed_path = fixed_path
-        self._beside: dict[
-            Path, bool
-        ] = {}  # weights beside the fixed path, and whether they were copied there
+        # Weights beside the fixed path, and whether they were copied there.
+        self._beside: dict[Path, bool] = {}
         make_run_folder(folder)
         if fixed_path is not None:
             _refuse_foreign(fixed_path)
@@ -260,7 +259,8 @@ class Workspace:
         # candidates is parsed for this.
         with temporary.open("wb") as file:
             file.writelines((candidate.content(), mark.SerializeToString()))
-        path.unlink(missing_ok=True)  # ext4 writes out at once what is renamed over a file: 10 ms
+        # On ext4 what is renamed over a file is written out at once: 10 ms.
+        path.unlink(missing_ok=True)
         temporary.replace(path)
 
     def save(self, model: onnx.ModelProto, path: Path) -> None:
@@ -389,9 +389,8 @@ class Weights:
         if isinstance(model, Path):
             try:
                 model = onnx.load(str(model), load_external_data=False)
-            except (
-                Exception
-            ):  # each of ONNX's formats raises its own; whoever reads it says what is wrong
+            except Exception:
+                # Each of ONNX's formats raises its own; whoever reads it says what is wrong.
                 return
         with self._lock:
             for location in self._homes.keys() & external_files(model):

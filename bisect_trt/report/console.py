@@ -37,9 +37,8 @@ Part = str | tuple[str, str]
 IN_JSON = " (--json lists them)"
 _OTHERWISE = "if that is not your failure, describe your failure with --fail-regex or --fail-code"
 _LOGGER = logging.getLogger("bisect_trt")
-_LOGGER.addHandler(
-    logging.NullHandler()
-)  # otherwise logging prints warnings where no handler is configured
+# Otherwise logging prints warnings where no handler is configured.
+_LOGGER.addHandler(logging.NullHandler())
 _SHOWN_ANSWERS = 8
 _PIECE = " units"
 """End of the title of a candidate that has some of the model's units."""
@@ -110,10 +109,12 @@ class ProgressLine:
     def probed(self, record: Record) -> None:
         """Count a probe."""
         self.probes = record.number
-        self.before = min(self.before, record.number - 1)  # an answer may be taken back
+        # An answer may be taken back.
+        self.before = min(self.before, record.number - 1)
         self.run = 0
         while self.expected and self.probes - self.before > self.expected:
-            self.expected *= 2  # each further node costs as many
+            # Each further node costs as many.
+            self.expected *= 2
         for end, (verdict, word) in _BEST.items():
             is_smaller = record.size <= self._sizes.get(end, record.size)
             if record.verdict is verdict and record.title.endswith(end) and is_smaller:
@@ -210,7 +211,8 @@ class ProgressLine:
         """Remove the lines."""
         self._shown = False
         self._ended.set()
-        if self._beats is not None:  # it may be writing a line
+        if self._beats is not None:
+            # The heartbeat may be writing a line.
             self._beats.join(timeout=1)
             self._beats = None
         if self._live is not None:
@@ -289,7 +291,8 @@ class Console(Watcher):
     def say(self, text: str) -> None:
         """Report a decision with its reason."""
         if sum(len(step.lines) for step in self.steps) < _MOST_LINES:
-            if not self.steps:  # nothing has begun
+            if not self.steps:
+                # Nothing has begun yet.
                 self.steps.append(StepLines("", 0, []))
             self.steps[-1].lines.append(text.removeprefix("  ").rstrip())
         self._tell(text, self.verbosity > 0)
@@ -317,13 +320,20 @@ class Console(Watcher):
         self.close()
         if self.verbosity > 0:
             self._print("")
-        if not result.report:  # it has no folder
+        if not result.report:
+            # The run has no folder.
             result.reported().story = self.story()
         for label, text in summary_lines(result):
             self._print((label, "bold"), plain(text))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], limit: int) -> None:
-        """Report a table as part of the answer: the first rows, and how many more there are."""
+        """Report a table as part of the answer: the first rows, and how many more there are.
+
+        Args:
+            columns: The headings.
+            rows: The cells of each row, one a column.
+            limit: How many rows are shown.
+        """
         cells = [[plain(str(cell)) for cell in row] for row in (columns, *rows)]
         widths = [max(map(len, column)) for column in zip(*cells[: limit + 1], strict=True)]
         for row in cells[: limit + 1]:
@@ -417,7 +427,13 @@ def _is_plain(stream: TextIO | None) -> bool:
 
 
 def listed(texts: Sequence[str], limit: int, rest: str = "") -> list[str]:
-    """Return the first texts, indented, then a line with the number of the others and ``rest``."""
+    """Return the first texts, indented, then a line with the number of the others and ``rest``.
+
+    Args:
+        texts: The texts, a line each.
+        limit: How many are shown.
+        rest: What follows the number of the others.
+    """
     hidden = len(texts) - limit
     lines = [f"  {text}" for text in texts[:limit]]
     return [*lines, f"  ... and {hidden} more{rest}"] if hidden > 0 else lines

@@ -111,9 +111,8 @@ class _Compiled(jinja2.FileSystemBytecodeCache):
 def templates(**options: Any) -> jinja2.Environment:  # noqa: ANN401 - of Jinja2
     """Return an environment of the package's templates with these options of Jinja2."""
     cache = None
-    with contextlib.suppress(
-        OSError, RuntimeError
-    ):  # there may be no folder that only this user can write to
+    # There may be no folder that only this user can write to.
+    with contextlib.suppress(OSError, RuntimeError):
         cache = _Compiled()
     return jinja2.Environment(
         loader=jinja2.FunctionLoader(template), bytecode_cache=cache, **options
@@ -253,4 +252,5 @@ def write_report(result: Result, path: Path) -> None:
     """
     page = render(result)
     with replacing(path) as file:
-        file.write(page.encode(errors="backslashreplace"))  # a path need not be text
+        # A path need not be text.
+        file.write(page.encode(errors="backslashreplace"))

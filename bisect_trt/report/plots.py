@@ -56,6 +56,13 @@ def draw_plots(
 ) -> None:
     """Draw the plots of the outputs, and add their paths to the result.
 
+    Args:
+        options: Where which plots go.
+        comparisons: The comparisons of the outputs, of all samples.
+        samples: The outputs of the target and of the reference, by sample.
+        console: Warns of an output that cannot be drawn.
+        result: The result that gets the paths.
+
     Raises:
         UsageError: A plot cannot be written.
     """
@@ -93,6 +100,13 @@ def draw_figure(
 ) -> None:
     """Draw the absolute and the relative error of a tensor beside each other.
 
+    Args:
+        path: The PNG.
+        comparison: The comparison of the tensor.
+        target: The target's values.
+        reference: The reference's values, of the same shape.
+        draw: Draws the errors of one kind onto an axis.
+
     Raises:
         UsageError: The file cannot be written.
     """
@@ -102,12 +116,10 @@ def draw_figure(
         expected = to_float(reference)
         absolute = np.abs(to_float(target) - expected)
         relative = absolute / np.maximum(np.abs(expected), _EPSILON)
-    figure = Figure(
-        figsize=(12, 6), dpi=110, layout="constrained"
-    )  # pyplot's figures would stay alive
-    title = f"{comparison.name}, shape {list(reference.shape)}".replace(
-        "$", r"\$"
-    )  # a dollar sign begins a formula
+    # Pyplot's figures would stay alive.
+    figure = Figure(figsize=(12, 6), dpi=110, layout="constrained")
+    # A dollar sign begins a formula.
+    title = f"{comparison.name}, shape {list(reference.shape)}".replace("$", r"\$")
     figure.suptitle(title, fontsize=9)
     axes = figure.subplots(1, 2)
     for axis, kind, errors in zip(axes, _KINDS, (absolute, relative), strict=True):
@@ -156,7 +168,13 @@ def _scatter(axes: Axes, errors: Array, magnitude: Array, tolerance: float | Non
 
 
 def file_name(tensor: str, sample: int | None, kind: str) -> str:
-    """Return the name of a plot's file; different for different tensors."""
+    """Return the name of a plot's file; different for different tensors.
+
+    Args:
+        tensor: The name of the tensor, which is untrusted text.
+        sample: The number of the sample, from 1; ``None`` where there is one.
+        kind: ``heatmap`` or ``metrics``.
+    """
     plain = re.sub(r"[^\w.-]+", "_", tensor)[:_NAME_LENGTH].strip("_.") or "tensor"
     if plain != tensor:
         plain += f"-{zlib.crc32(tensor.encode(errors='replace')):08x}"

@@ -303,7 +303,8 @@ class Reproducer:
                 (folder / file).write_text(self.render(file), encoding="utf-8")
             earlier = folder / (NOTES if self.issue == ISSUE else ISSUE)
             if earlier.exists() and _OF_ISSUES in earlier.read_text("utf-8", "replace"):
-                earlier.unlink()  # a user's own notes have another form
+                # A user's own notes have another form.
+                earlier.unlink()
 
 
 @contextmanager
@@ -366,7 +367,8 @@ def describe_graph(model: onnx.ModelProto) -> str:
     """Return a model's graph in ONNX's text format, without the values of its weights."""
     try:
         graph = onnx.shape_inference.infer_shapes(model).graph
-    except Exception:  # ONNX's own
+    except Exception:
+        # ONNX raises errors of its own.
         graph = model.graph
     shown = onnx.GraphProto(
         name=graph.name,
@@ -399,6 +401,11 @@ def _without_values(tensor: onnx.TensorProto) -> onnx.TensorProto:
 
 def pack(folder: Path, files: Sequence[Path], archive: Path) -> None:
     """Pack files of a folder, and nothing else in it.
+
+    Args:
+        folder: The reproducer; paths in the archive are relative to it.
+        files: The files of the folder.
+        archive: The zip, replaced as a whole.
 
     Raises:
         UsageError: The archive cannot be written.
@@ -442,7 +449,8 @@ def render_script(
 def _source(module: str) -> tuple[set[str], str]:
     """Return a module's source without its docstring and the imports of this package; and the packages that it imports."""
     spec = importlib.util.find_spec(module)
-    assert spec is not None  # a module of ours, or of a target's package
+    # A module of ours, or of a target's package.
+    assert spec is not None
     assert spec.origin is not None
     source = Path(spec.origin).read_text(encoding="utf-8")
     body = ast.parse(source).body

@@ -457,7 +457,8 @@ def write_node_data(result: Result, path: Path) -> None:
     from bisect_trt.onnxlib.load import load_model  # noqa: PLC0415 - as above
 
     names: dict[str, str] = {}
-    with contextlib.suppress(BisectError):  # the model may be what is wrong
+    # The model may be what is wrong.
+    with contextlib.suppress(BisectError):
         nodes = load_model(Path(result.model.path or ""), structure=True).graph.node
         names = {output: node.name for node in nodes for output in node.output}
     errors: dict[str, float] = {}

@@ -582,7 +582,8 @@ def _files(result: Result) -> Iterator[Row]:
 
 def _next(result: Result) -> Iterator[Row]:
     """Yield the next command."""
-    if result.first_passing:  # the fix is an upgrade
+    if result.first_passing:
+        # The fix is an upgrade.
         return
     resume = [command.command for command in result.page.commands or () if command.resumes]
     for command in [*(result.next or ()), *resume][:1]:

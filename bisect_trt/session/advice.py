@@ -18,7 +18,8 @@ _KNOWN_DOMAINS = {*DEFAULT_DOMAINS, "ai.onnx.ml", "com.microsoft", "com.microsof
 
 def advice(subject: Subject, failed: Failed) -> str:
     """Return what may make the model run: one sentence or more after a space, or nothing."""
-    runs = failed.kind != "build"  # a type error stays with other sizes and values
+    # A type error stays with other sizes and values.
+    runs = failed.kind != "build"
     sentences = (
         _library(subject),
         _compiled(subject),

@@ -51,9 +51,18 @@ class Binding(msgspec.Struct, frozen=True):
         *,
         python: bool,
     ) -> Binding:
-        """Return the binding to a command line, a model with its weights, and other files that exist."""
+        """Return the binding to a command line, a model with its weights, and other files that exist.
+
+        Args:
+            argv: The command line.
+            model: The file of the model.
+            files: Files that are hashed; those that do not exist are left out.
+            weights: The folder of external weights; they are compared by size and time.
+            python: Whether a Python function was called.
+        """
         digests = {str(path): sha256_of(path) for path in (model, *files) if path.is_file()}
-        for path in filter(Path.is_file, weight_files(model, weights)):  # too large to hash
+        # Files of weights are too large to hash.
+        for path in filter(Path.is_file, weight_files(model, weights)):
             digests[str(path)] = f"{path.stat().st_size} bytes, {path.stat().st_mtime_ns}"
         return cls(tuple(argv), str(Path.cwd()), digests, python)
 
@@ -129,7 +138,8 @@ def weight_files(model: Path, folder: Path | None) -> list[Path]:
     """Return the files of a model's weights, by default beside it; none if it is no model."""
     try:
         locations = external_files(onnx.load(str(model), load_external_data=False))
-    except Exception:  # the error is reported when the model is read
+    except Exception:
+        # The error is reported when the model is read.
         return []
     return [(folder or model.parent) / location for location in locations]
 

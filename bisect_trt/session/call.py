@@ -149,7 +149,8 @@ class Call:
             )
         if metric.metric is None:
             return None, limits
-        find_metric(metric.metric, lower_is_better=metric.lower_is_better)  # raises early
+        # An unknown metric is refused here, before the run is opened.
+        find_metric(metric.metric, lower_is_better=metric.lower_is_better)
         return metric, None
 
     def check(self, target: TargetSettings | None) -> CheckSettings:
@@ -168,9 +169,8 @@ class Call:
                 f"{written(measured)[0]} measures a target; add one, such as --onnxrt."
             )
         if options.candidate is not None:
-            check_output(
-                options.candidate, overwrite=True
-            )  # the workspace refuses to replace files of other programs
+            # The workspace refuses to replace files of other programs.
+            check_output(options.candidate, overwrite=True)
         oracle = self.oracle
         if oracle is not None and options.check and not oracle.takes_command:
             raise ConflictError(
@@ -213,7 +213,8 @@ class Call:
         group: Any = next(iter(self.options))
         source = self.source or Source(group.model)
         data = replace(self[Data], input_shapes={**self[Data].input_shapes, **(input_shapes or {})})
-        files = [*self._files(), *files]  # before there is a folder
+        # The files are read before there is a folder.
+        files = [*self._files(), *files]
         for file in files:
             self.paths.read(file, "a file that an option names")
         files += check_files(self[CheckOptions].check)
@@ -225,7 +226,8 @@ class Call:
         new = self.folder is None
         self.folder = self.folder or Workspace.new_folder(self.command, source.named)
         workspace = Workspace(self.folder, fixed_path)
-        if new or self.source is not None:  # `resume` has locked its folder
+        if new or self.source is not None:
+            # `resume` has locked its folder.
             self.kept.enter_context(claimed_run(self.folder))
         self.kept.enter_context(self.paths.recording(self.folder))
         model, exported = source.place(ModelSettings(source.named, data), self.folder)

@@ -143,6 +143,11 @@ def tolerance_options(
 ) -> ToleranceOptions:
     """Return the tolerances for a target.
 
+    Args:
+        compare: The options of the user.
+        target: The target, whose precision widens automatic tolerances.
+        nonfinite_equal: Whether the same NaN or Inf on both sides matches.
+
     Raises:
         UsageError: Options conflict, or the comparison script does not exist.
     """
@@ -250,6 +255,11 @@ def baseline_of(
 ) -> tuple[TargetSettings, Place | None]:
     """Return the runtime of a baseline, and its place.
 
+    Args:
+        workers: The workers of the run, whose first place runs the baseline too.
+        name: What the user wrote: a target, or a release (``PACKAGE==VERSION``); ``None`` for the reference.
+        target: The target that is measured.
+
     Raises:
         UnavailableError: The environment of a release cannot be made.
         UsageError: It is not known.
@@ -270,6 +280,13 @@ def sort_file(
     file: Path, folder: Path, verdict: Verdict, number: int, *, copy: bool = False
 ) -> Path:
     """Move a file of a probe, if it exists, to ``good/``, ``bad/`` or ``unresolved/``, a number before its name; return that.
+
+    Args:
+        file: The file.
+        folder: The folder of ``good/``, ``bad/`` and ``unresolved/``.
+        verdict: The verdict of the probe.
+        number: The number of the probe.
+        copy: Whether the file stays where it is too.
 
     Raises:
         UsageError: It cannot be moved.
@@ -358,7 +375,8 @@ def make_prober(
     """
     workers = workers_within(search.workers, subject.workers.width)
     if settings.fixed_path is not None or settings.options.artifacts:
-        workers = 1  # a fixed path holds one candidate at a time
+        # A fixed path holds one candidate at a time.
+        workers = 1
     vet = None
     if elsewhere:
         require_reference(subject)

@@ -168,7 +168,8 @@ class Eager:
         try:
             with evaluating(self.module), torch.no_grad(), watch:
                 return tensors_of(self.module(*arguments[0], **arguments[1]))
-        except Exception as error:  # the user's module may raise anything
+        except Exception as error:
+            # The user's module may raise anything.
             raise ScriptError(
                 f"{self.title} raised {type(error).__name__}: {error!s:.300}"
             ) from error
@@ -198,7 +199,8 @@ def to_array(tensor: Any) -> NDArray[Any]:  # noqa: ANN401 - as above
     """Return the values of a tensor."""
     torch: Any = sys.modules["torch"]
     plain = tensor.detach().cpu().contiguous()
-    if plain.dtype is torch.bfloat16:  # NumPy has none
+    if plain.dtype is torch.bfloat16:
+        # NumPy has no bfloat16.
         return np.asarray(plain.view(torch.int16).numpy()).view(dtype_from_name("bfloat16"))
     return np.asarray(plain.numpy())
 

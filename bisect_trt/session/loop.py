@@ -136,10 +136,12 @@ class LoopRun:
         """Run the target with its own state or the reference's; return the errors of each step, up to one it does not run."""
         errors: Errors = {}
         name = "the target" if own_state else "the target, with the state of the reference"
-        size = self.steps if self.target.target.compiles else _CHUNK // 4  # it stays loaded
+        # A model that is not compiled stays loaded between requests, so these can be small.
+        size = self.steps if self.target.target.compiles else _CHUNK // 4
         for steps in self._chunks(size, name):
             errors |= self._kept(steps, own_state=own_state)
-            if not errors[max(errors)][0].name:  # it did not run
+            if not errors[max(errors)][0].name:
+                # The target did not run it.
                 break
         return errors
 
@@ -212,7 +214,8 @@ class LoopRun:
             kind = ComparisonKind.MISSING
             failed = TensorComparison("", passed=False, kind=kind, reason=reply.message)
             return {steps[0]: [failed]}
-        half = len(steps) // 2  # which step is it?
+        # Halves find the step that is not run.
+        half = len(steps) // 2
         errors = self._compare(steps[:half], own_state=own_state)
         if errors[max(errors)][0].name:
             errors |= self._compare(steps[half:], own_state=own_state)

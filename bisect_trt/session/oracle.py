@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from bisect_trt.options.spec import written
 
-if TYPE_CHECKING:  # the parser imports this module
+if TYPE_CHECKING:
+    # The parser imports this module.
     from bisect_trt.probe.check import Check
     from bisect_trt.session.checks import CheckSettings
     from bisect_trt.worker.pool import WorkerPool

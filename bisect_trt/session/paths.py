@@ -209,7 +209,8 @@ def _identity(path: Path) -> _Identity | None:
         return (state.st_dev, state.st_ino, "") if stat.S_ISREG(state.st_mode) else None
     try:
         full = Path(os.path.realpath(path))
-    except OSError:  # the working directory is gone, which is refused where the run is opened
+    except OSError:
+        # The working directory is gone, which is refused where the run is opened.
         return 0, 0, str(path)
     with suppress(OSError, ValueError):
         folder = full.parent.stat()

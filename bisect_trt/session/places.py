@@ -52,7 +52,8 @@ def open_places(options: Places, console: Console, deadline: Deadline) -> tuple[
         UsageError: A word is no place.
     """
     wanted = [(word, *parse(word)) for word in options.on]
-    for word, kind, parts in wanted:  # before an environment is created
+    # All programs are looked for before an environment is created, which takes a minute.
+    for word, kind, parts in wanted:
         program = parts["python"] if kind == "python" else "ssh" if kind == "ssh" else None
         if program is not None and shutil.which(program) is None:
             raise PlaceError(

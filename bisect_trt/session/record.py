@@ -77,7 +77,8 @@ def recorded(session: Session, target: TargetSettings | None = None) -> Iterator
             if prober is not None:
                 report.exhausted = prober.ledger.exhausted
                 report.probes = _probes(prober.ledger.records, console)
-        except Exception as error:  # the answer is worth more than the report
+        except Exception as error:
+            # The answer is worth more than the report.
             console.warn(
                 f"the report has no nodes ({type(error).__name__}: {error}); please report this."
             )
@@ -118,6 +119,13 @@ def leave_record(
 ) -> bytes | None:
     """Write ``result.json`` and ``report.html`` to a run's folder; warn if one cannot be written.
 
+    Args:
+        result: The result.
+        folder: The folder of the run, if there is one.
+        argv: The command line that the report shows.
+        console: Warns of a file that cannot be written.
+        report: Another file for the report (``--report``).
+
     Returns:
         The content of ``result.json``, if it was written.
     """
@@ -137,9 +145,8 @@ def leave_record(
         "working directory": str(Path.cwd()),
     }
     for file in () if folder is None else (folder / RESULT_FILE, folder / REPORT_FILE):
-        if (
-            file.is_symlink() or file.is_fifo()
-        ):  # it would be written to, and the folder may be a stranger's
+        if file.is_symlink() or file.is_fifo():
+            # The file would be written to, and the folder may be a stranger's.
             file.unlink()
     try:
         content = None if folder is None else result.write(folder / RESULT_FILE)
@@ -296,7 +303,8 @@ def attribute_texts(node: onnx.NodeProto) -> dict[str, str]:
         return text if len(text) <= _ATTRIBUTE_LENGTH else f"{text[:_ATTRIBUTE_LENGTH]}..."
 
     def word(value: object) -> str:
-        if isinstance(value, bytes):  # plug-ins keep megabytes of state in one
+        if isinstance(value, bytes):
+            # Plug-ins keep megabytes of state in one.
             return value[: _ATTRIBUTE_LENGTH + 1].decode("utf-8", errors="replace")
         return f"{value:.7g}" if isinstance(value, float) else str(value)
 

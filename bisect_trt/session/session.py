@@ -109,7 +109,14 @@ class Session:
     def command(
         self, name: str, check: CheckSettings, model: Path | None = None, inputs: Path | None = None
     ) -> str:
-        """Return the command line, or the Python call, that runs a command with this check, on ``inputs`` or the same data."""
+        """Return the command line, or the Python call, that runs a command with this check, on ``inputs`` or the same data.
+
+        Args:
+            name: The command.
+            check: The check, whose options it gets.
+            model: The file of the model, if it is another one.
+            inputs: An ``.npz`` of the inputs, if they are not those of the run.
+        """
         settings = self.subject.settings
         target = check.target
         file = str(model or settings.path)
@@ -186,7 +193,15 @@ class Session:
         searched: Sequence[int] | None = None,
         passing: int = 0,
     ) -> Minimum:
-        """Reduce the model, or some of its units; see :func:`bisect_trt.search.strategy.minimise`."""
+        """Reduce the model, or some of its units; see :func:`bisect_trt.search.strategy.minimise`.
+
+        Args:
+            oracle: Answers the questions of the search.
+            mode: The strategy.
+            suspect: The unit that is tried as the first culprit.
+            searched: The units to search, in topological order; by default all.
+            passing: How many of the first units are known to pass together.
+        """
         units = self.subject.units
         algorithm = partial(
             minimise,
@@ -430,9 +445,8 @@ class Session:
         """Write the smallest failing candidate so far, if there is one."""
         subject = self.subject
         best = self.best
-        if best is None or says_less(
-            "inconclusive", subject.workspace.folder
-        ):  # a resumed run may have its answer
+        if best is None or says_less("inconclusive", subject.workspace.folder):
+            # A resumed run may have its answer.
             return
         with subject.workers.deadline.extended():
             subject.workspace.save(subject.cut(best.units).proto, path)

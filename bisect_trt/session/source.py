@@ -164,7 +164,8 @@ def export(model: Any, inputs: Any, path: Path) -> list[Values]:  # noqa: ANN401
         with mode, warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             torch.onnx.export(model, **arguments, dynamo=True, verbose=False).save(str(path))
-    except Exception as error:  # the user's model may raise anything
+    except Exception as error:
+        # The user's model may raise anything.
         raise ModelFileError(
             f"{type(model).__name__} cannot be exported by torch.onnx.export(dynamo=True) of PyTorch {torch.__version__}: "
             f"{str(error.__cause__ or error).partition(chr(10))[0]:.300}. Export it to ONNX yourself, and give the file; "

@@ -165,7 +165,15 @@ class Fed:
         engine: Path | None = None,
         target: TargetSettings | None = None,
     ) -> Candidate:
-        """Return the model with values that were not refused, its shapes ``fixed`` to theirs or free."""
+        """Return the model with values that were not refused, its shapes ``fixed`` to theirs or free.
+
+        Args:
+            values: The arrays of the inputs by name.
+            title: The candidate in words.
+            fixed: Whether the inputs get the shapes of these values.
+            engine: An engine that was built for them.
+            target: The target, if it is not the check's.
+        """
         proto = self.proto
         inputs = dict(values)
         outputs = tuple[str, ...]()
@@ -189,14 +197,23 @@ class Fed:
         target: TargetSettings | None,
         timeout: float | None = None,
     ) -> Path | None:
-        """Return the engine of this name, built once; ``None`` if the target makes no engines, or does not build it."""
+        """Return the engine of this name, built once; ``None`` if the target makes no engines, or does not build it.
+
+        Args:
+            name: The key of the engine.
+            proto: The model.
+            values: The arrays of the inputs by name; the engine is built for their shapes.
+            target: The target that builds it; ``None`` has none.
+            timeout: Seconds; ``None`` without a limit.
+        """
         if target is None or not target.target.engines:
             return None
         if name not in self._engines:
             subject = self._session.subject
             to = subject.workspace.folder / f"fed-{name}.engine"
             failed = subject.models.build("fed", proto, values, to, target, timeout)
-            self._engines[name] = to if failed is None else None  # a probe then shows the error
+            # A probe then shows the error.
+            self._engines[name] = to if failed is None else None
         return self._engines[name]
 
     def _expected(self, values: Values) -> Path | str:

@@ -120,7 +120,8 @@ class Subject:
     stream: Sequence[Sample] = ()
     freed: Freed | None = None
     ir_version: Mapping[str, int] | None = None
-    _warned = False  # of tensors without a reference value
+    # Whether it has warned of tensors without a reference value.
+    _warned = False
     _probes_file = (
         False  # whether the first probe has the IR version of the file, and not that of candidates
     )
@@ -145,7 +146,8 @@ class Subject:
         """
         self.settings = settings
         self.workspace = workspace
-        workspace.clear()  # a killed run leaves files
+        # A killed run leaves files.
+        workspace.clear()
         self.console = console
         self.workers = WorkerPool(
             workspace.folder,

@@ -537,9 +537,8 @@ def _round(
         The low precision, if it is emulated; and the outputs, or why there are none: empty where
         rounding makes no difference.
     """
-    lows = tuple(
-        low for low in settings.low_precisions if low != "tf32"
-    )  # TF32 only widens the tolerance
+    # TF32 only widens the tolerance.
+    lows = tuple(low for low in settings.low_precisions if low != "tf32")
     if len(lows) == 1 and lows[0] in LOW_TYPES:
         low = lows[0]
         outputs = _attempt(lambda: run(lower_roundtrip(model, settings.keep, low=LOW_TYPES[low])))
@@ -560,7 +559,8 @@ def _attempt(compute: Callable[[], Computed]) -> Computed:
     """Return the outputs, or the error message: missing weights, an opset that is too old, wrong shapes."""
     try:
         return compute()
-    except Exception as error:  # any error of ONNX
+    except Exception as error:
+        # ONNX raises errors of many types.
         return str(error)
 
 

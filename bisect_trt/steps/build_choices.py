@@ -109,7 +109,13 @@ def choice_part(choice: Choice) -> ChoiceMade:
 
 
 def tell_choices(builds: Sequence[Build], rows: Sequence[ChoiceCount], console: Console) -> None:
-    """Print a table of the choices that are more frequent in bad builds."""
+    """Print a table of the choices that are more frequent in bad builds.
+
+    Args:
+        builds: The builds with their verdicts.
+        rows: How many good and bad builds made each choice.
+        console: Where the table goes.
+    """
     goods, bads = count_verdicts(builds)
     shown = [row for row in rows if row.bad * goods > row.good * bads]
     console.say(f"  {len(shown)} of {len(rows)} differing choices are more frequent in bad builds")
@@ -376,22 +382,21 @@ def read_build(folder: Path, name: str | Path) -> Choices | None:
         plain = json.loads(read_inside(folder, name, _MOST_BYTES))
     except OSError as error:
         raise UnreadableFileError(f"{path} cannot be read: {error.strerror}.") from error
-    except (ValueError, RecursionError):  # no JSON, nested too deeply, or no text at all
+    except (ValueError, RecursionError):
+        # The file is no JSON, nested too deeply, or no text at all.
         return None
     choices = read_choices(plain)
     with suppress(KeyError, TypeError, ValueError, AttributeError):
-        if (
-            choices is None and "replay" in plain
-        ):  # Polygraphy's `TacticReplayData`, with pairs in some releases
+        if choices is None and "replay" in plain:
+            # Polygraphy's `TacticReplayData`, with pairs in some releases.
             layers = {str(layer): dict(algorithm) for layer, algorithm in plain["replay"].items()}
             values = {
                 layer: f"{each['implementation']}:{each['tactic']}"
                 for layer, each in layers.items()
             }
             choices = [Choice(layer, TACTIC, value, pins=True) for layer, value in values.items()]
-        elif (
-            choices is None
-        ):  # TensorRT's engine inspector, as `trtexec --exportLayerInfo` writes it
+        elif choices is None:
+            # TensorRT's engine inspector, as `trtexec --exportLayerInfo` writes it.
             from bisect_trt.targets.trt.engine import Origins, read_layers  # noqa: PLC0415 - of such files alone
 
             read = read_layers(plain["Layers"], Origins())

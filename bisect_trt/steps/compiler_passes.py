@@ -99,7 +99,14 @@ class Engines:
     def changed(
         self, failing: Subset, passing: Subset, fusion: int | None = None, *, steady: bool = True
     ) -> LayersChanged | None:
-        """Return the layers that only one of two engines has; ``None`` where one of them is not built."""
+        """Return the layers that only one of two engines has; ``None`` where one of them is not built.
+
+        Args:
+            failing: The switches that are changed in the engine that fails.
+            passing: Those of the one that passes.
+            fusion: The step of a counter that makes the difference, if there is one.
+            steady: Whether each engine has the same layers in every build.
+        """
         counts = [
             Counter((layer["kind"], tuple(layer["nodes"])) for layer in engine["layers"])
             for engine in (self.of(failing), self.of(passing))

@@ -113,7 +113,8 @@ class Diagnosis:
             inside = look_inside(session, answer.whole)
             result.inside = inside or UNSET
             arbiter = self.arbiter
-            if self.own.releases and answer.fault.is_fixable:  # they are all asked below
+            if self.own.releases and answer.fault.is_fixable:
+                # All releases are asked below.
                 arbiter = replace(arbiter, installs=False)
             failing = answer.candidate if answer.fault.right else answer.whole
             since = arbiter.upgrade(failing, answer.fault)
@@ -136,10 +137,12 @@ class Diagnosis:
                     "The target is not wrong in this failure, so no workaround is needed."
                 )
         except BudgetSpent as error:
-            if self.own.find_all:  # others may be left
+            if self.own.find_all:
+                # Other failures may be left.
                 raise
             session.console.say(f"  {error}")
-        finally:  # the texts have the number of probes of the whole run
+        finally:
+            # The texts have the number of probes of the whole run.
             delivery.finish(session, self.archive, cause, since, inside)
             if self.archive is not None:
                 result.artifacts["archive"] = str(self.archive)
@@ -279,9 +282,8 @@ class Diagnosis:
             small = shrink(session, settled)
         target = small.target or self.check.runtime
         fault = self.arbiter.arbitrate(target, small)
-        if (
-            fault.whose in ("tie", "rounding") and small is not settled
-        ):  # a smaller case may show less than was reported
+        if fault.whose in ("tie", "rounding") and small is not settled:
+            # A smaller case may show less than was reported.
             reported = self.arbiter.arbitrate(settled.target or target, settled)
             if reported.whose != fault.whose:
                 session.console.say(

@@ -92,9 +92,8 @@ def free_where_needed(session: Session) -> bool:
         fixed = replace(fixed, target=target.target.spanning(target, {}))
     record = prober.probe(fixed)
     if record.passes:
-        record = reconfirm(
-            prober, subject.original, fixed
-        ).record  # fixed shapes must pass each time
+        # Fixed shapes must pass each time.
+        record = reconfirm(prober, subject.original, fixed).record
     if record.fails:
         console.say("  yes, so candidates have fixed shapes")
         return False

@@ -44,6 +44,11 @@ def judge_export(
 
     The fault goes into the result, the first wrong node among its culprits; both are printed.
 
+    Args:
+        session: The exported model with the session's reference.
+        eager: The module or the other model that it was exported from.
+        tolerance: The tolerance of the user.
+
     Returns:
         ``None`` where they match.
     """

@@ -166,9 +166,8 @@ def _descend(level: _Level, levels: list[Inside]) -> _Level | None:
     if case_outcome is not None:
         as_severe.follow(case_outcome)
         if level.outer.iterates and case_outcome.ending is Ending.MISMATCHED:
-            ledgers.append(
-                session.prober.ledger.aside()
-            )  # an error that grows is milder after the first iterations
+            # An error that grows is milder after the first iterations.
+            ledgers.append(session.prober.ledger.aside())
     for ledger in ledgers:
         for branch, iteration, body in _bodies(level, ledger):
             levels[-1] = structs.replace(levels[-1], branch=branch, iteration=iteration)
@@ -179,7 +178,8 @@ def _descend(level: _Level, levels: list[Inside]) -> _Level | None:
             original = replace(subject.original, title=f"the body of {level.name}")
             if prober.probe(original).fails:
                 return _search(level, inner, body, levels)
-        if levels[-1].iteration == 1:  # there is no earlier one
+        if levels[-1].iteration == 1:
+            # There is no earlier iteration.
             break
     return None
 

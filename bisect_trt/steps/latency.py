@@ -90,7 +90,13 @@ def nodes_of(network: Network, layers: Layers) -> list[set[int]]:
 
 
 def beside(network: Network, target: Layers, baseline: Layers) -> list[LatencyRow]:
-    """Return rows of nodes, each with its layers on both sides; the largest difference first."""
+    """Return rows of nodes, each with its layers on both sides; the largest difference first.
+
+    Args:
+        network: The model that both sides ran.
+        target: The target's layers, each with its nodes and milliseconds.
+        baseline: The baseline's.
+    """
     groups = {index: [index] for index in _timed(network)}
     placed = nodes_of(network, target), nodes_of(network, baseline)
     for nodes in chain(*placed):
@@ -157,6 +163,11 @@ def write_profile(path: Path, layers: Layers) -> None:
 def profile(session: Session, target: TargetSettings, place: Place | None = None) -> Layers:
     """Return the layers of a target with their times.
 
+    Args:
+        session: The model.
+        target: The target.
+        place: The place that runs it; by default one of the run's.
+
     Raises:
         UnavailableError: It does not run the model.
         UsageError: It reports no times.
@@ -180,6 +191,11 @@ def profile(session: Session, target: TargetSettings, place: Place | None = None
 
 def latency(session: Session, target: TargetSettings, baseline: str | None) -> Result:
     """Compare the time of each layer with a baseline's, and print the largest differences.
+
+    Args:
+        session: The model.
+        target: The target that is compared.
+        baseline: A target, a release, or a ``.json`` of trtexec; ``None`` for the reference.
 
     Raises:
         UnavailableError: A side does not run the model.

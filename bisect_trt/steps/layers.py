@@ -239,10 +239,12 @@ def compare_layers(
     infos = look.subject.reference.infos
     inner = set(look.wanted).difference(look.outputs)
     fragile = {name for name in inner if name not in infos or infos[name].dtype.kind in "biu"}
-    broken = original is not None and original.ending is Ending.BROKEN  # whatever is marked
+    # Such a run fails whatever is marked.
+    broken = original is not None and original.ending is Ending.BROKEN
     gathered = gather(look.wanted, fragile, look.marked, 1 if broken else limit)
     telling = [run for run in gathered.runs if not look.hides(original, run)]
-    if gathered.runs and not telling:  # what still differs is another, smaller error
+    if gathered.runs and not telling:
+        # What still differs is another, smaller error.
         layers = look.summarize(gathered, gathered.runs)
         return replace(
             layers,

@@ -55,7 +55,8 @@ def _nearest_first(network: Network, case: Subset) -> list[int]:
             neighbours[unit].add(network.rank[parent])
             neighbours[network.rank[parent]].add(unit)
     ordered = sorted(case)
-    for unit in ordered:  # it grows while it is read
+    # The list grows while it is read.
+    for unit in ordered:
         visited = {*ordered}
         ordered += sorted(neighbours[unit] - visited)
     remaining = {*range(len(network.order))}.difference(ordered)

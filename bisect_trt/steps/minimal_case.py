@@ -141,6 +141,11 @@ def extract_suspect(
 ) -> Case | None:
     """Probe each suspect alone with the reference's activations; if it passes, with its producers.
 
+    Args:
+        session: The model.
+        target: The target; one that compiles in fp16 may lower a node in the whole model alone.
+        suspects: Indices of nodes, the most suspicious first.
+
     Returns:
         The failing case, 1-minimal; ``None`` if no suspect fails.
     """
@@ -278,6 +283,11 @@ def by_blame(session: Session, answer: Candidate, suspects: Sequence[int] = ()) 
     own error, the more it is to blame. Where that cannot be measured (a user's check, a target that
     does not run the model) and where no node has an error of its own, suspects come first, and then
     the topological order counts.
+
+    Args:
+        session: The model with its reference.
+        answer: The minimal case.
+        suspects: Indices of nodes, the most suspicious first.
     """
     network = session.subject.network
     nodes = [
@@ -285,7 +295,8 @@ def by_blame(session: Session, answer: Candidate, suspects: Sequence[int] = ()) 
         for unit in sorted(answer.units)
         if not network.constant[network.order[unit]]
     ]
-    if not nodes:  # the failure depends on no input
+    if not nodes:
+        # The failure depends on no input.
         makers = {
             network.producer.get(name) for node in answer.proto.graph.node for name in node.output
         }
@@ -371,7 +382,8 @@ def look_for_others(
     )
     result.failures = failures = [first]
     result.more_failures = None
-    with session.prober.ledger.following():  # later steps are about the first failure again
+    # Later steps are about the first failure again.
+    with session.prober.ledger.following():
         try:
             _search_others(session, case, failures, deliver, mode)
         except BudgetSpent:
@@ -393,9 +405,8 @@ def _search_others(
     """Add to ``failures`` what fails without those before it."""
     console = session.console
     searched = session.subject.units.searched
-    covered = (
-        case.minimum.units.intersection(searched) or case.minimum.units
-    )  # else they only make weights
+    # Units that are not searched only make weights.
+    covered = case.minimum.units.intersection(searched) or case.minimum.units
     while candidates := _failing_rest(session, case, covered, sure=deliver is not None):
         if deliver is None:
             console.answer(
@@ -478,7 +489,8 @@ def _search_rest(
     minimum = session.prober.search(
         search, lambda units: subject.cut(units, held=case.held), subject.original
     )
-    if not minimum.units:  # it failed once, and passed when it was probed again
+    if not minimum.units:
+        # It failed once, and passed when it was probed again.
         session.result.more_failures = None
         return None
     for step in minimum.steps:

@@ -36,7 +36,8 @@ def smallest(session: Session, settings: Reduce, search: Search, case: Case) -> 
     """A case as a candidate, its tensors shrunk unless the user does not want that."""
     settled = session.settle(case)
     if session.prober.check.bounds_whole:
-        return settled  # the rest of the model could not run on other tensors, and small ones are not slow
+        # The rest of the model could not run on other tensors, and small ones are not slow.
+        return settled
     answer = needed_dimensions(session, settled)
     if not (search.shrink and settings.both_ends):
         return answer
@@ -79,6 +80,12 @@ def write_reduced(
     session: Session, settings: Reduce, answer: Candidate, minimum: Minimum
 ) -> tuple[Minimum, list[Node]]:
     """Write an answer with its inputs and expected outputs, read it back, and probe it.
+
+    Args:
+        session: The model with its prober.
+        settings: Where the files go.
+        answer: The minimal case.
+        minimum: Its units, and whether they are proven minimal.
 
     Returns:
         The minimum, unproven if the model that was read back does not fail; and the nodes, the most

@@ -106,7 +106,8 @@ class ReleaseCheck(Check):
         """Probe one candidate; its environment is created first if needed."""
         try:
             return self._judged(self._run(files, cancel))
-        except (UnavailableError, UsageError) as error:  # of this release only
+        except (UnavailableError, UsageError) as error:
+            # Only this release cannot be asked.
             signature = CANCELLED if cancel is not None and cancel.is_set else "no environment"
             files.log.write_text(f"{error}\n", encoding="utf-8", errors="replace")
             return Outcome(Ending.OTHER, signature, str(error))
@@ -127,7 +128,8 @@ class ReleaseCheck(Check):
             places=(place,),
             deadline=subject.workers.deadline,
         ) as pool:
-            began = time.monotonic()  # without the making of the environment
+            # The time to make the environment does not count.
+            began = time.monotonic()
             outcome = self.check.under(workers=pool).run(files, cancel)
             seconds = time.monotonic() - began
             if self.fusion and self.target is not None:
@@ -423,6 +425,13 @@ def since_when(
     """Find the boundaries for the minimal case of a diagnosis; without ``--releases``, print the command instead.
 
     An error is printed and does not end the diagnosis.
+
+    Args:
+        session: The model with its prober.
+        check: The check of the diagnosis.
+        case: The minimal case.
+        folder: The reproducer, which the printed command takes as its model.
+        asked: Whether the user gave ``--releases``.
     """
     target = check.target
     console = session.console
@@ -432,7 +441,8 @@ def since_when(
         return None
     command = shlex.join(["bisect-trt", "releases", str(folder), *target.flags(), *check.words])
     if not asked:
-        if not target.low_precisions:  # else precision is a likelier reason than the release
+        if not target.low_precisions:
+            # Else precision is a likelier reason than the release.
             console.answer(
                 f"The first failing release was not searched, because that installs releases: {command}"
             )

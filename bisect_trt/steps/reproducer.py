@@ -124,7 +124,8 @@ class Left:
         """
         search = _describe_search(session, self.minimum)
         texts = replace(self.reproducer, found=search, cause=cause, since=since)
-        if not self.disguised:  # the names are not the model's
+        if not self.disguised:
+            # The names are not the model's.
             texts = replace(texts, inside=list(map(describe_inside, inside)))
         texts.write_texts(self.folder)
         if archive is not None:
@@ -331,11 +332,9 @@ def _run_script(subject: Subject, folder: Path, limit: float) -> Trial:
         return Trial(True)
     text = log.read_text(encoding="utf-8", errors="replace")
     ending = end.describe() if end.limit or end.code < 0 else f"status {end.code}"
-    last = (text.strip().splitlines() or [""])[-1].replace(
-        f"{folder.absolute()}/", ""
-    )  # no path of this machine
-    if end.code == 2 and last.startswith(
-        _NO_PACKAGE
-    ):  # the target's worker finds its package elsewhere
+    # The sentence must hold no path of this machine.
+    last = (text.strip().splitlines() or [""])[-1].replace(f"{folder.absolute()}/", "")
+    if end.code == 2 and last.startswith(_NO_PACKAGE):
+        # The target's worker finds its package elsewhere.
         return Trial(None, f"not run here ({last.removeprefix('inconclusive: ').rstrip('.')})")
     return Trial(False, f"{SCRIPT} ends with {ending}{f': {last}' if last else ''}")

@@ -209,7 +209,16 @@ def perturb(
     run: Callable[[onnx.ModelProto], Computed],
     trials: int,
 ) -> Computed:
-    """Return the outputs of a model with its fp32 tensors perturbed at random by their rounding: of several trials the worst."""
+    """Return the outputs of a model with its fp32 tensors perturbed at random by their rounding: of several trials the worst.
+
+    Args:
+        model: The model.
+        infos: Types and shapes of its tensors.
+        unit: The relative size of a rounding.
+        golden: The outputs of the model as it is, by name.
+        run: Runs a model on the reference.
+        trials: How many times it is perturbed.
+    """
     units = _roundings(model, infos, unit)
     outputs = Arrays()
 
@@ -283,7 +292,8 @@ def _roundings(
             KeyError,
             ValueError,
             ZeroDivisionError,
-        ):  # an unknown shape, or one without elements
+        ):
+            # An unknown shape, or one without elements.
             count = 1
         units |= {name: unit * math.sqrt(max(count, 1)) for name in node.output if name in units}
     return units
@@ -438,7 +448,13 @@ def _explains(node: onnx.NodeProto, results: Sequence[Array], decided: Array) ->
 
 
 def with_decision(model: onnx.ModelProto, node: onnx.NodeProto, target: Values) -> onnx.ModelProto:
-    """Return the model without a node, with the target's results of that node as inputs."""
+    """Return the model without a node, with the target's results of that node as inputs.
+
+    Args:
+        model: The model; it is not changed.
+        node: The node to remove.
+        target: The target's values by name.
+    """
     reduced = clone(model)
     keep_only(
         reduced.graph.node,

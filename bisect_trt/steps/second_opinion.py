@@ -112,7 +112,8 @@ def right_here(session: Session, check: Comparing, case: Candidate) -> Since | N
         installed = max(map(Version, installed_versions(target)))
         if not all(Version(version) < installed for version in failing):
             return None
-    except ValueError:  # nothing is installed here, or a version is unknown
+    except ValueError:
+        # Nothing is installed here, or a version is unknown.
         return None
     title = target.target.title
     files = write_candidate(

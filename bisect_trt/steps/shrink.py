@@ -112,7 +112,8 @@ def cut_axes(piece: Piece, windows: Mapping[Axis, slice]) -> Piece:
     shapes |= {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
     for value in proto.graph.input:
         for dim, size in zip(value.type.tensor_type.shape.dim, shapes[value.name], strict=True):
-            if not dim.dim_param:  # free dimensions stay free
+            if not dim.dim_param:
+                # Free dimensions stay free.
                 dim.dim_value = size
     forget_shapes(proto.graph)
     return Piece(proto, inputs)
@@ -298,13 +299,11 @@ class _Shrinker:
             return 1
         upper = size
         while upper > 1:
-            half = (
-                upper + 1
-            ) // 2  # the halves of an odd size overlap, so that all axes have one size
+            # The halves of an odd size overlap, so that all axes have one size.
+            half = (upper + 1) // 2
             shortened = (half, upper) != (1, size) and self._cut(axes, upper, half)
-            located = (
-                self._worst(axes[0][1], upper) is not None
-            )  # then the far half is not worth a probe
+            # Where the worst element is known, the far half is not worth a probe.
+            located = self._worst(axes[0][1], upper) is not None
             if not shortened and (located or not self._cut(axes, upper, half, far=True)):
                 break
             upper = half

@@ -90,7 +90,8 @@ def make_panel(
     trace = None if isinstance(reply, Failed) else reply
     suspects = operators if case else suspected_operators(session)
     switches = target.target.switches(target, Looked(trace, operators, suspects, wanted))
-    if target.target.compiles:  # what one release keeps another drops
+    if target.target.compiles:
+        # What one release keeps another drops.
         switches = [switch for switch in switches if _taken(models.workers, switch.turn(target))]
     if not switches:
         raise UnsuitableModelError(f"{target.target.title} has no switches with these settings.")
@@ -475,7 +476,14 @@ def name_cause(
     case: Candidate | None = None,
     keep: Callable[[Case], str] | None = None,
 ) -> Explained:
-    """Search the cause as a step of a diagnosis, first for the minimal case; an error is printed and does not end it."""
+    """Search the cause as a step of a diagnosis, first for the minimal case; an error is printed and does not end it.
+
+    Args:
+        session: The model with its prober.
+        check: The check of the diagnosis.
+        case: The minimal case; ``None`` to search on the whole model.
+        keep: Writes a larger case that shows a cause, and returns its path.
+    """
     session.console.step("Search the cause in the target")
     try:
         return explain(session, check, case, keep=keep)

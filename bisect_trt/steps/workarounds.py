@@ -545,16 +545,15 @@ def after_diagnosis(
         workarounds = work_around(
             session, case, fault, folder / PATCHED, _IN_A_DIAGNOSIS, everywhere=False
         )
-    except BisectError as error:  # does not end the diagnosis
+    except BisectError as error:
+        # An error here does not end the diagnosis.
         console.say(f"  no workaround was found: {error}")
-    is_worked_around = any(
-        workaround.passes for workaround in workarounds
-    )  # the result adds the fix by precision
+    # The result adds the fix by precision.
+    is_worked_around = any(workaround.passes for workaround in workarounds)
     add_precision(result)
     print_ways(result, console)
     if not is_worked_around:
         console.answer(f"  to search further: {command}")
-        if not any(
-            workaround.passes for workaround in result.workarounds or ()
-        ):  # else precision is the fix
+        if not any(workaround.passes for workaround in result.workarounds or ()):
+            # Else precision is the fix.
             result.suggest(command)

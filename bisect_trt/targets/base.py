@@ -19,7 +19,8 @@ from bisect_trt.aliases import Fields, Names, Plain, Sizes
 from bisect_trt.options.spec import entries
 from bisect_trt.targets.runtime import Runtime
 
-if TYPE_CHECKING:  # nothing of them is needed to parse a command line
+if TYPE_CHECKING:
+    # Nothing of them is needed to parse a command line.
     from onnx import ModelProto
 
     from bisect_trt.targets.choices import Choice

@@ -129,7 +129,8 @@ def selectable() -> tuple[Plugin, ...]:
     for name in names():
         try:
             plugin = find(name)
-        except UnavailableError:  # `bisect-trt doctor` says so
+        except UnavailableError:
+            # `bisect-trt doctor` says so.
             continue
         options = {plugin.keyword, *_own_options(plugin)}
         # A target derived from another one shares its options, which is no conflict.

@@ -27,9 +27,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from bisect_trt.aliases import Fields, Plain, Sizes
 from bisect_trt.targets.messages import BuildError
 
-if (
-    TYPE_CHECKING
-):  # nothing of them is needed to parse a command line, or by a worker that lowers nothing
+if TYPE_CHECKING:
+    # Nothing of them is needed to parse a command line, or by a worker that lowers nothing.
     from numpy.typing import NDArray
     from onnx import ModelProto
 

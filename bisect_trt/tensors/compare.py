@@ -262,7 +262,8 @@ def _describe_nonfinite(reference: Array, target: Array) -> str:
     return ", ".join(reasons)
 
 
-@np.errstate(all="ignore")  # Inf - Inf, 0 / 0 and float32 overflow are results here
+# Inf - Inf, 0 / 0 and float32 overflow are results here.
+@np.errstate(all="ignore")
 def _compare_numbers(
     reference: Array,
     target: Array,
@@ -418,7 +419,8 @@ def _of_tolerance(absolute: Array, relative: Array, tolerance: ResolvedTolerance
     share = np.divide(absolute, tolerance.atol)
     np.fmin(share, np.divide(relative, tolerance.rtol), out=share)
     largest = float(share.max())
-    if math.isnan(largest):  # an error of NaN, or one of 0 with a tolerance of 0
+    if math.isnan(largest):
+        # An error of NaN, or one of 0 with a tolerance of 0.
         largest = float(np.where(absolute == 0, 0, np.where(np.isnan(share), np.inf, share)).max())
     return largest
 

@@ -89,9 +89,8 @@ def application() -> bytes:
     """The program with the runner modules of all targets that have one, as a zip file."""
     modules = dict.fromkeys(_MODULES)
     for name in names():
-        with contextlib.suppress(
-            UnavailableError
-        ):  # a plug-in of another package that cannot be loaded
+        # A plug-in of another package may not load.
+        with contextlib.suppress(UnavailableError):
             modules |= dict.fromkeys(() if (target := find(name)).stays else target.sent)
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -103,7 +102,8 @@ def application() -> bytes:
             path = Path(*name.split(".")).with_suffix(".py")
             archive.writestr(path.as_posix(), Path(spec.origin).read_text(encoding="utf-8"))
             packages |= set(path.parents[:-1])
-        for package in sorted(packages):  # empty: the package's own would import what is not sent
+        # An empty file: the package's own would import what is not sent.
+        for package in sorted(packages):
             archive.writestr(f"{package.as_posix()}/__init__.py", "")
     return buffer.getvalue()
 
@@ -219,7 +219,8 @@ class Connection:
             os.close(read)
             os.close(write)
         if place.typed:
-            with contextlib.suppress(Closed):  # the reason is at the end of its output
+            # The reason is at the end of its output.
+            with contextlib.suppress(Closed):
                 write_all(self._in, FIRST_LINE.encode() + b"\n")
         version = self._first_words()
         if version < OLDEST:
@@ -241,7 +242,8 @@ class Connection:
                     f"no Python has begun after {START_SECONDS:.0f} s; the command has to end in an interpreter that reads "
                     "its standard input, as in: python3 -"
                 )
-            byte = os.read(self._out, 1)  # no more: the next bytes are a message
+            # One byte and no more: the next bytes are a message.
+            byte = os.read(self._out, 1)
             if not byte:
                 raise Closed("it ended before a Python began")
             output += byte
@@ -322,6 +324,11 @@ class RemoteRunner:
 
     def load(self, path: Path, feed: Values, hints: Plain) -> RemoteModel:
         """Load a model there.
+
+        Args:
+            path: The file of the model here; it is sent.
+            feed: The arrays of its inputs by name.
+            hints: The settings of the runtime, as plain values.
 
         Raises:
             BuildError: The runtime refuses the model.

@@ -163,9 +163,8 @@ def interpreter(
             or the index does not answer.
     """
     first: NoSuchRelease | None = None
-    pinned = any(
-        "==" in requirement for requirement in wanted.requirements
-    )  # else the version of Python is not the reason
+    # Else the version of Python is not the reason.
+    pinned = any("==" in requirement for requirement in wanted.requirements)
     for python in (
         [wanted.python] if wanted.python else [sys.executable, *(others() if pinned else ())]
     ):
@@ -175,7 +174,8 @@ def interpreter(
             )
         except NoSuchRelease as error:
             first = first or error
-        except PlaceError:  # another interpreter that is not here
+        except PlaceError:
+            # This interpreter is not here; another one may be.
             if first is None:
                 raise
     raise first or AssertionError("an interpreter is tried")
@@ -196,9 +196,8 @@ def _kept(wanted: Environment, python: str, say: Callable[[str], None], tool: _T
     try:
         with place.with_suffix(f"{place.suffix}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (
-                complete.exists() and executable.exists()
-            ):  # the interpreter that it was made of may be gone
+            if not (complete.exists() and executable.exists()):
+                # The interpreter that it was made of may be gone.
                 say(
                     f"make an environment with {' '.join(wanted.requirements)}, once ({place}, of {python})"
                 )
@@ -321,9 +320,8 @@ def releases(package: str, python: str | None = None, timeout: float | None = No
     # A source distribution may be older than all wheels, and cannot be built today.
     wheels = ["--python-version", version, "--only-binary", ":all:"]
     versions = _listed(package, wheels, timeout)
-    return (
-        versions if versions or python is not None else _listed(package, [], timeout)
-    )  # but some packages have no wheels
+    # Some packages have no wheels.
+    return versions if versions or python is not None else _listed(package, [], timeout)
 
 
 def _listed(package: str, options: Sequence[str], timeout: float | None) -> list[str]:
@@ -342,9 +340,8 @@ def _listed(package: str, options: Sequence[str], timeout: float | None) -> list
         )
     versions = []
     for word in listed[1].split(","):
-        with contextlib.suppress(
-            InvalidVersion
-        ):  # of the time before there was a rule for versions
+        # A version may be of the time before there was a rule for versions.
+        with contextlib.suppress(InvalidVersion):
             versions.append(Version(word.strip()))
     return [str(number) for number in sorted(versions) if not number.is_prerelease]
 
@@ -450,7 +447,8 @@ def index_settings() -> dict[str, str]:
         words = ast.literal_eval(values[-1]).split() if values else []
         if words and not (name == "cert" and os.environ.get(variable)):
             settings[variable] = ("," if name == "find-links" else " ").join(words)
-    if "UV_INDEX" in settings:  # uv refuses a folder that does not exist, and pip does not
+    if "UV_INDEX" in settings:
+        # A folder that does not exist is refused by uv, and not by pip.
         urls = settings["UV_INDEX"].split()
         existing = [
             url

@@ -132,12 +132,20 @@ class Guard:
     ) -> subprocess.Popen[bytes]:
         """Start a process in its own group, without stdin, to be killed with all its group if the driver dies.
 
+        Args:
+            argv: The program and its arguments.
+            env: Its whole environment.
+            output: Where stdout and stderr go.
+            pass_fds: File descriptors that it inherits.
+            cwd: Its working folder.
+
         Raises:
             OSError: It cannot be started.
         """
 
         def begin() -> subprocess.Popen[bytes]:
-            self._tell("start", 0)  # the guard is there before the process is
+            # The guard is there before the process is.
+            self._tell("start", 0)
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
@@ -193,7 +201,8 @@ class Guard:
             self._process = self._pipe = None
             pipe.close()
             process.wait()
-            if self._scratch is not None:  # where the guard was killed
+            if self._scratch is not None:
+                # Where the guard was killed, nobody else removes it.
                 shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _is_there(self) -> bool:
@@ -204,9 +213,9 @@ class Guard:
         """Send a message to the guard, which is started if there is none."""
         with self._lock:
             if not self._is_there():
-                if (
-                    word == "ended"
-                ):  # of a worker that a program kept to its end, where the guard has gone before it
+                if word == "ended":
+                    # A worker that a program kept to its end may be told of after the guard has
+                    # gone.
                     return
                 self._owner = os.getpid()
                 self._pipe, its = socket.socketpair()
@@ -220,7 +229,8 @@ class Guard:
                     )
                 atexit.register(self.close)
             assert self._pipe is not None
-            with contextlib.suppress(ConnectionError):  # it was killed: a run goes on without
+            # The guard was killed: a run goes on without it.
+            with contextlib.suppress(ConnectionError):
                 socket.send_fds(self._pipe, [f"{word} {what}\n".encode()], locks)
 
 
@@ -251,7 +261,8 @@ def claimed_run(folder: Path) -> Iterator[None]:
             directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             opened.callback(os.close, directory)
             fcntl.flock(directory, fcntl.LOCK_EX)
-            opened.callback(fcntl.flock, directory, fcntl.LOCK_UN)  # the guard's too
+            # This unlocks it for the guard too, which shares the lock.
+            opened.callback(fcntl.flock, directory, fcntl.LOCK_UN)
             guard.hold(directory)
         yield
 
@@ -294,7 +305,8 @@ def _lock(path: Path, message: str) -> int | None:
     while True:
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        except OSError:  # the next write there says why that is not possible
+        except OSError:
+            # The next write there says why that is not possible.
             return None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -306,8 +318,10 @@ def _lock(path: Path, message: str) -> int | None:
             holder = os.pread(file, 100, 0).decode(errors="replace")
             os.close(file)
             raise RunStateError(message.replace("{}", holder or "unknown", 1)) from None
-        except FileNotFoundError:  # its holder removed it just now
+        except FileNotFoundError:
+            # Its holder removed it just now.
             pass
-        except OSError:  # no locks there, or a full disk
+        except OSError:
+            # The file system has no locks, or the disk is full.
             return file
         os.close(file)

@@ -103,7 +103,8 @@ def _watch(child: int, source: int, sink: int) -> None:
 
 def _end(child: int) -> int:
     """Kill a process with its group; its exit status, or minus the signal's number."""
-    for kill in (os.killpg, os.kill):  # right after the fork it has no group of its own
+    # Right after the fork it has no group of its own.
+    for kill in (os.killpg, os.kill):
         with contextlib.suppress(OSError):
             kill(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -358,7 +359,8 @@ def installed(package: str) -> str:
 
     try:
         return str(metadata.version(package))
-    except Exception:  # not there, or without metadata
+    except Exception:
+        # The package is not there, or has no metadata.
         return ""
 
 

@@ -192,7 +192,8 @@ def make_place(word: str, environment: Callable[[str], str]) -> Place:
     kind, parts = parse(word)
     if kind in ("python", "env"):
         python = parts["python"] if kind == "python" else environment(parts["env"])
-        if kind == "python" and "/" in python:  # a run may go on in another folder
+        if kind == "python" and "/" in python:
+            # A run may go on in another folder.
             python = str(Path(python).absolute())
             word = f"python={python}"
         return Place(kind, word, (python, "-c", FIRST_LINE))
@@ -301,7 +302,8 @@ def relay(ray: Any, resource: str, kind: str, node: str, source: int, sink: int)
     def forward() -> None:
         while content := os.read(source, _PIECE):
             ray.get(actor.write.remote(content))
-        with contextlib.suppress(Exception):  # it may be gone, and its node too
+        # The actor may be gone, and its node too.
+        with contextlib.suppress(Exception):
             ray.get(actor.write.remote(b""), timeout=_TIDY_SECONDS)
         ray.kill(actor)
         os._exit(0)
@@ -317,7 +319,8 @@ def main(address: str, resource: str, kind: str = "", node: str = "") -> None:
 
     source = os.dup(0)
     sink = os.dup(1)
-    os.dup2(2, 1)  # whatever Ray prints is no message
+    # Whatever Ray prints is no message.
+    os.dup2(2, 1)
     ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
     if node:
         relay(ray, resource, kind, node, source, sink)

@@ -203,7 +203,8 @@ class WorkerPool:
         """An idle or a new worker; ``fresh`` if it must not have served, ``away`` in a place, by default the least used."""
         with self._lock:
             self._idle += take_spare() if len(self._gpus) < 2 else []
-            for worker in reversed(self._idle):  # the one that idles for the shortest time
+            # The worker that idles for the shortest time goes first.
+            for worker in reversed(self._idle):
                 fits = (worker.place is not None) == away and place in (None, worker.place)
                 if fits and not (fresh and worker.served):
                     self._idle.remove(worker)

@@ -126,7 +126,8 @@ class Cancel:
 
 def _shorten(log: Path, *, mark: int = 0) -> int:
     """Leave the middle of a long log out, also while it is written; returns how many bytes that is, or writes that (``mark``)."""
-    with contextlib.suppress(OSError), log.open("r+b") as file:  # a check may have removed it
+    # A check may have removed it.
+    with contextlib.suppress(OSError), log.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
         tail_bytes = size - LOG_BYTES if mark else _TAIL_BYTES
         if mark or size > LOG_BYTES + _TAIL_BYTES:
@@ -158,13 +159,23 @@ def run_to_end(
     more bytes than they may, it gets SIGTERM, then SIGKILL. The environment is set on top of the
     caller's.
 
+    Args:
+        argv: The program and its arguments.
+        log: The file of stdout and stderr.
+        environment: Variables on top of the caller's.
+        timeout: Seconds until it is ended.
+        cancel: Ends it early.
+        memory_limit: Bytes that it and its children may hold together.
+        cwd: Its working folder.
+
     Raises:
         OSError: It cannot be started, or its log cannot be written.
     """
     began = time.monotonic()
     left_out = 0
     log.write_bytes(b"")
-    with log.open("ab") as output:  # each write goes to the end of what is kept
+    # Each write goes to the end of what is kept.
+    with log.open("ab") as output:
         process = guard.start(argv, {**os.environ, **environment}, output=output, cwd=cwd)
     limits = ProcessLimits(began, timeout, cancel, memory_limit)
     try:
@@ -172,9 +183,8 @@ def run_to_end(
             _wait(process, limits)
             left_out += _shorten(log)
     finally:
-        if (
-            process.poll() is None
-        ):  # the last output of a probe that is not needed any more is not waited for
+        if process.poll() is None:
+            # The last output of a probe that is not needed any more is not waited for.
             kill_group(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0 if limits.past == "cancelled" else GRACE_SECONDS)
@@ -237,7 +247,8 @@ def _wait(process: subprocess.Popen[bytes], limits: ProcessLimits) -> None:
     """Wait for the end of a process, or until its limits are to be looked at."""
     ending = list[int]()
     with contextlib.ExitStack() as opened:
-        with contextlib.suppress(AttributeError, OSError):  # Linux from 5.3 on
+        # Linux has `pidfd_open` from 5.3 on.
+        with contextlib.suppress(AttributeError, OSError):
             ending.append(os.pidfd_open(process.pid))
             opened.callback(os.close, *ending)
         limits.wait(*ending, most=_POLL_SECONDS)

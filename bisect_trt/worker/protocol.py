@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from bisect_trt.aliases import Fields, Names, Plain
 from bisect_trt.worker.place import Place, Seen
 
-if TYPE_CHECKING:  # a driver starts its first worker before it imports NumPy
+if TYPE_CHECKING:
+    # A driver starts its first worker before it imports NumPy.
     from bisect_trt.targets.settings import TargetSettings
     from bisect_trt.tensors.comparison import TensorComparison
     from bisect_trt.tensors.metrics import Evaluation
@@ -273,7 +274,13 @@ class Measure(OnModel[Measured]):
         return seconds - min(self.ratio or 0.0, 1.0) * baseline
 
     def judge(self, seconds: float, baseline: float, idle_s: float = 0.0) -> tuple[bool, bool]:
-        """Return whether a block is too long beside the baseline's, and whether it is not; with ``lost_s`` it may be both."""
+        """Return whether a block is too long beside the baseline's, and whether it is not; with ``lost_s`` it may be both.
+
+        Args:
+            seconds: The time of the block.
+            baseline: The time of the baseline's block beside it.
+            idle_s: Seconds that any model loses beside the baseline.
+        """
         if self.limit_s is not None and (seconds > self.limit_s or self.ratio is None):
             return seconds > self.limit_s, seconds <= self.limit_s
         if self.ratio is None:

@@ -147,7 +147,8 @@ def compare_sample(
     for name in wanted:
         if name in reference:
             compared += [] if name in session.skipped else [name]
-        elif name not in outputs:  # a sequence, a map or an optional
+        elif name not in outputs:
+            # A sequence, a map or an optional.
             both = dict.fromkeys([*reference, *outputs])
             compared += [member for member in both if member.startswith(f"{name}[")]
     steps, lows = _grids(request.model, feed, reference)
@@ -211,7 +212,8 @@ class Worker:
             os.chdir(order.cwd)
             _print_to(order.log)
             if not (isinstance(order.request, Compare) and order.request.same):
-                self._last = None  # a place holds one model
+                # A place holds one model.
+                self._last = None
             if isinstance(order.request, _RUN):
                 self._runtime(order.request.target)
                 self._tell(READY)
@@ -220,7 +222,8 @@ class Worker:
             kind: Literal["build", "run"] = "build" if isinstance(error, BuildError) else "run"
             names = _names(order.request)
             reply = Failed(kind, error.message, f"{kind}: {error.sign(names)}", error.poisoned)
-        except BisectError as error:  # an error of a plug-in may not be there when it is unpickled
+        except BisectError as error:
+            # An error of a plug-in may not be there when it is unpickled.
             reply = (kind_of([kind.__name__ for kind in type(error).__mro__]) or BisectError)(
                 str(error)
             )
@@ -251,9 +254,8 @@ class Worker:
 
     def _runtime(self, settings: TargetSettings) -> Runtime:
         if settings not in self._runtimes:
-            if (
-                len(self._runtimes) >= _MOST_RUNTIMES
-            ):  # a search for precision has another for each candidate
+            if len(self._runtimes) >= _MOST_RUNTIMES:
+                # A search for precision has another for each candidate.
                 self._runtimes.clear()
             self._runtimes[settings] = _runtime_in(self._place, settings)
         return self._runtimes[settings]
@@ -347,7 +349,8 @@ class Worker:
         self._tell(LOADED)
         value = data.score(metric, data.run(outputs))
         passed = None
-        if scoring.bound is not None:  # NaN is not on its good side
+        if scoring.bound is not None:
+            # NaN is not on its good side.
             slack = 1e-9 * max(abs(scoring.bound), 1.0)
             passed = (
                 value <= scoring.bound + slack
@@ -360,7 +363,8 @@ class Worker:
     def _measure(self, request: Measure) -> Measured:
         feed = load_npz(request.inputs)
         runtime = self._runtime(request.target)
-        idle = self._idle_lost(request, runtime)  # first, because a place holds one model
+        # This goes first, because a place holds one model.
+        idle = self._idle_lost(request, runtime)
         before = self._memory()
         build_s, session = _timed_load(runtime, request.model, feed)
         built = self._memory()
@@ -405,7 +409,8 @@ class Worker:
         if (key := (request.target, request.baseline, request.beside)) not in self._idle:
             try:
                 self._idle[key] = _idle_s(runtime, self._baseline(request.baseline, request.beside))
-            except _FAILURES:  # reported where the model itself is loaded
+            except _FAILURES:
+                # Reported where the model itself is loaded.
                 return 0.0
         return max(request.lost(*self._idle[key]), 0.0)
 
@@ -433,7 +438,8 @@ class Worker:
         shapes = shapes_of(feed) if request.target.target.compiles else {}
         key = request.target, request.model.read_bytes(), shapes, ranges
         if self._last is None or self._last[0] != key:
-            self._last = None  # it goes before the next one comes
+            # The last model goes before the next one comes: two may not fit.
+            self._last = None
             self._last = key, load(request.model, feed)
         return self._last[1]
 
@@ -489,7 +495,8 @@ def _names(request: Request[Any]) -> list[str]:
         import onnx  # noqa: PLC0415 - only where something has failed, and it may not be there
 
         return list(names_of(onnx.load(str(request.model), load_external_data=False).graph))
-    except Exception:  # that it cannot be read is what the failure is about, then
+    except Exception:
+        # That it cannot be read is what the failure is about, then.
         return []
 
 

@@ -84,7 +84,8 @@ class WorkerProcess:
         self._busy = False
         self._first_memory: Mapping[str, int] = {}
         variables = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-        with contextlib.suppress(OSError):  # the disk is full, and only few of them need it
+        # The disk is full, and only few of them need it.
+        with contextlib.suppress(OSError):
             variables["TMPDIR"] = str(guard.scratch())
         pipes = request_read, reply_write
         command = module_command("bisect_trt.worker.serve", *map(str, pipes))
@@ -95,7 +96,8 @@ class WorkerProcess:
         )
         for pipe in pipes:
             os.close(pipe)
-        with contextlib.suppress(Closed):  # the first request finds that it is gone
+        # The first request finds that it is gone.
+        with contextlib.suppress(Closed):
             send(self._request_write, {}, [pickle.dumps(place)])
 
     def _serve(self, env: Mapping[str, str], requests: int, replies: int) -> None:
@@ -106,10 +108,12 @@ class WorkerProcess:
         os.close(self._reply_read)
         os.environ.update({**env, **NO_TELEMETRY})
         tempfile.tempdir = None
-        with contextlib.suppress(Exception):  # the request that needs it reports the error
+        # The request that needs it reports the error.
+        with contextlib.suppress(Exception):
             importlib.import_module("onnxruntime")
         gc.freeze()
-        gc.enable()  # the driver imports without it
+        # The driver imports without it.
+        gc.enable()
         serve.main(requests, replies)
 
     def ask(self, order: Order, limits: ProcessLimits, turn: Turn) -> Answered:
@@ -130,14 +134,14 @@ class WorkerProcess:
             while header:
                 begun = True
                 turn.begin(header["event"])
-                if header == READY:  # a slow start is not the time of the request
+                if header == READY:
+                    # A slow start is not the time of the request.
                     began = time.monotonic()
                     limits.begun()
                 header, content = self._receive(limits)
         except (Closed, _PastLimit):
-            if (
-                limits.past is None
-            ):  # it crashes: its exit status is the finding, so let it finish, core dump and all
+            if limits.past is None:
+                # It crashes: its exit status is the finding, so let it finish, core dump and all.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(_LAST_WORDS_SECONDS)
             end = self._ended(began, limits.past)
@@ -145,7 +149,8 @@ class WorkerProcess:
             raise WorkerDied(
                 end, _outside(end, begun=begun, memory=out), out_of_memory=out
             ) from None
-        except BaseException:  # Ctrl-C: its answer is not needed
+        except BaseException:
+            # Ctrl-C: its answer is not needed.
             self.close()
             raise
         self._busy = False
@@ -154,9 +159,8 @@ class WorkerProcess:
         reply = answer.reply
         if isinstance(reply, ConnectionLost):
             raise WorkerDied(self._ended(began), str(reply))
-        if isinstance(
-            reply, ProcessDied
-        ):  # in the place, where the next request starts another process
+        if isinstance(reply, ProcessDied):
+            # It ended in the place, where the next request starts another process.
             self.served = 0
             end = ProcessEnd(reply.code, time.monotonic() - began)
             raise WorkerDied(end, _outside(end, begun=True, memory=False))
@@ -191,9 +195,8 @@ class WorkerProcess:
                     raise _PastLimit
 
         message = receive(self._reply_read, wait)
-        if (
-            limits.passed(self._process.pid, done=True) is not None
-        ):  # a short request ends between two looks
+        if limits.passed(self._process.pid, done=True) is not None:
+            # A short request ends between two looks.
             raise _PastLimit
         return message
 
@@ -219,7 +222,8 @@ class WorkerProcess:
         os.close(self._request_write)
         os.close(self._reply_read)
         self._request_write = -1
-        if self.place is not None and not self._busy:  # what it has in the place is tidied up there
+        if self.place is not None and not self._busy:
+            # What it has in the place is tidied up there.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_TIDY_SECONDS)
         kill_group(self._process.pid)

@@ -55,6 +55,8 @@ _NO_TENSORRT = re.compile("Please install TensorRT libraries")
 """ONNX Runtime's message where the libraries of its TensorRT provider are missing."""
 _NO_BACKEND = re.compile("Could not determine default backend path")
 """QNN's message on a machine without its hardware, where no backend is named."""
+_PROVIDER = re.compile(r"^def get_library_path\b", re.MULTILINE)
+"""The function of a package of an execution provider that names its library."""
 VERBOSE = ("log_severity_level", "0")
 """The session option that logs every graph pass."""
 _RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
@@ -233,7 +235,8 @@ class OrtRunner:
             session = onnxruntime.InferenceSession(
                 model, options, **arguments, enable_fallback=False
             )
-        except Exception as error:  # its exceptions have no common base
+        except Exception as error:
+            # The exceptions of ONNX Runtime have no common base.
             if _NO_TENSORRT.search(str(error)):
                 raise _unusable(["TensorrtExecutionProvider"]) from error
             if _NO_BACKEND.search(str(error)):
@@ -375,7 +378,8 @@ def prepare(settings: Plain) -> tuple[Any, Fields]:
     for path in settings["custom_op_libraries"]:
         try:
             options.register_custom_ops_library(str(pathlib.Path(path).absolute()))
-        except Exception as error:  # its exceptions have no common base
+        except Exception as error:
+            # The exceptions of ONNX Runtime have no common base.
             raise RuntimeMissingError(
                 f"ONNX Runtime cannot load the custom-op library {path}: {clean_message(str(error))}."
             ) from error
@@ -458,7 +462,7 @@ def provider_packages() -> list[str]:
     return [
         module.parent.name
         for module in modules
-        if module.is_file() and "def get_library_path" in module.read_text("utf-8", "replace")
+        if module.is_file() and _PROVIDER.search(module.read_text("utf-8", "replace"))
     ]
 
 
@@ -498,7 +502,8 @@ def _register(requested: str) -> str:
         )
     try:
         onnxruntime.register_execution_provider_library(name, library)
-    except Exception as error:  # its exceptions have no common base
+    except Exception as error:
+        # The exceptions of ONNX Runtime have no common base.
         raise RuntimeMissingError(
             f"ONNX Runtime cannot load the execution provider {name} from {library}: {clean_message(str(error))}."
         ) from error

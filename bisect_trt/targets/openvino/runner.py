@@ -164,7 +164,8 @@ class OpenVinoRunner:
         try:
             read, compiled = self._compile(str(written), self._settings["properties"], self._hint)
             names = output_names(read)
-        except Exception as error:  # RuntimeError for all
+        except Exception as error:
+            # OpenVINO raises RuntimeError for everything.
             raise BuildError(said(error)) from error
         finally:
             if content is not None:
@@ -181,7 +182,8 @@ class OpenVinoRunner:
         """
         takes = {}
         for name, value in PROPERTIES:
-            with contextlib.suppress(Exception):  # RuntimeError for all
+            # OpenVINO raises RuntimeError for everything.
+            with contextlib.suppress(Exception):
                 self._compile(TINY_MODEL, [(name, value)])
                 takes[name] = value
         return {"takes": takes}
@@ -284,7 +286,8 @@ class OpenVinoSession:
                 for name, tensor in tensors.items()
                 if name not in self.skipped
             }
-        except Exception as error:  # RuntimeError for all
+        except Exception as error:
+            # OpenVINO raises RuntimeError for everything.
             raise RunError(said(error)) from error
 
 
