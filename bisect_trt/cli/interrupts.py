@@ -74,7 +74,9 @@ class Interrupts:
             try:
                 self._second()
             finally:
+                # No further word of Python: a lock that the first signal interrupted may be held.
                 os._exit(STATUS)
+        # Before anything that takes time, so that another signal counts as the second.
         self._seen = number
         if self._working:
             self._first()

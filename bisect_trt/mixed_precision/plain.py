@@ -262,6 +262,7 @@ def _alike(rounded: Array, source: Network) -> Array | None:
             continue
         floats = value.astype(np.float64)
         distance = float(norm(floats - exact))
+        # The bound keeps weights that are all zero from dividing by zero.
         cosine = float(np.vdot(floats, exact)) / max(float(norm(floats) * norm(exact)), 1e-300)
         if cosine >= _ALIKE and distance < smallest:
             best = value

@@ -237,7 +237,7 @@ def probe_on(
         prober: The prober of the search; the probe is beside its budgeted ones.
         candidate: The whole model, lowered.
         samples: The files of inputs and reference outputs of each sample, with its values.
-        tolerance: The tolerance that an error of 1 stands for.
+        tolerance: The tolerance; an error of 1 is just within it.
         label: The samples in words, for the candidate's title.
 
     Raises:

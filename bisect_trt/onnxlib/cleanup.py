@@ -235,6 +235,7 @@ def anonymise(proto: onnx.ModelProto) -> Anonymous:
     """
     model = clone(proto)
     names: dict[str, str] = {"": ""}
+    # A fixed seed: equal models become equal anonymous ones.
     generator = np.random.default_rng(1)
     nodes = count()
     unchanged = list[str]()

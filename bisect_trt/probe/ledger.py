@@ -296,6 +296,7 @@ class Ledger:
         if outcome is None:
             self._append(Moot(candidate.key))
         else:
+            # The journal comes first: this run goes on from it, and the cache only saves time.
             self._keep(candidate.key, outcome)
             if self._cache is not None:
                 self._cache.write(candidate.key, outcome)

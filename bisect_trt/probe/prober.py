@@ -183,6 +183,7 @@ class Prober:
             outcome = run(cancel)
         finally:
             timer.cancel()
+            # The timer may be setting it at this moment, and must not write to a closed pipe.
             timer.join()
             cancel.close()
         if outcome.cancelled:
@@ -350,6 +351,7 @@ class Prober:
         candidate = probe.candidate
         for number in range(max(most, 1)):
             if number:
+                # The check may have changed or removed the files of the run before.
                 files.renew()
             for watcher in self.ledger.watchers:
                 watcher.running(number + 1, most)

@@ -430,6 +430,7 @@ class Reference:
             problems[len(places)] = answer
             return Verdict.FAIL
 
+        # The nodes are in topological order, so a prefix can always be run.
         length = shortest_failing_prefix(range(len(nodes)), frozenset(), ask)
         return nodes[length - 1], problems[length]
 

@@ -167,6 +167,7 @@ class Speculation:
 
     def _fill(self, search: Search[Result], certain: Question) -> None:
         """Have the likeliest questions probed; end what cannot be asked any more."""
+        # A prior of as many failures as passes, because the first answers alone say little.
         failing = (sum(self._recent) + _PRIOR / 2) / (len(self._recent) + _PRIOR)
         while True:
             likely = likely_questions(search, self._known(), 4 * self._workers, failing)
@@ -216,12 +217,14 @@ class Speculation:
     def _end(self, moot: list[Question]) -> None:
         """End probes that are not needed, with their process groups; finished ones are remembered."""
         ended = [self._running.pop(question) for question in moot]
+        # All are cancelled before one is waited for, so that they end side by side.
         for running in ended:
             running.cancel.set()
         for running in ended:
             future = running.future
             wait([future])
             running.cancel.close()
+            # One that ended before it was cancelled has an answer, which a later question may need.
             done = (
                 not future.cancelled()
                 and future.exception() is None

@@ -175,6 +175,8 @@ class Workspace:
                 folder.mkdir(parents=True)
                 break
             except OSError as error:
+                # Another process may have taken the name in the same second: the next number is
+                # tried.
                 if not os.path.lexists(folder):
                     raise _cannot_make(folder, error) from error
             folder = first.with_name(f"{first.name}-{number}")
@@ -247,6 +249,7 @@ class Workspace:
             if self._beside[target]:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 copy_file(source, target)
+            # Size and time do not show that weights are the same, so their bytes are compared.
             elif not filecmp.cmp(source, target, shallow=False):
                 raise OutputFileError(
                     f"{target} exists and holds other weights than the model's, which have to lie there for candidates at "
@@ -392,6 +395,7 @@ class Weights:
             except Exception:
                 # Each of ONNX's formats raises its own; whoever reads it says what is wrong.
                 return
+        # Parallel probes may bring the same weights.
         with self._lock:
             for location in self._homes.keys() & external_files(model):
                 home = self._homes[location]

@@ -164,6 +164,7 @@ def make_minimal(units: Iterable[int], ask: Ask, complete: Completion = frozense
         verdict = ask(without) if len(without) < len(chosen) else Verdict.PASS
         if verdict is Verdict.FAIL:
             chosen = sorted(without)
+            # That a larger set broke without a unit says nothing of this one.
             refused.clear()
             needed = 0
             place = min(place, len(chosen))

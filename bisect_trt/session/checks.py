@@ -145,7 +145,7 @@ def tolerance_options(
 
     Args:
         compare: The options of the user.
-        target: The target, whose precision widens automatic tolerances.
+        target: The target; its precision widens automatic tolerances.
         nonfinite_equal: Whether the same NaN or Inf on both sides matches.
 
     Raises:
@@ -256,7 +256,7 @@ def baseline_of(
     """Return the runtime of a baseline, and its place.
 
     Args:
-        workers: The workers of the run, whose first place runs the baseline too.
+        workers: The workers of the run; their first place runs the baseline too.
         name: What the user wrote: a target, or a release (``PACKAGE==VERSION``); ``None`` for the reference.
         target: The target that is measured.
 

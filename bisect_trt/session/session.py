@@ -113,9 +113,9 @@ class Session:
 
         Args:
             name: The command.
-            check: The check, whose options it gets.
+            check: The check; the command gets its options.
             model: The file of the model, if it is another one.
-            inputs: An ``.npz`` of the inputs, if they are not those of the run.
+            inputs: An ``.npz`` of other inputs than the run has.
         """
         settings = self.subject.settings
         target = check.target

@@ -103,7 +103,7 @@ class Engines:
 
         Args:
             failing: The switches that are changed in the engine that fails.
-            passing: Those of the one that passes.
+            passing: The switches that are changed in the engine that passes.
             fusion: The step of a counter that makes the difference, if there is one.
             steady: Whether each engine has the same layers in every build.
         """

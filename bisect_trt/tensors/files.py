@@ -170,6 +170,7 @@ def _opened(file: IO[bytes] | Path) -> Iterator[zipfile.ZipFile]:
     with zipfile.ZipFile(file) as archive:
         assert archive.fp is not None
         size = archive.fp.seek(0, os.SEEK_END)
+        # The sizes are read before anything is expanded: the file may be a stranger's.
         promised = sum(entry.file_size for entry in archive.infolist())
         if promised > max(_EXPANDED_BYTES, _EXPANSION * size):
             raise ValueError(f"{size:,} bytes of compressed arrays become {promised:,}")
@@ -230,6 +231,7 @@ def open_inside(folder: Path, name: str | Path, max_bytes: int) -> IO[bytes]:
         )
     # Without O_NONBLOCK a FIFO would be waited for.
     file = open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: PTH123, SIM115 - see above
+    # Of the open file, not of the path: that may lead elsewhere by now.
     state = os.fstat(file.fileno())
     reason = "it is no regular file" if not stat.S_ISREG(state.st_mode) else "it is too large"
     if not stat.S_ISREG(state.st_mode) or state.st_size > max_bytes:

@@ -80,6 +80,8 @@ def holds_more(leader: int, limit: int) -> bool:
     while children := {pid for pid, parent in parents.items() if parent in family} - family:
         family |= children
     resident = {pid: sizes[pid] for pid in family & sizes.keys()}
+    # The sum counts shared pages several times, so it is an upper bound, and quicker than the
+    # shares.
     if sum(resident.values()) <= limit or len(resident) == 1:
         return sum(resident.values()) > limit
     # The shares are not read at one moment: while a process forks, its memory may be counted twice.

@@ -80,6 +80,7 @@ def write_store(folder: Path, values: Mapping[str, object], *, append: bool = Fa
     skipped: dict[str, str] = index.get("skipped", {})
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # The index goes first: from here on the folder is no store until all is written.
         (folder / _INDEX).unlink(missing_ok=True)
         if not append:
             # Unlinked, not truncated: a process with a mapping of the old file would get SIGBUS.
@@ -116,6 +117,7 @@ def _append(file: IO[bytes], tensor: Array) -> int:
     values = (
         tensor.view(stored) if is_extension(tensor.dtype) else tensor.astype(stored, copy=False)
     )
+    # Views of a mapped file must start where their element type may.
     file.write(bytes(-file.tell() % _ALIGNMENT))
     place = file.tell()
     if values.size:

@@ -188,6 +188,7 @@ class Connection:
         """End the command; the other end ends when its input is closed."""
         process = self._process
         self._process = None
+        # The place that is started next has none of them.
         self._files.clear()
         self._kept.close()
         if process is not None:
@@ -216,6 +217,7 @@ class Connection:
                 f"the place {place.said} cannot be started: {place.argv[0]}: {error.strerror}."
             ) from error
         finally:
+            # The other end's: while it is open here, the end of the process is not seen.
             os.close(read)
             os.close(write)
         if place.typed:
@@ -310,6 +312,7 @@ class RemoteRunner:
                 return [sent(item) for item in value]
             if isinstance(value, str) and Path(value).is_file():
                 digest = file_hash(Path(value))
+                # The hash is the name there, so a file that two settings name is sent once.
                 files[digest] = Path(value)
                 return {"sent_file": digest, "name": Path(value).name}
             return value

@@ -195,12 +195,15 @@ def _kept(wanted: Environment, python: str, say: Callable[[str], None], tool: _T
     complete = place.with_suffix(f"{place.suffix}.complete")
     try:
         with place.with_suffix(f"{place.suffix}.lock").open("w") as lock:
+            # Another process may be making it: this one waits, and then finds it complete.
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (complete.exists() and executable.exists()):
                 # The interpreter that it was made of may be gone.
                 say(
                     f"make an environment with {' '.join(wanted.requirements)}, once ({place}, of {python})"
                 )
+                # The mark goes before the making, so that a killed one leaves nothing that looks
+                # complete.
                 complete.unlink(missing_ok=True)
                 _make(place, wanted, python, tool)
                 complete.touch()

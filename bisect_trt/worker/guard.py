@@ -107,8 +107,10 @@ class Guard:
         Raises:
             OSError: It cannot be made.
         """
+        # A fork has the path of its parent's folder, which the parent's guard removes.
         if self._scratch is None or self._owner != os.getpid() or not self._scratch.is_dir():
             folder = Path(gettempdir(), f"bisect-trt-{uuid.uuid4().hex}")
+            # The guard hears of the folder before it exists, so a kill in between leaves nothing.
             self._tell("folder", os.fsencode(folder).hex())
             folder.mkdir(mode=0o700)
             self._scratch = folder
@@ -182,9 +184,11 @@ class Guard:
             for stream in range(3):
                 os.dup2(null, stream)
             assert self._pipe is not None
+            # The guard acts when the last copy of the pipe is closed: a worker must not hold one.
             self._pipe.close()
             work()
         finally:
+            # Handlers of exit that the driver registered are not the fork's to run.
             os._exit(1)
 
     def release(self, group: int) -> None:
@@ -297,6 +301,7 @@ def _locked(path: Path, message: str) -> Iterator[None]:
     finally:
         if file is not None:
             with contextlib.suppress(OSError):
+                # It is removed while the lock is held: later it may be the file of another process.
                 path.unlink()
             os.close(file)
 
@@ -310,6 +315,8 @@ def _lock(path: Path, message: str) -> int | None:
             return None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Between the opening and the lock its holder may have removed the file, and a lock on a
+            # removed file excludes nobody.
             if os.path.samestat(os.fstat(file), path.lstat()):
                 os.truncate(file, 0)
                 os.write(file, f"{os.getpid()} of {os.uname().nodename}".encode())

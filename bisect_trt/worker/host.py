@@ -52,6 +52,7 @@ def main(own: str) -> NoReturn:
     this process reports how, and starts another for the next call. When the driver is gone, it ends
     everything that was started here.
     """
+    # The pipes move away from 0 and 1: whatever a runtime prints must not get into a message.
     source = os.dup(0)
     sink = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
@@ -94,8 +95,10 @@ def _watch(child: int, source: int, sink: int) -> None:
         Closed: The driver is gone.
     """
     driver = select.poll()
+    # Only its end is waited for: data on the pipe is for the process that runs models.
     driver.register(source, getattr(select, "POLLRDHUP", 0))
     driver.register(sink, 0)
+    # WNOWAIT leaves the number of the process taken, so that its group can be killed safely.
     while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         if driver.poll(1000 * _LOOK_SECONDS):
             raise Closed("the driver is gone")
@@ -133,6 +136,7 @@ def _run_models(source: int, sink: int, folder: Path, log: Path, *, resumes: boo
         host = Host(folder)
         os.chdir(host.folder)
         if resumes:
+            # The process that crashed may have left a part of a message in the pipe.
             discard(source)
             send(sink, {"printed": ""})
         while True:
@@ -186,6 +190,7 @@ class Host:
         with part.open("ab" if call["offset"] else "wb") as file:
             file.write(call["payload"])
         if call["last"]:
+            # Only a complete file gets the name, because a call may end in the middle of one.
             part.rename(self._file(call["hash"]))
         return {}
 
@@ -243,6 +248,7 @@ class Host:
         key = json.dumps([call["module"], call["settings"]], sort_keys=True)
         if key not in self._runtimes:
             if len(self._runtimes) >= _MOST_RUNTIMES:
+                # A place holds one model, and its runtime goes with the others.
                 self._session = None
                 self._runtimes.clear()
             self._runtimes[key] = importlib.import_module(call["module"]).make(

@@ -155,6 +155,7 @@ class WorkerPool:
         lost = damaged = 0
         while True:
             allowed = self._until_deadline(allowed, cancel)
+            # A worker that the kernel ended for its memory gets all of it the next time.
             with gate.turn(cancel, alone=lost > 0 and not away) as turn:
                 worker = self._take(away=away, fresh=fresh or lost + damaged > 0, place=place)
                 used = worker.served > 0
@@ -172,6 +173,7 @@ class WorkerPool:
                     if outside:
                         self._lost[worker.place] += 1
                         self._make_room(worker)
+                    # An earlier request may have damaged a used worker; a fresh one is believed.
                     again = lost < MOST_LOST if outside else damaged < 2 and (used or confirm)
                     if death.end.limit == "time":
                         self._until_deadline(allowed, cancel)
@@ -228,10 +230,13 @@ class WorkerPool:
             self.fresh_process or worker.worn_out or (self._short and worker.place is not None)
         )
         with self._lock:
+            # Under the lock: a pool that is closed meanwhile would never end a worker that is put
+            # back.
             reusable = worker.alive and not (self._closed or worn_out)
             if reusable:
                 self._idle.append(worker)
         if not reusable:
+            # Outside of the lock, because the end of a process may take seconds.
             self._dismiss(worker)
 
     def _make_room(self, lost: WorkerProcess) -> None:

@@ -190,6 +190,7 @@ def run_to_end(
                 process.wait(0 if limits.past == "cancelled" else GRACE_SECONDS)
         kill_group(process.pid)
         process.wait()
+        # Not earlier: until here the guard has to kill the group if the driver dies.
         guard.release(process.pid)
         left_out += _shorten(log)
         if left_out:
@@ -292,9 +293,12 @@ class MemoryGate:
         A cancelled process does not wait.
         """
         with self._condition:
+            # A probe that would be the only one begins however little memory is free, else none
+            # ever would.
             while self.turns and (alone or self._alone or not self._fits()):
                 if cancel is not None and cancel.is_set:
                     break
+                # Nobody says when other programs free memory, so the wait has a bound.
                 self._condition.wait(MEMORY_LOOK_SECONDS)
             self.turns.append(turn := Turn())
             self._alone = self._alone or alone
@@ -312,6 +316,7 @@ class MemoryGate:
 
     def saw_children(self) -> None:
         """A process has ended: what the largest has taken is known now."""
+        # Of ru_maxrss macOS reports bytes, Linux kilobytes.
         unit = 1 if os.uname().sysname == "Darwin" else 1 << 10
         self.saw(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit)
 

@@ -231,6 +231,7 @@ class Worker:
             self._runtimes.clear()
             self._last = None
             reply = error
+        # Before Exception, as a failure of its own: another candidate may fit.
         except MemoryError:
             reply = Failed("run", "out of memory", "run: out of memory")
         except Exception as error:
@@ -370,10 +371,12 @@ class Worker:
         built = self._memory()
         self._tell(LOADED)
         if not request.target.build_only:
+            # The first run allocates what the later ones reuse, so it counts for the memory.
             run(session, feed)
         ran = self._memory()
         for _ in range(_BUILDS - 1):
             if request.build_limit_s is not None and build_s > request.build_limit_s:
+                # The shortest of several: other processes only ever make a build slower.
                 build_s = min(build_s, _timed_load(runtime, request.model, feed)[0])
         peaks = {
             name: memory["peak"] - before["host"]
@@ -435,6 +438,7 @@ class Worker:
         load = partial(runtime.load, ranges=ranges) if ranges else runtime.load
         if not request.same:
             return load(request.model, feed)
+        # An engine is built for the shapes of its inputs, so others need another one.
         shapes = shapes_of(feed) if request.target.target.compiles else {}
         key = request.target, request.model.read_bytes(), shapes, ranges
         if self._last is None or self._last[0] != key:

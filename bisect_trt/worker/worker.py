@@ -94,6 +94,7 @@ class WorkerProcess:
             if fork
             else guard.start(command, {**os.environ, **variables}, pass_fds=pipes)
         )
+        # The worker's ends: while one is open here too, its death does not close the pipe.
         for pipe in pipes:
             os.close(pipe)
         # The first request finds that it is gone.
@@ -107,10 +108,13 @@ class WorkerProcess:
         os.close(self._request_write)
         os.close(self._reply_read)
         os.environ.update({**env, **NO_TELEMETRY})
+        # It has the folder of the driver, from before TMPDIR was set.
         tempfile.tempdir = None
         # The request that needs it reports the error.
         with contextlib.suppress(Exception):
             importlib.import_module("onnxruntime")
+        # A collection would write to every object of the driver, and so copy the pages that are
+        # shared with it.
         gc.freeze()
         # The driver imports without it.
         gc.enable()
@@ -191,6 +195,7 @@ class WorkerProcess:
 
         def wait() -> None:
             while not limits.wait(self._reply_read):
+                # The wait ends at the next look too, not only when a limit is passed.
                 if limits.passed(self._process.pid) is not None:
                     raise _PastLimit
 
