@@ -92,10 +92,10 @@ def _lines(
     corner: str, axes: Sequence[Sequence[str]], cells: Mapping[tuple[str, ...], MatrixCell]
 ) -> Iterator[str]:
     """Yield the table: a line for each value of the last axis, a column for each combination of the others."""
-    *others, last = axes
-    rows = [[corner, *(" ".join(row) for row in product(*others))]]
+    *outer_axes, last = axes
+    rows = [[corner, *(" ".join(row) for row in product(*outer_axes))]]
     for value in last:
-        line = (cells.get((*row, value)) for row in product(*others))
+        line = (cells.get((*row, value)) for row in product(*outer_axes))
         words = (f"{_WORDS[cell.verdict]} {cell.seconds:.1f} s" if cell else "" for cell in line)
         rows.append([value, *words])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

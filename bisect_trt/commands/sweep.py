@@ -304,11 +304,11 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
             raise ValueRefusedError(
                 f"--shapes: the input '{name}' has {len(base[name])} dimensions, and {len(shape)} are given; give one for each."
             )
-        for axis, each in enumerate(shape):
-            called = each.name or symbols.get((name, axis)) or f"{name}[{axis}]"
-            if len(each.sizes) == 1 and called not in sizes and not each.name:
+        for axis, dimension in enumerate(shape):
+            called = dimension.name or symbols.get((name, axis)) or f"{name}[{axis}]"
+            if len(dimension.sizes) == 1 and called not in sizes and not dimension.name:
                 continue
-            if sizes.setdefault(called, each.sizes) != each.sizes:
+            if sizes.setdefault(called, dimension.sizes) != dimension.sizes:
                 raise ValueRefusedError(
                     f"--shapes: the dimension '{called}' has other sizes in '{name}' than before; give the same sizes."
                 )

@@ -161,7 +161,7 @@ def _checked(path: Path) -> str | None:
 def kept_units(task: Task, minimum: Minimum, units: Subset) -> list[Unit]:
     """Units for the result: name, operator, outputs, the rule that applies, and the reason."""
     suspects = {entry.unit: entry for entry in task.space.suspects}
-    kept = []
+    rows = []
     for unit, node in zip(sorted(units), task.space.describe(units), strict=True):
         entry = suspects.get(unit)
         minimal = unit in minimum.units
@@ -182,8 +182,8 @@ def kept_units(task: Task, minimum: Minimum, units: Subset) -> list[Unit]:
         else:
             rule = "fresh sample"
             reason = "without it and others fresh samples fail"
-        kept.append(structs.replace(node, rule=rule, reason=reason))
-    return kept
+        rows.append(structs.replace(node, rule=rule, reason=reason))
+    return rows
 
 
 def measured_on(task: Task) -> str:
@@ -464,14 +464,14 @@ def tell(task: Task, *lines: str | None) -> None:
     tell_kept(result.keep_fp32 or (), task.console)
     comparisons = (result.accuracy or [])[:_SHOWN]
     reason = (result.why or "").removeprefix(task.not_run or "").strip()
-    rest = (
+    notes = (
         *(f"accuracy: '{comparison.name}': {comparison.describe()}" for comparison in comparisons),
         f"measured on {result.measured_on}",
         result.validation and f"fresh samples: {result.validation.drawn}",
         *_use_lines(result),
         reason,
     )
-    for text in filter(None, rest):
+    for text in filter(None, notes):
         answer(f"  {text}")
 
 

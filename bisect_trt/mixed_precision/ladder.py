@@ -145,11 +145,13 @@ def _task_above(task: Task, space: GroupSpace, groups: Subset) -> Task:
     path = workspace.folder / name if by_layer else workspace.scratch(name)
     space.lowering.write(groups, path)
     subject = task.subject.other(path, space.values)
-    own = replace(
+    upper_settings = replace(
         settings, precision=half, target=target, bits=(), by_layer=by_layer, tolerance=None
     )
     nodes = NodeSpace(
-        subject, make_lowering(subject, own, tuple(quantized_nodes(subject.network))), own
+        subject,
+        make_lowering(subject, upper_settings, tuple(quantized_nodes(subject.network))),
+        upper_settings,
     )
     nodes.allowed = ALLOWED
     nodes.ways = space.ways
@@ -157,7 +159,7 @@ def _task_above(task: Task, space: GroupSpace, groups: Subset) -> Task:
         _checked(task.prober.check, target) if by_layer else task.prober.check
     )
     prober.measured = task.prober.measured
-    return Task(subject, task.console, task.result, prober, nodes, own)
+    return Task(subject, task.console, task.result, prober, nodes, upper_settings)
 
 
 def _checked(check: Check, target: TargetSettings | None) -> Check:

@@ -75,7 +75,7 @@ class NodeSpace(PrecisionSpace):
         tolerance = settings.tolerance or ToleranceOptions()
         tolerances = [tolerance, ToleranceOptions()]
         self._meters = [
-            self._meter(each) for each in tolerances[: 1 + bool(tolerance.atol or tolerance.rtol)]
+            self._meter(bound) for bound in tolerances[: 1 + bool(tolerance.atol or tolerance.rtol)]
         ]
         self._errors = [[] for _ in self._meters]
         self._learn(subject.samples[:_MOST_GIVEN])
@@ -85,9 +85,9 @@ class NodeSpace(PrecisionSpace):
         subject = self.subject
         outputs = subject.reference.select(subject.network.outputs).items()
         finite = {
-            name: each
-            for name, each in outputs
-            if each.dtype == np.float32 and np.isfinite(each).all()
+            name: value
+            for name, value in outputs
+            if value.dtype == np.float32 and np.isfinite(value).all()
         }
         nodes = [subject.network.order[unit] for unit in self.lowering.main]
         allowed = replace(tolerance, precision=Precision(self._precision)).resolve(finite)
@@ -432,12 +432,13 @@ class _Looped:
         self._body.output.extend(
             helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in errors
         )
-        made = [f"{name}{mark}" for name in errors]
+        error_names = [f"{name}{mark}" for name in errors]
         count = self._scalar("count", len(nodes))
-        self._main.node.append(helper.make_node("Loop", [count, ""], made, body=self._body))
+        self._main.node.append(helper.make_node("Loop", [count, ""], error_names, body=self._body))
         del self._main.output[:]
         self._main.output.extend(
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, [len(nodes)]) for name in made
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, [len(nodes)])
+            for name in error_names
         )
         return self._model
 

@@ -270,10 +270,10 @@ def _alike(rounded: Array, source: Network) -> Array | None:
     return best
 
 
-def _same(subject: Subject, one: Network, other: Network) -> bool:
+def _same(subject: Subject, one: Network, rounded: Network) -> bool:
     """Return whether two float models compute the same except for rounding."""
     first, second = (
-        subject.models.run("same", network.proto, subject.samples[0]) for network in (one, other)
+        subject.models.run("same", network.proto, subject.samples[0]) for network in (one, rounded)
     )
     if isinstance(first, Failed) or isinstance(second, Failed):
         return False

@@ -162,9 +162,9 @@ class Fresh:
             for file in files:
                 run([file])
         return [
-            (each, sample)
-            for each, sample in zip(files, samples, strict=True)
-            if usable(each.golden)
+            (sample_files, sample)
+            for sample_files, sample in zip(files, samples, strict=True)
+            if usable(sample_files.golden)
         ]
 
 

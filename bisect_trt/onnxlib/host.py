@@ -63,17 +63,17 @@ def keep_on_host(
 
 
 def _in_loop(
-    node: NodeProto, values: Mapping[str, ValueInfoProto], taken: set[str], opset: int
+    node: NodeProto, values: Mapping[str, ValueInfoProto], used: set[str], opset: int
 ) -> list[NodeProto]:
-    """Return the nodes that compute what a node computes, in a Loop; ``taken`` gets their names.
+    """Return the nodes that compute what a node computes, in a Loop; ``used`` gets their names.
 
     What the node reads is carried by the Loop: providers that divide a graph look at the inputs of
     nodes, and not at what a body reads from outside.
     """
 
-    def name(what: str) -> str:
-        chosen = free_name(f"{first_output(node)}_{what}", taken)
-        taken.add(chosen)
+    def name(stem: str) -> str:
+        chosen = free_name(f"{first_output(node)}_{stem}", used)
+        used.add(chosen)
         return chosen
 
     def described(tensor: str, like: str) -> ValueInfoProto:

@@ -510,11 +510,11 @@ def matches(view: NetworkView, name: str) -> list[Fragment]:
     return [fragment for index in standard if (fragment := rule(view, index)) is not None]
 
 
-def disjoint(found: Mapping[str, Sequence[Fragment]]) -> dict[str, list[Fragment]]:
+def disjoint(matched: Mapping[str, Sequence[Fragment]]) -> dict[str, list[Fragment]]:
     """Return the replacements of each rule without those that share a node with an earlier one, and no rule without any."""
     replaced: set[int] = set()
     selected: dict[str, list[Fragment]] = {}
-    for name, fragments in found.items():
+    for name, fragments in matched.items():
         for fragment in fragments:
             if replaced.isdisjoint(fragment.matched):
                 replaced |= fragment.matched

@@ -104,10 +104,10 @@ def _growing_axes(
         dim for name, info in infos.items() if name not in sources for dim in info.shape or ()
     }
     for name, output in sources.items():
-        if made := network.infos.get(output):
+        if declared := network.infos.get(output):
             # A token that is chosen from the output is no state.
-            _require_alike(infos[name], made)
-            sizes = zip(infos[name].shape or (), made.shape or (), strict=False)
+            _require_alike(infos[name], declared)
+            sizes = zip(infos[name].shape or (), declared.shape or (), strict=False)
             for axis, (dim, later) in enumerate(sizes):
                 if not isinstance(dim, int) and dim != later and dim not in stream:
                     yield name, axis

@@ -143,11 +143,11 @@ def earlier_kinds(folder: Path) -> dict[str, dict[str, str]]:
         ) from error
 
 
-def _unlike(one: Mapping[str, str], other: Mapping[str, str]) -> str:
+def _unlike(one: Mapping[str, str], another: Mapping[str, str]) -> str:
     """Return the differences of two places in words; empty if there are none."""
-    names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    names = [name for name in {**one, **another} if one.get(name) != another.get(name)]
     return "; ".join(
-        f"{name}: {one.get(name, 'none')} and {other.get(name, 'none')}" for name in names
+        f"{name}: {one.get(name, 'none')} and {another.get(name, 'none')}" for name in names
     )
 
 

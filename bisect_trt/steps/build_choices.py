@@ -391,8 +391,8 @@ def read_build(folder: Path, name: str | Path) -> Choices | None:
             # Polygraphy's `TacticReplayData`, with pairs in some releases.
             layers = {str(layer): dict(algorithm) for layer, algorithm in plain["replay"].items()}
             values = {
-                layer: f"{each['implementation']}:{each['tactic']}"
-                for layer, each in layers.items()
+                layer: f"{record['implementation']}:{record['tactic']}"
+                for layer, record in layers.items()
             }
             choices = [Choice(layer, TACTIC, value, pins=True) for layer, value in values.items()]
         elif choices is None:

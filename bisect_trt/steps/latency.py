@@ -40,7 +40,7 @@ Layers = Sequence[Json]
 """As runners report them; see :mod:`bisect_trt.targets.runtime`."""
 
 
-def named_in(name: str, known: Collection[str]) -> list[str]:
+def named_in(name: str, known_names: Collection[str]) -> list[str]:
     """Return the names of the model in the name of a layer, which may derive from one (``conv1_nchwc``)."""
     names = []
     for piece in _PIECES.split(name):
@@ -51,7 +51,7 @@ def named_in(name: str, known: Collection[str]) -> list[str]:
             for b in range(len(words), a, -1)
             if a == 0 or b - a > 1
         )
-        names += [part for a, b in spans if (part := "".join(words[a:b])) in known][:1]
+        names += [part for a, b in spans if (part := "".join(words[a:b])) in known_names][:1]
     return names
 
 

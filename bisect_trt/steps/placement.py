@@ -30,8 +30,10 @@ def place_nodes(
     if not target.target.reports_placement(target):
         return []
     models = subject.models
-    asked = Trace(target, models.write("placed", model), models.feed("placed", inputs), "placement")
-    trace = subject.workers.ask(asked)
+    request = Trace(
+        target, models.write("placed", model), models.feed("placed", inputs), "placement"
+    )
+    trace = subject.workers.ask(request)
     # A model that is refused is placed nowhere: the command that runs it says so.
     return [] if isinstance(trace, Failed) else trace.get("layers", [])
 

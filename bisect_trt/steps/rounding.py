@@ -488,13 +488,13 @@ def _difference(one: Array, second: Array | None, unit: float | None) -> float:
 
 
 def _alone(
-    node: onnx.NodeProto, model: onnx.ModelProto, fed: Values, made: Values
+    node: onnx.NodeProto, model: onnx.ModelProto, fed: Values, shown: Values
 ) -> onnx.ModelProto:
     """Return a model of one node."""
     info = helper.make_tensor_value_info
     inputs = [info(name, element_type(value.dtype), value.shape) for name, value in fed.items()]
     outputs = [
-        info(name, element_type(made[name].dtype), [None] * made[name].ndim)
+        info(name, element_type(shown[name].dtype), [None] * shown[name].ndim)
         for name in node.output
         if name
     ]
@@ -528,9 +528,9 @@ def _equal_choice(
         chosen = np.expand_dims(chosen, axis)
     if right.shape != chosen.shape or not ((chosen >= 0) & (chosen < values.shape[axis])).all():
         return False
-    best, taken, most = (
+    best, alternative, largest = (
         np.take_along_axis(array, index.astype(np.int64), axis)
         for array, index in ((values, right), (values, chosen), (slack, right))
     )
-    undecided = (right == chosen) | (best != taken) if is_exact else np.True_
-    return bool((undecided & (np.abs(best - taken) <= most)).all())
+    undecided = (right == chosen) | (best != alternative) if is_exact else np.True_
+    return bool((undecided & (np.abs(best - alternative) <= largest)).all())

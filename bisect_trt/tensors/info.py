@@ -179,13 +179,13 @@ class Infos(Mapping[str, TensorInfo]):
         return sum(self._known(kind) is not None for kind in self._kinds.values())
 
 
-def common(one: TensorInfo, other: TensorInfo) -> TensorInfo:
+def common(one: TensorInfo, another: TensorInfo) -> TensorInfo:
     """Return the first with the dimensions that both have; others are free."""
-    if one.shape == other.shape or one.shape is None:
+    if one.shape == another.shape or one.shape is None:
         return one
-    if other.shape is None or len(one.shape) != len(other.shape):
+    if another.shape is None or len(one.shape) != len(another.shape):
         return replace(one, shape=None)
-    dims = zip(one.shape, other.shape, strict=True)
+    dims = zip(one.shape, another.shape, strict=True)
     return replace(one, shape=tuple(mine if mine == theirs else None for mine, theirs in dims))
 
 

@@ -213,7 +213,7 @@ class Guard:
         """Whether there is a guard, of this process and not of one that it was forked from."""
         return self._process is not None and self._owner == os.getpid()
 
-    def _tell(self, word: str, what: object, *locks: int) -> None:
+    def _tell(self, word: str, argument: object, *locks: int) -> None:
         """Send a message to the guard, which is started if there is none."""
         with self._lock:
             if not self._is_there():
@@ -235,7 +235,7 @@ class Guard:
             assert self._pipe is not None
             # The guard was killed: a run goes on without it.
             with contextlib.suppress(ConnectionError):
-                socket.send_fds(self._pipe, [f"{word} {what}\n".encode()], locks)
+                socket.send_fds(self._pipe, [f"{word} {argument}\n".encode()], locks)
 
 
 guard = Guard()

@@ -198,8 +198,8 @@ def make_place(word: str, environment: Callable[[str], str]) -> Place:
             word = f"python={python}"
         return Place(kind, word, (python, "-c", FIRST_LINE))
     if kind == "ssh":
-        there = shlex.join([parts["python"], "-c", FIRST_LINE])
-        return Place(kind, word, ("ssh", *_SSH, parts["host"], there))
+        remote_command = shlex.join([parts["python"], "-c", FIRST_LINE])
+        return Place(kind, word, ("ssh", *_SSH, parts["host"], remote_command))
     # An interpreter that reads its program from a pipe reads it to the end before it begins; -i
     # runs line after line.
     command = _DASH.sub("-i", parts["command"].strip())
@@ -244,8 +244,8 @@ def slots(word: str, address: str, resource: str, kind: str = "") -> tuple[Place
     nodes: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     if not nodes:
         hint = "" if resource == "CPU" else f"; write ray={address},cpus to use its processor cores"
-        which = f" on a node with the resource {kind}" if kind else ""
-        raise PlaceError(f"--on {word}: the Ray cluster has no {resource}{which}{hint}.")
+        kind_note = f" on a node with the resource {kind}" if kind else ""
+        raise PlaceError(f"--on {word}: the Ray cluster has no {resource}{kind_note}{hint}.")
     relays = ((number, (*command, node)) for node, number in nodes.items())
     return tuple(Place("ray", word, relay) for number, relay in relays for _ in range(number))
 
