@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from bisect_trt.errors import BisectError, ConflictError, MissingOptionError, PlaceError
+from bisect_trt.errors import (
+    BisectError,
+    ConflictError,
+    MissingOptionError,
+    PlaceError,
+    UnknownNameError,
+)
 from bisect_trt.options.searches import Releases
 from bisect_trt.options.shared import Data, Search
 from bisect_trt.probe.prober import DoesNotReproduce
@@ -60,6 +66,9 @@ def run(call: Call) -> Result:
         opened.subject(check.timeout, check.target, older=True) as subject,
         opened.searching(check, subject, target, elsewhere=True) as session,
     ):
+        names = {node.name for node in subject.network.nodes}
+        for name in (name for name in options.fusion if name not in names):
+            raise UnknownNameError(f"--fusion {name}: the model has no such node.", name, names)
         elsewhere = in_releases(session.prober.check, subject, target, fusion=options.fusion)
         pythons = list_releases(package.index_name, wanted)
         console.step(

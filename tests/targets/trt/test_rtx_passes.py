@@ -240,6 +240,9 @@ def test_the_fusions_are_listed_in_order(model: Path, cli: CommandLine) -> None:
     refused = cli("releases", model, "--onnxrt", "--fusion", "q")
     assert refused.status == 2
     assert "only TensorRT reports its fusions" in refused.err
+    refused = cli("releases", model, *RTX, "--fusion", "mm_p")
+    assert (refused.status, "BT1005" in refused.err) == (2, True)
+    assert "the model has no such node. Did you mean 'mm_" in refused.err
 
 
 def test_a_diagnosis_names_the_pass_for_the_tracker(
