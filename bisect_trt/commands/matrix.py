@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -80,12 +80,17 @@ def run(call: Call) -> Result:
     for line in _lines(call.result.axes[-1], shown, cells):
         call.console.answer(line)
     call.result.cells = [cells[values] for values in product(*shown) if values in cells]
-    verdicts = {cell.verdict for cell in cells.values()}
+    return _conclude(call.result, cells.values())
+
+
+def _conclude(result: Result, cells: Iterable[MatrixCell]) -> Result:
+    """End with the worst verdict of all cells."""
+    verdicts = {cell.verdict for cell in cells}
     if Verdict.FAIL in verdicts:
-        return call.result.end("not_reproduced")
+        return result.end("not_reproduced")
     if Verdict.UNRESOLVED in verdicts:
-        return call.result.end("inconclusive", "some combinations have no answer")
-    return call.result.end("found")
+        return result.end("inconclusive", "some combinations have no answer")
+    return result.end("found")
 
 
 def _lines(

@@ -29,6 +29,28 @@ from bisect_trt.steps.release_boundary import (
 from bisect_trt.steps.second_opinion import Disagreement, ask_evaluator
 from bisect_trt.targets.base import Package
 from bisect_trt.targets.options import Target
+from bisect_trt.targets.settings import TargetSettings
+
+
+def _package(named: str | None, target: TargetSettings | None, *, has_check: bool) -> Package:
+    """Return the package with the releases: the one that is named, or the target's.
+
+    Raises:
+        UsageError: There is none, or no check command for the one that is named.
+    """
+    if named is not None:
+        if not has_check:
+            raise MissingOptionError(
+                "--package needs a --check command; add one, or name a target instead."
+            )
+        return Package(named)
+    package = None if target is None else target.target.package(target)
+    if package is None:
+        raise MissingOptionError(
+            "no package: name a target that is a package with releases, such as --onnxrt, or --package NAME with a "
+            "--check command."
+        )
+    return package
 
 
 def run(call: Call) -> Result:
@@ -40,22 +62,7 @@ def run(call: Call) -> Result:
     console = call.console
     _open_reproducer(call, options.model if call.source is None else call.source.named)
     target = call[Target].settings()
-    if options.package is not None and not call.has_check:
-        raise MissingOptionError(
-            "--package needs a --check command; add one, or name a target instead."
-        )
-    package = (
-        Package(options.package)
-        if options.package
-        else None
-        if target is None
-        else target.target.package(target)
-    )
-    if package is None:
-        raise MissingOptionError(
-            "no package: name a target that is a package with releases, such as --onnxrt, or --package NAME with a "
-            "--check command."
-        )
+    package = _package(options.package, target, has_check=call.has_check)
     wanted = Range.read(options.from_, options.to)
     if options.fusion and not (target and target.target.compiles):
         raise ConflictError("--fusion: only TensorRT reports its fusions; drop it.")

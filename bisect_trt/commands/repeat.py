@@ -43,6 +43,7 @@ from bisect_trt.targets.choices import (
     LAYERS,
     RECORD,
     TIMINGS,
+    Choice,
     choices_of_layers,
     write_choices,
 )
@@ -173,18 +174,23 @@ def repeat(story: Repetition, limit: int) -> Result:
         return result.end(why=story.explain(_enough(story)))
     if not (result.good and result.bad):
         return result
-    if story.same_engine or not any(build.choices for build in builds):
-        title = "A check command" if story.target is None else story.target.target.title
-        result.note = (
-            "all runs used the same build, so the difference is between runs, not builds"
-            if story.same_engine
-            else f"{title} does not report the choices of its builds, so they cannot be compared"
-        )
-        console.say(f"  {result.note}")
+    if note := _why_not_compared(story, builds):
+        result.note = note
+        console.say(f"  {note}")
         return result
     console.step("2. Which choices are in bad builds only?")
     tell_choices(builds, rows, console)
     return result.end(why=_prove(story, builds))
+
+
+def _why_not_compared(story: Repetition, builds: Sequence[Build]) -> str | None:
+    """Return why the builds have no choices to compare; ``None`` if they have."""
+    if story.same_engine:
+        return "all runs used the same build, so the difference is between runs, not builds"
+    if any(build.choices for build in builds):
+        return None
+    title = "A check command" if story.target is None else story.target.target.title
+    return f"{title} does not report the choices of its builds, so they cannot be compared"
 
 
 def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
@@ -292,12 +298,7 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
     if unproven := [reason.why for reason in reasons if not reason.proven]:
         return unproven[0]
     bans = tuple(min(reason.choices) for reason in reasons)
-    verdicts = Counter[Verdict]()
-    for number in range(1, min(tries, _enough(story)) + 1):
-        held = Held(f"build {number} without it", bans=bans, repetition=number)
-        verdicts[story.build(held)[0]] += 1
-        if verdicts[Verdict.FAIL]:
-            break
+    verdicts = _build_without(story, bans, min(tries, _enough(story)))
     bad = verdicts[Verdict.FAIL]
     options = target.target.flags(target.target.pinned(target, (), bans))
     runs = bad + verdicts[Verdict.PASS]
@@ -306,6 +307,17 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
     console.answer(f"  {bad} of {runs} such builds are bad")
     why = "a build without it is bad too, so there is another reason; repeat with these options"
     return why if bad else None
+
+
+def _build_without(story: Repetition, bans: tuple[Choice, ...], most: int) -> Counter[Verdict]:
+    """Build without some choices until a build is bad; return the number of builds with each verdict."""
+    verdicts = Counter[Verdict]()
+    for number in range(1, most + 1):
+        held = Held(f"build {number} without it", bans=bans, repetition=number)
+        verdicts[story.build(held)[0]] += 1
+        if verdicts[Verdict.FAIL]:
+            break
+    return verdicts
 
 
 def _enough(story: Repetition) -> int:

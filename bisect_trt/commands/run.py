@@ -522,14 +522,9 @@ def _compare_target(
         subject.workspace.scratch(f"outputs-{number}.npz") for number in range(1, len(inputs) + 1)
     )
     golden = [
-        (f"{run.name}: ", _golden(session, run, place, names)) for place, run in enumerate(runs)
-    ]
-    if not runs:
-        expected = models.write("expected", typed)
-        files = [subject.workspace.scratch(f"golden-{place}.npz") for place in range(len(inputs))]
-        for fed, file in zip(inputs, files, strict=True):
-            session.answered(models.collect(expected, fed, file), "the reference")
-        golden = [("", files)]
+        (f"{run.name}: " * (len(runs) > 1), _golden(session, run, place, names))
+        for place, run in enumerate(runs)
+    ] or [("", _reference_outputs(session, typed, inputs))]
     _save_lowered(session, model, target, options.save_onnx)
 
     for prefix, files in golden:
@@ -553,7 +548,7 @@ def _compare_target(
         pairs = [
             (NpzFile(a), NpzFile(b)) for a, b in zip(outputs, files, strict=True) if a.exists()
         ]
-        table.add(reply.comparisons, pairs, prefix if len(golden) > 1 else "")
+        table.add(reply.comparisons, pairs, prefix)
     record_placement(session, target)
     if options.save_outputs is not None:
         save_samples(
@@ -580,6 +575,18 @@ def marked(subject: Subject, names: Sequence[str]) -> onnx.ModelProto:
     return mark_outputs(
         network, names, {name: replace(infos[name], shape=None) for name in new if name in infos}
     )
+
+
+def _reference_outputs(
+    session: Session, model: onnx.ModelProto, inputs: Sequence[Path]
+) -> list[Path]:
+    """Write the outputs of the reference, a file for each sample."""
+    subject = session.subject
+    expected = subject.models.write("expected", model)
+    files = [subject.workspace.scratch(f"golden-{place}.npz") for place in range(len(inputs))]
+    for fed, file in zip(inputs, files, strict=True):
+        session.answered(subject.models.collect(expected, fed, file), "the reference")
+    return files
 
 
 def _golden(session: Session, run: SavedRun, place: int, names: Sequence[str]) -> list[Path]:

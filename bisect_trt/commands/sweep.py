@@ -6,7 +6,7 @@ The space is the grid of sizes, the strategy is :func:`~bisect_trt.search.ordere
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -23,12 +23,13 @@ from bisect_trt.errors import (
     ValueRefusedError,
     first_few,
 )
-from bisect_trt.onnxlib.shapes import input_infos, require_input
+from bisect_trt.onnxlib.shapes import Shape, input_infos, require_input
 from bisect_trt.options.reading import Sizes
 from bisect_trt.options.searches import Sweep
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.report.console import Console
 from bisect_trt.report.parts import (
     InputAxis,
     Shapes,
@@ -109,13 +110,7 @@ class Sized:
         self._base = shapes_of(subject.samples[0])
         places = {place for each in swept for place in each.places}
         known = {name: subject.declared.get(name, shape) for name, shape in self._base.items()}
-        free = {
-            name: tuple(
-                f"{name}_{axis}" if (name, axis) in places and isinstance(size, int) else size
-                for axis, size in enumerate(shape)
-            )
-            for name, shape in known.items()
-        }
+        free = _with_names(known, places)
         self._unlike_file = free != known
         # Sizes that the reference should run, if it runs any.
         likely = [
@@ -214,6 +209,19 @@ class Sized:
         return neighbours
 
 
+def _with_names(
+    shapes: Mapping[str, Shape], places: Container[tuple[str, int]]
+) -> dict[str, Shape]:
+    """Return shapes with a name for each fixed size that is swept."""
+    return {
+        name: tuple(
+            f"{name}_{axis}" if (name, axis) in places and isinstance(size, int) else size
+            for axis, size in enumerate(shape)
+        )
+        for name, shape in shapes.items()
+    }
+
+
 def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> Result:
     """Probe sizes, and report which fail.
 
@@ -252,12 +260,7 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
             raise ModelRefusedError(f"no size has a verdict: {answer.map[0].reason}.")
         raise DoesNotReproduce(f"{by} fails at none of the sizes: {answer.said}")
     console.answer(f"It fails {answer.said}")
-    for dimension in answer.dimensions:
-        at = "".join(f", {name} {size}" for name, size in dimension.at.items())
-        rows = [
-            (row.verdict, _span(row), f"{len(row.tried)} probed") for row in dimension.intervals
-        ]
-        console.table(("verdict", f"{dimension.name}{at}", ""), rows, _MOST_ROWS)
+    _print_dimensions(answer, console)
     path = session.subject.workspace.folder / FAILING
     save_npz(path, sized.inputs(smallest))
     result.artifacts["inputs"] = str(path)
@@ -270,16 +273,29 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
     changed = contradicted(
         session.prober, ((sized.candidate(point), probed[point]) for point in points)
     )
+    name = "reduce" if sized.target is None else "diagnose"
+    aim = "find out why"
     if changed is not None:
         reason = f"the failure is flaky and does not depend on the size alone: {changed}"
-    name = "repeat" if changed is not None else "reduce" if sized.target is None else "diagnose"
+        name = "repeat"
+        aim = "measure how often"
     command = session.command(name, replace(check, target=sized.target), sized.file(), path)
     result.sweep = structs.replace(answer, command=command)
     console.answer(
         f"The smallest that fails is {_words(sized.sizes(smallest))}. Its inputs: {path}"
     )
-    console.answer(f"To {'find out why' if changed is None else 'measure how often'}: {command}")
+    console.answer(f"To {aim}: {command}")
     return result.end(why=reason)
+
+
+def _print_dimensions(answer: SweptSizes, console: Console) -> None:
+    """Print a table for each dimension: its sizes by verdict."""
+    for dimension in answer.dimensions:
+        at = "".join(f", {name} {size}" for name, size in dimension.at.items())
+        rows = [
+            (row.verdict, _span(row), f"{len(row.tried)} probed") for row in dimension.intervals
+        ]
+        console.table(("verdict", f"{dimension.name}{at}", ""), rows, _MOST_ROWS)
 
 
 def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:

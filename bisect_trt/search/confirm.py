@@ -64,6 +64,22 @@ _CONTRADICTED = 0.01
 """That probability where answers contradict each other, so that earlier answers are no evidence."""
 
 
+def _is_flaky(larger: Sequence[Units], oracle: Transcript) -> bool:
+    """Return whether a set that contains the answer and passed fails when it is asked about again.
+
+    It contradicts that more units never hurt. Asking the smallest ones again tells a flaky check
+    from failures that are not monotone.
+    """
+    smallest = nsmallest(
+        _CONTRADICTIONS, larger, key=lambda question: (len(question), sorted(question.units))
+    )
+    for number, question in enumerate(smallest):
+        runs = max(_CONTRADICTIONS - len(larger), 0) + 1 if number == 0 else 1
+        if oracle(Again(question, runs=runs)) is Verdict.FAIL:
+            return True
+    return False
+
+
 def confirm(
     minimum: Minimum,
     oracle: Transcript,
@@ -88,22 +104,16 @@ def confirm(
     minimum = _resolve(minimum, oracle, without)
     if not minimum.proven or len(minimum.units) == 1:
         return minimum
-    steady = flakiness is None or flakiness.is_steady
-    # A set that contains the answer and passed contradicts that more units never hurt. Asking the
-    # smallest ones again tells a flaky check from failures that are not monotone.
-    larger = [Units(units) for units in oracle.heard(Verdict.PASS) if units >= minimum.units]
-    smallest = nsmallest(
-        _CONTRADICTIONS, larger, key=lambda question: (len(question), sorted(question.units))
-    )
-    for number, question in enumerate(smallest if steady else ()):
-        runs = max(_CONTRADICTIONS - len(larger), 0) + 1 if number == 0 else 1
-        if oracle(Again(question, runs=runs)) is Verdict.FAIL:
-            return _unproven(minimum, _LARGER_PASSED)
-    decisive = [part for part in neighbours(minimum.units, complete) if part not in minimum.refused]
-    if not steady or not decisive:
+    measured = flakiness or Flakiness()
+    if not measured.is_steady:
         # Each pass of a failure that is known to be flaky was confirmed when it was asked for.
         return minimum
-    measured = flakiness or Flakiness()
+    larger = [Units(units) for units in oracle.heard(Verdict.PASS) if units >= minimum.units]
+    if _is_flaky(larger, oracle):
+        return _unproven(minimum, _LARGER_PASSED)
+    decisive = [part for part in neighbours(minimum.units, complete) if part not in minimum.refused]
+    if not decisive:
+        return minimum
     allowed = (1 - flakiness.confidence) if flakiness is not None else _ALLOWED
     every = max(map(len, oracle.heard(Verdict.FAIL)), default=len(minimum.units))
     contradicted = bool(larger)

@@ -81,13 +81,12 @@ def _find(
         if len(ranking) <= _SHORT * len(units)
         else ranking[: max(round(_TIER * len(units)), 1)]
     )
-    tier = frozenset(prime_suspects)
     ranked = frozenset(ranking)
     # The least suspicious first.
     order = [*(unit for unit in units if unit not in ranked), *reversed(ranking)]
-    inside = [unit for unit in order if unit in tier]
-    outside = [unit for unit in order if unit not in tier]
-    enough = bool(prime_suspects) and state.shrinks_to(tier)
+    outside = order[: len(order) - len(prime_suspects)]
+    inside = order[len(outside) :]
+    enough = bool(prime_suspects) and state.shrinks_to(frozenset(prime_suspects))
     steps = list[str]()
     if 0 < len(prime_suspects) < len(units):
         answer = "enough" if enough else "not enough"

@@ -8,7 +8,7 @@ method :meth:`~Opinions.judge` compares them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -46,7 +46,7 @@ from bisect_trt.steps.standing import objection
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.files import Values
-from bisect_trt.tensors.info import FP16_MAX, tensor_of
+from bisect_trt.tensors.info import FP16_MAX, Array, tensor_of
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.protocol import Failed
 
@@ -373,15 +373,7 @@ class Opinions:
             advice = "subtract the mean, or scale, before"
         elif not math.isfinite(alone.severity):
             limit = FP16_MAX if self.low == "fp16" else float(np.finfo(np.float32).max)
-            floats = (
-                value
-                for value in (*self.inputs.values(), *self.reference.values())
-                if value.dtype.kind == "f"
-            )
-            largest = max(
-                (float(np.max(np.abs(each[np.isfinite(each)]), initial=0.0)) for each in floats),
-                default=0.0,
-            )
+            largest = _largest((*self.inputs.values(), *self.reference.values()))
             if largest > limit:
                 figures["value"] = largest
                 what = f"this value: {largest:.5g} exceeds its maximum, {limit:.5g}"
@@ -510,6 +502,12 @@ def arbitrate(
         {} if isinstance(plain, str) else plain,
     ).judge()
     return replace(fault, sentence=fault.sentence + newer) if fault.whose == "unknown" else fault
+
+
+def _largest(tensors: Iterable[Array]) -> float:
+    """Return the largest finite magnitude of all floats."""
+    floats = (each[np.isfinite(each)] for each in tensors if each.dtype.kind == "f")
+    return max((float(np.max(np.abs(each), initial=0.0)) for each in floats), default=0.0)
 
 
 def _in_float64(subject: Subject, model: onnx.ModelProto, inputs: Values) -> Computed:

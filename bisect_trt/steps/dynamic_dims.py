@@ -125,18 +125,12 @@ def free(
         name: list(value.shape) for name, value in sample.items()
     }
     other: dict[Axis, int] = {}
-    for number, (symbol, places) in enumerate(symbols.items(), 1):  # each changes by another number
+    for number, (symbol, places) in enumerate(symbols.items(), 1):
         for name, axis in places:
             declared[name][axis] = symbol
         name, axis = places[0]
-        size = sample[name].shape[axis]
-        span = [shape[axis] for shape in profile.get(name, ())] or [size + number]
-        fitting = (
-            each
-            for each in (size + number, size - number, *span)
-            if each != size and min(span) <= each <= max(span)
-        )
-        other |= dict.fromkeys(places, next(fitting))
+        span = [shape[axis] for shape in profile.get(name, ())]
+        other |= dict.fromkeys(places, _other_size(sample[name].shape[axis], number, span))
     network = Network(free_inputs(subject.network.proto, declared, forget=False))
 
     def run_at(changed: Mapping[Axis, int]) -> dict[str, Sequence[int]]:
@@ -154,7 +148,23 @@ def free(
         return _static(run.infos)
 
     here = _static(subject.reference.infos)
-    there = run_at(other)
+    shapes = _free_shapes(here, run_at(other), declared)
+    places = [place for each in symbols.values() for place in each if place[0] in profile]
+    ranges: dict[str, ShapeRange] = {}
+    if profile:
+        ranges = _ranges(
+            here,
+            [run_at({(n, axis): profile[n][end][axis] for n, axis in places}) for end in range(3)],
+        )
+    return Freed(network, shapes, target, ranges)
+
+
+def _free_shapes(
+    here: Mapping[str, Sequence[int]],
+    there: Mapping[str, Sequence[int]],
+    declared: Mapping[str, Sequence[int | str | None]],
+) -> dict[str, Shape]:
+    """Return the shapes that change with the inputs', with a name for each dimension that changes."""
     shapes: dict[str, Shape] = {}
     for name, sizes in here.items():
         changed = there.get(name, sizes)
@@ -162,22 +172,30 @@ def free(
             names = declared.get(name) or [f"{name}_{axis}" for axis in range(len(sizes))]
             changes = zip(names, sizes, changed, strict=True)
             shapes[name] = tuple(symbol if one != two else one for symbol, one, two in changes)
-    places = [place for each in symbols.values() for place in each if place[0] in profile]
-    ends = (
-        [run_at({(n, axis): profile[n][end][axis] for n, axis in places}) for end in range(3)]
-        if profile
-        else []
-    )
+    return shapes
+
+
+def _other_size(size: int, number: int, span: Sequence[int]) -> int:
+    """Return another size of a dimension, in its range if it has one; each dimension changes by another ``number``."""
+    sizes = (size + number, size - number, *span)
+    span = span or sizes[:1]
+    return next(each for each in sizes if each != size and min(span) <= each <= max(span))
+
+
+def _ranges(
+    here: Mapping[str, Sequence[int]], ends: Sequence[Mapping[str, Sequence[int]]]
+) -> dict[str, ShapeRange]:
+    """Return the shapes of each tensor in the profile, of its shapes at the sample's sizes and at the profile's."""
     ranges: dict[str, ShapeRange] = {}
     for name, sizes in here.items():
-        if ends and all(len(end.get(name, ())) == len(sizes) for end in ends):
+        if all(len(end.get(name, ())) == len(sizes) for end in ends):
             low, usual, high = (end[name] for end in ends)
             # One size may fall while another grows.
             lowest, highest = (
                 tuple(map(pick, zip(low, high, sizes, strict=True))) for pick in (min, max)
             )
             ranges[name] = (lowest, tuple(np.clip(usual, lowest, highest).tolist()), highest)
-    return Freed(network, shapes, target, ranges)
+    return ranges
 
 
 def _static(infos: Mapping[str, TensorInfo]) -> dict[str, Sequence[int]]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.onnxlib.roundings import lows_of
 from bisect_trt.probe.candidate import Candidate
@@ -100,6 +101,16 @@ def judge_export(
     return fault
 
 
+def _of_shapes(network: Network) -> set[str]:
+    """Return shapes and what follows from them alone, which has no counterpart in a module, right or wrong."""
+    shapes = set[str]()
+    for index in network.order:
+        reads = [name for name in network.reads[index] if not network.is_weight(name)]
+        if network.nodes[index].op_type in _SHAPES or (reads and shapes.issuperset(reads)):
+            shapes.update(network.nodes[index].output)
+    return shapes
+
+
 def _locate(
     session: Session,
     eager: Eager | OtherModel,
@@ -139,14 +150,10 @@ def _locate(
     number = next((operations[each] for each in sorted(bad) if operations[each].is_number), None)
     if number is not None:
         sentence += f" {number.line} makes a Python number of a tensor: the export holds the one of its example."
-    shapes = set[str]()  # what follows from them has no counterpart, right or wrong
-    for index in network.order:
-        reads = [name for name in network.reads[index] if not network.is_weight(name)]
-        if network.nodes[index].op_type in _SHAPES or (reads and shapes.issuperset(reads)):
-            shapes.update(network.nodes[index].output)
+    right |= _of_shapes(network)
     nodes = network.leading_to(
         {network.producer[name] for name in wrong if name in network.producer},
-        lambda name: name not in right | shapes and not network.is_weight(name),
+        lambda name: name not in right and not network.is_weight(name),
     )
     if nodes:
         node = network.plain(min(nodes, key=network.rank.__getitem__))

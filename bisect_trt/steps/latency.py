@@ -63,16 +63,7 @@ def _timed(network: Network) -> list[int]:
 def nodes_of(network: Network, layers: Layers) -> list[set[int]]:
     """Return the nodes of each layer; a layer without a known name has the nodes of the next named layer."""
     nodes = _timed(network)
-    numbers = {network.nodes[index].name: index for index in nodes if network.nodes[index].name}
-    numbers |= {name: index for index in nodes for name in network.made(index)}
-    layer_nodes = [
-        {
-            numbers[n]
-            for n in [*filter(numbers.__contains__, layer["tensors"])]
-            or named_in(layer["name"], numbers)
-        }
-        for layer in layers
-    ]
+    layer_nodes = _named_nodes(network, nodes, layers)
     owner = {
         index: place for place in reversed(range(len(layer_nodes))) for index in layer_nodes[place]
     }
@@ -87,6 +78,20 @@ def nodes_of(network: Network, layers: Layers) -> list[set[int]]:
     for place in reversed(range(len(layer_nodes) - 1)):
         layer_nodes[place] = layer_nodes[place] or layer_nodes[place + 1]
     return layer_nodes
+
+
+def _named_nodes(network: Network, nodes: Sequence[int], layers: Layers) -> list[set[int]]:
+    """Return for each layer those nodes that its tensors or its name tell."""
+    numbers = {network.nodes[index].name: index for index in nodes if network.nodes[index].name}
+    numbers |= {name: index for index in nodes for name in network.made(index)}
+    return [
+        {
+            numbers[n]
+            for n in [*filter(numbers.__contains__, layer["tensors"])]
+            or named_in(layer["name"], numbers)
+        }
+        for layer in layers
+    ]
 
 
 def beside(network: Network, target: Layers, baseline: Layers) -> list[LatencyRow]:

@@ -187,12 +187,7 @@ class Marking:
         network = self.subject.network
         exact = self.tolerance.atol or self.tolerance.rtol
         weight = severity_weight(self.tolerance.precision)
-        samples: dict[int, dict[str, TensorComparison]] = {}
-        for comparison in sorted(
-            (each for seen in runs for each in seen.comparisons),
-            key=lambda each: (-each.severity, not each.is_suspect),
-        ):
-            samples.setdefault(comparison.sample or 0, {}).setdefault(comparison.name, comparison)
+        samples = _worst_by_sample(runs)
         firm = set[int]()
         suspected = set[int]()
         outputs_fail = False
@@ -261,6 +256,17 @@ def compare_layers(
             names, f"marking it and {len(names) - 1} others hides the failure"
         )
     return confirm_origins(look, look.summarize(gathered, telling))
+
+
+def _worst_by_sample(runs: Sequence[Compared]) -> dict[int, dict[str, TensorComparison]]:
+    """Return the worst comparison of each tensor, by sample and name."""
+    samples: dict[int, dict[str, TensorComparison]] = {}
+    for comparison in sorted(
+        (each for run in runs for each in run.comparisons),
+        key=lambda each: (-each.severity, not each.is_suspect),
+    ):
+        samples.setdefault(comparison.sample or 0, {}).setdefault(comparison.name, comparison)
+    return samples
 
 
 def confirm_origins(look: Marking, layers: LayerComparison) -> LayerComparison:

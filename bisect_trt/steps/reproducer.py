@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from onnx import NodeProto
+
 from bisect_trt.errors import OutputFileError
 from bisect_trt.onnxlib.cleanup import anonymise, strip
 from bisect_trt.onnxlib.load import load_all_inside
@@ -64,8 +66,8 @@ def check_folder(folder: Path, archive: Path | None, *, overwrite: bool) -> None
         raise OutputFileError(
             f"{existing} exists; name another folder with --output, or overwrite it with --overwrite."
         )
-    inside = [path for each in (folder, folder / FILES) if each.is_dir() for path in each.iterdir()]
-    for link in (path for path in (*inside, archive) if path is not None and path.is_symlink()):
+    paths = [*folder.glob("*"), *folder.glob(f"{FILES}/*"), *filter(None, [archive])]
+    for link in filter(Path.is_symlink, paths):
         raise OutputFileError(
             f"{link} is a symbolic link, and its target would be overwritten; remove it, or name another folder."
         )
@@ -148,6 +150,13 @@ def _describe_search(session: Session, minimum: Minimum) -> str:
     )
 
 
+def _describe_disguised(nodes: Sequence[NodeProto]) -> str:
+    """Return which nodes fail, by other names than in the original."""
+    if len(nodes) == 1:
+        return f"{nodes[0].op_type} '{nodes[0].name}' fails alone"
+    return f"{len(nodes)} nodes fail together"
+
+
 def leave_reproducer(
     session: Session, check: CheckSettings, answer: JudgedCase, folder: Path, own: Diagnose
 ) -> Left:
@@ -169,10 +178,7 @@ def leave_reproducer(
     outcome = session.outcome(record)
     sentence = describe_answer(subject.network, answer.blamed)
     if disguised:
-        nodes = [f"{node.op_type} '{node.name}'" for node in candidate.proto.graph.node]
-        sentence = (
-            f"{nodes[0]} fails alone" if len(nodes) == 1 else f"{len(nodes)} nodes fail together"
-        )
+        sentence = _describe_disguised(candidate.proto.graph.node)
     target = candidate.settings(check.runtime)
     lowered = subject.models.lowered(folder / MODEL, target)
     ran = None if isinstance(lowered, Failed) else lowered

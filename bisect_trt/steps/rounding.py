@@ -98,7 +98,7 @@ def rounding_alone(
             or Inf, a model that draws
         random numbers or is too large to be run once more.
     """
-    failed = {each.name: each for each in comparisons if not each.passed}
+    failed = _failing(comparisons)
     proto = subject.network.proto
     original = subject.original
     if not failed or check.target is None or check.target.low_precisions:
@@ -118,16 +118,9 @@ def rounding_alone(
     perturbed = perturb(proto, subject.infos, ULP, golden, run, _TRIALS)
     if isinstance(perturbed, str):
         return None
-    alone = {
-        each.name: each
-        for each in compare_all(golden, perturbed, check.tolerance)
-        if not each.passed
-    }
-    for name, each in failed.items():
-        moved = alone.get(name)
-        much = moved is None or (each.max_abs or 0.0) > MUCH_WORSE * (moved.max_abs or 0.0)
-        if moved is None or much or each.severity > MUCH_WORSE * moved.severity:
-            return None
+    alone = _failing(compare_all(golden, perturbed, check.tolerance))
+    if not all(name in alone and _is_as_far(failed[name], alone[name]) for name in failed):
+        return None
     furthest = max(failed.values(), key=lambda each: each.severity)
     by_rounding = alone[furthest.name].max_abs or 0.0
     off = furthest.max_abs or 0.0
@@ -148,6 +141,24 @@ def rounding_alone(
         spread=spread,
         sentence=f"{sentence}.",
     )
+
+
+def _failing(comparisons: Sequence[TensorComparison]) -> dict[str, TensorComparison]:
+    """Return the outputs that do not match."""
+    return {each.name: each for each in comparisons if not each.passed}
+
+
+def _relative_rms(values: Array, golden: Array) -> float:
+    """Return the root mean square of the errors relative to that of the values."""
+    scale = finite_rms(golden)
+    return finite_rms(values - golden) / scale if scale else 0.0
+
+
+def _is_as_far(failed: TensorComparison, alone: TensorComparison) -> bool:
+    """Return whether rounding alone moves an output at least a quarter as far as it is off."""
+    if (failed.max_abs or 0.0) > MUCH_WORSE * (alone.max_abs or 0.0):
+        return False
+    return failed.severity <= MUCH_WORSE * alone.severity
 
 
 def _amplifier(
@@ -171,11 +182,10 @@ def _amplifier(
     perturbed = run(_perturbed(subject.marked(names), _roundings(network.proto, infos, ULP), 0))
     if isinstance(perturbed, str):
         return None, False
-    errors: dict[str, float] = {}
-    for name in names:
-        golden = subject.reference.select([name])[name]
-        scale = finite_rms(golden)
-        errors[name] = finite_rms(perturbed[name] - golden) / scale if scale else 0.0
+    errors = {
+        name: _relative_rms(perturbed[name], subject.reference.select([name])[name])
+        for name in names
+    }
     gains = defaultdict[str, float](float)  # in digits of base 2; as a factor
     most = 0.0
     for index in network.order:

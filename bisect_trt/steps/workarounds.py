@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, product
+from itertools import chain, islice, product
 from pathlib import Path
 
 import onnx
@@ -252,16 +252,21 @@ def _fused(session: Session) -> Iterator[list[str]]:
             yield [name for place in places for name in network.made(place)]
 
 
+def _around(network: Network, nodes: Collection[int]) -> list[str]:
+    """Return the tensors between some nodes, then those that they read, and those that they make for others."""
+    ordered = sorted(nodes, key=network.rank.__getitem__)
+    made = [name for name in network.made_by(ordered) if network.consumers.get(name)]
+    read = [name for node in ordered for name in network.reads[node] if not network.is_weight(name)]
+    return [*(name for name in made if name in set(read)), *read, *made]
+
+
 def bar(
     session: Session, nodes: Collection[int], output: Path, most: int, *, everywhere: bool
 ) -> WorkaroundTried:
     """Find the fewest fusion barriers: Max or Einsum nodes, which compute nothing and which no runtime removes, or outputs."""
     subject = session.subject
     network, opset = subject.network, NetworkView(subject.network).opset
-    ordered = sorted(nodes, key=network.rank.__getitem__)
-    made = [name for node in ordered for name in network.made(node) if network.consumers.get(name)]
-    read = [name for node in ordered for name in network.reads[node] if not network.is_weight(name)]
-    near = [*(name for name in made if name in set(read)), *read, *made]
+    near = _around(network, nodes)
     asked = 0
     tried = WorkaroundTried(
         "barrier", "barriers around the culprit", False, why="it fails with them too"
@@ -321,6 +326,28 @@ def _tried_barriers(
     return _candidate(session, model, f"{len(units)} barriers")
 
 
+Fragments = Mapping[str, Sequence[Fragment]]
+"""Places of a pattern by the name of the rule."""
+
+
+def _plans(singly: Fragments, fragments: Fragments) -> Iterator[tuple[str, Sequence[Fragment]]]:
+    """Yield what to rewrite: by each rule a few places, if it has more, and all; then all by all rules."""
+    for name, everywhere in fragments.items():
+        if len(singly.get(name, everywhere)) != len(everywhere):
+            yield name, singly[name]
+        yield name, everywhere
+    if len(fragments) > 1:
+        yield " and ".join(fragments), [*chain(*disjoint(fragments).values())]
+
+
+def _anchors(view: NetworkView, plan: Sequence[Fragment]) -> str:
+    """Return the nodes that are rewritten, or how many there are."""
+    anchors = [view.network.describe(fragment.anchor) for fragment in plan]
+    if len(anchors) <= _SHOWN:
+        return first_few(anchors, _SHOWN)
+    return f"{len(anchors)} nodes ({first_few(anchors, 1)})"
+
+
 def rewrite(
     session: Session, nodes: Collection[int], output: Path, most: int, *, ranged: bool
 ) -> WorkaroundTried:
@@ -345,26 +372,14 @@ def rewrite(
         )
     # With several wrong places, a change of one of them cannot be enough.
     several = ranged and len(session.result.origins or ()) > 1
-    plans: list[tuple[str, list[Fragment]]] = []
-    for name, touching in candidates.items():
-        plans += [(name, touching)] * (not several and len(touching) != len(fragments[name]))
-        plans.append((name, fragments[name]))
-    if len(candidates) > 1:
-        apart = disjoint({name: fragments[name] for name in candidates})
-        plans.append((" and ".join(candidates), [*chain(*apart.values())]))
+    plans = _plans({} if several else candidates, {name: fragments[name] for name in candidates})
     tried: list[str] = []
-    for name, plan in plans[:most]:
+    for name, plan in islice(plans, most):
         change = partial(_spliced, plan)
         tried.append(f"{name} in {len(plan)} place{'s' if len(plan) > 1 else ''}")
         candidate = _candidate(session, change(subject.network), tried[-1])
         if session.prober.probe(candidate).passes:
-            anchors = [view.network.describe(fragment.anchor) for fragment in plan]
-            few = len(anchors) <= _SHOWN
-            places = (
-                first_few(anchors, _SHOWN)
-                if few
-                else f"{len(anchors)} nodes ({first_few(anchors, 1)})"
-            )
+            places = _anchors(view, plan)
             words = ALL_RULES[name][0] if name in ALL_RULES else "in other forms"
             return _written(
                 session,

@@ -262,6 +262,12 @@ def _describe_nonfinite(reference: Array, target: Array) -> str:
     return ", ".join(reasons)
 
 
+def _quantile(errors: Array, quantile: float) -> float:
+    """Return a quantile of errors, which are booleans where the tensors are."""
+    numbers = errors.astype(np.float32) if errors.dtype.kind == "b" else errors
+    return float(np.quantile(numbers, quantile))
+
+
 # Inf - Inf, 0 / 0 and float32 overflow are results here.
 @np.errstate(all="ignore")
 def _compare_numbers(
@@ -322,10 +328,12 @@ def _compare_numbers(
         (_largest(absolute, within_rel), _largest(relative, within_abs)) if details else (0.0, 0.0)
     )
     if stat is ErrorStat.QUANTILE:
-        result["quantile"] = of_output(options.error_quantile, known["name"], DEFAULT_QUANTILE)
-        for suffix, errors in (("abs", absolute), ("rel", relative)):
-            numbers = errors.astype(np.float32) if errors.dtype.kind == "b" else errors
-            result[f"quantile_{suffix}"] = float(np.quantile(numbers, result["quantile"]))
+        quantile = of_output(options.error_quantile, known["name"], DEFAULT_QUANTILE)
+        result |= {
+            "quantile": quantile,
+            "quantile_abs": _quantile(absolute, quantile),
+            "quantile_rel": _quantile(relative, quantile),
+        }
     # Last, for they sort in place rather than in a copy.
     result["median_abs"] = float(np.median(absolute, overwrite_input=True))
     if stat is ErrorStat.MEDIAN:

@@ -33,13 +33,13 @@ def tool_commands(
     shapes = (options.min_shapes, options.opt_shapes or options.max_shapes, options.max_shapes)
     profile = list(zip(_PROFILE, shapes, strict=True)) if options.min_shapes else []
     level = options.builder_optimization_level
-    levels = [] if level is None else [str(level)]
+    levels = [str(level)] * (level is not None)
     sources = options.tactic_sources
     trtexec = [
         *("trtexec", f"--onnx={model}"),
         *(f"--{name}" for name in low),
-        *(["--stronglyTyped"] if options.strongly_typed else []),
-        *([] if settings.tf32 else ["--noTF32"]),
+        *["--stronglyTyped"] * options.strongly_typed,
+        *["--noTF32"] * (not settings.tf32),
         *(f"--{kind}Shapes={','.join(_trtexec_shapes(each))}" for kind, each in profile),
         *(f"--memPoolSize={pool}:{size / _MEBIBYTE:g}" for pool, size in options.pool_limits),
         *(f"--builderOptimizationLevel={each}" for each in levels),
@@ -49,8 +49,8 @@ def tool_commands(
     polygraphy = [
         *("polygraphy", "run", model, "--trt", "--onnxrt", "--load-inputs", inputs),
         *(f"--{name}" for name in low),
-        *(["--strongly-typed"] if options.strongly_typed else []),
-        *(["--tf32"] if settings.tf32 else []),
+        *["--strongly-typed"] * options.strongly_typed,
+        *["--tf32"] * settings.tf32,
         *chain.from_iterable(
             (f"--trt-{kind}-shapes", *_polygraphy_shapes(each)) for kind, each in profile
         ),
