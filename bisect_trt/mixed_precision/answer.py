@@ -17,9 +17,9 @@ from bisect_trt.mixed_precision.lowering import LayerLowering, engine_path
 from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes, peaked_outputs, with_peaked
 from bisect_trt.mixed_precision.search import (
     INSIDE,
-    Low,
     PrecisionSettings,
     Task,
+    half_of,
     marked,
     with_metadata,
 )
@@ -55,6 +55,23 @@ _SHOWN_SUSPECTS = 5
 _SHOWN = 30
 
 
+def _why_unproven(fix: Fix, record: Record, problem: str | None) -> str | None:
+    """Return why what was written proves no fix; ``problem`` is what ONNX's checker says."""
+    task = fix.task
+    point = fix.point
+    if record.verdict is not Verdict.PASS:
+        return f"the final re-check disagreed: {record.reason}"
+    if problem is not None:
+        return f"ONNX's checker refuses {task.settings.output}: {problem}"
+    if task.result.slow:
+        return f"it is as slow as the model in {task.space.high}"
+    if point is None or point.holds:
+        return None
+    if fix.traded is not None:
+        return "the written model fails the tolerance by rounding"
+    return f"the fix does not hold: {row_of(point.to_part())}"
+
+
 def write_answer(fix: Fix) -> Minimum:
     """Read back what was written, probe it, and fill in the result.
 
@@ -64,7 +81,6 @@ def write_answer(fix: Fix) -> Minimum:
     """
     task = fix.task
     task.console.step("Written and read back: does it pass?")
-    point = fix.point
     output = task.settings.output
     lowering = task.lowering
     written = lowering.read_back(fix.kept, output)
@@ -88,17 +104,7 @@ def write_answer(fix: Fix) -> Minimum:
     if task.result.metric:
         task.result.metric = structs.replace(task.result.metric, streams=fix.streams)
     _add_sampling_error(task)
-    why = None
-    if record.verdict is not Verdict.PASS:
-        why = f"the final re-check disagreed: {record.reason}"
-    elif problem is not None:
-        why = f"ONNX's checker refuses {output}: {problem}"
-    elif task.result.slow:
-        why = f"it is as slow as the model in {task.space.high}"
-    elif point is not None and not point.holds:
-        why = f"the fix does not hold: {row_of(point.to_part())}"
-        if fix.traded is not None:
-            why = "the written model fails the tolerance by rounding"
+    why = _why_unproven(fix, record, problem)
     return fix.minimum if why is None else replace(fix.minimum, proven=False, why=why)
 
 
@@ -534,12 +540,11 @@ def find_fix(
     found before.
     """
     target = check.target
-    if target is None or target.fp16 == target.bf16:
+    if target is None or (precision := half_of(target)) is None:
         return
     subject = session.subject
     prober = session.prober
     console = session.console
-    precision: Low = "fp16" if target.fp16 else "bf16"
     compiles = target.target.compiles
     by_layer = compiles and subject.about(target) == "layer"
     check = replace(check, tolerance=with_peaked(check.tolerance, subject.network))

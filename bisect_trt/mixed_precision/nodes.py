@@ -31,6 +31,7 @@ from bisect_trt.mixed_precision.search import (
     PrecisionSettings,
     PrecisionSpace,
     Suspect,
+    half_of,
 )
 from bisect_trt.onnxlib.low_plan import LOW_TYPES, Slots
 from bisect_trt.onnxlib.network import Network
@@ -156,9 +157,8 @@ def find_losing(subject: Subject, target: TargetSettings | None) -> list[int]:
 
     They are in topological order; none where the target has no such precision.
     """
-    if target is None or target.fp16 == target.bf16:
+    if target is None or (precision := half_of(target)) is None:
         return []
-    precision: Low = "fp16" if target.fp16 else "bf16"
     options = PrecisionOptions(subject.settings.path, Path())
     try:
         space = make_nodes(subject, PrecisionSettings(options, precision, target))

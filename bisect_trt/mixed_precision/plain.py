@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,18 @@ class Plain:
         return self.network if self.original is None else self.original
 
 
+def _original_weights(network: Network, source: Network, weights: Stored) -> dict[str, Array]:
+    """Return the values of dequantized weights in the original, as far as it has them."""
+    values: dict[str, Array] = {}
+    for name, weight in weights.items():
+        value = _weight_of(network, source, name)
+        if value is None or value.shape != tuple(weight.dims):
+            value = _alike(numpy_helper.to_array(weight), source)
+        if value is not None:
+            values[name] = value
+    return values
+
+
 def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None) -> Plain:
     """Take out every group.
 
@@ -101,15 +114,9 @@ def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None)
         )
         for group in groups
     )
-    pairs = [pair for group in groups for pair in group.pairs]
+    pairs = [*chain.from_iterable(group.pairs for group in groups)]
     if source is not None:
-        found = dict[str, Array]()
-        for name in stored:
-            value = _weight_of(network, source, name)
-            if value is None or value.shape != tuple(weights[name].dims):
-                value = _alike(numpy_helper.to_array(weights[name]), source)
-            if value is not None:
-                found[name] = value
+        found = _original_weights(network, source, {name: weights[name] for name in stored})
         merged = dict(weights)
         for name, value in found.items():
             merged[name] = numpy_helper.from_array(

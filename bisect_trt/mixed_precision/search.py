@@ -118,6 +118,11 @@ def precision_files(options: PrecisionOptions) -> list[Path]:
     return files
 
 
+def half_of(target: TargetSettings) -> Low | None:
+    """Return the 16-bit precision of a target, unless it has both or none."""
+    return None if target.fp16 == target.bf16 else "fp16" if target.fp16 else "bf16"
+
+
 def low_precision(
     target: Target, own: PrecisionOptions
 ) -> tuple[tuple[Low, ...], TargetSettings | None]:

@@ -21,6 +21,17 @@ MOST_POINTS = 2000
 Point = tuple[float, float]
 
 
+def _powers(low: int, high: int) -> list[int]:
+    """Return about six of the powers of ten in a range, the largest first."""
+    step = max(1, math.ceil((high - low) / 6))
+    return [power for power in range(high, low - 1, -1) if power % step == 0]
+
+
+def _power_label(power: int) -> tuple[str, int | None]:
+    """Return mantissa and exponent of a power of ten; ``None`` for a plain number."""
+    return (f"{10.0**power:g}", None) if abs(power) <= 3 else ("10", power)
+
+
 def curve_chart(curve: Curve) -> Entry:
     """Return the chart of the largest error of each tensor, in units of its tolerance, in topological order.
 
@@ -56,15 +67,7 @@ def curve_chart(curve: Curve) -> Entry:
         ("dots", "".join(f"M{x:.1f} {top:.1f}h0" for x, top in wrong)),
         ("first", f"M{wrong[0][0]:.1f} 0V{HEIGHT}" if wrong else ""),
     ]
-    step = max(1, math.ceil((high - low) / 6))
-    ticks: list[tuple[float, str, int | None]] = [
-        (
-            100 * y(10.0**power) / HEIGHT,
-            *((f"{10.0**power:g}", None) if abs(power) <= 3 else ("10", power)),
-        )
-        for power in range(high, low - 1, -1)
-        if power % step == 0
-    ]
+    ticks = [(100 * y(10.0**power) / HEIGHT, *_power_label(power)) for power in _powers(low, high)]
     data = [
         [
             round(x / WIDTH, 5),
@@ -74,7 +77,7 @@ def curve_chart(curve: Curve) -> Entry:
         ]
         for point, (x, top) in zip(points, places, strict=True)
     ]
-    ticks += [(50 * band / HEIGHT, "\u221e", None)] if band else []
+    ticks += [(50 * band / HEIGHT, "\u221e", None)] * (band > 0)
     drawn = {"label": label, "paths": paths, "shade": threshold, "ticks": ticks, "data": data}
     return {**drawn, "width": WIDTH, "height": HEIGHT}
 

@@ -22,6 +22,7 @@ from bisect_trt.report.parts import (
     Steps,
     Switches,
     Unit,
+    WorkaroundTried,
 )
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import Entry, named, number, plural, seconds
@@ -273,6 +274,15 @@ def _ending(result: Result, rows: Sequence[Row]) -> Iterator[Row]:
         yield "" if place else "Try", step.removeprefix("  - ")
 
 
+def _failing_probe(result: Result) -> Iterator[Row]:
+    """Yield why the original fails by a check that compares no outputs."""
+    probes = result.page.probes or ()
+    if probes and probes[0].fails and result.command != "samples":
+        yield "Fails", probes[0].reason
+        if probes[0].printed:
+            yield "", f"The check printed: {probes[0].printed}"
+
+
 def _failure(result: Result) -> Iterator[Row]:
     """Yield the outputs that fail, the largest error first."""
     if own := result.own_outputs:
@@ -296,11 +306,7 @@ def _failure(result: Result) -> Iterator[Row]:
     if comparisons:
         yield "Match", f"{len(comparisons) - len(failed)} of {plural(len(comparisons), 'output')}"
         return
-    probes = result.page.probes or ()
-    if probes and probes[0].fails and result.command != "samples":
-        yield "Fails", probes[0].reason
-        if probes[0].printed:
-            yield "", f"The check printed: {probes[0].printed}"
+    yield from _failing_probe(result)
 
 
 def _nodes(result: Result) -> Iterator[Row]:
@@ -450,23 +456,26 @@ def _fixes(result: Result) -> Iterator[Row]:
     if upgrade:
         yield "Fix", upgrade
     units = result.keep_fp32
-    file = result.artifacts.get("mixed")
-    if isinstance(units, list) and file:
-        yield from _mixed(result, units, file)
+    mixed = isinstance(units, list) and result.artifacts.get("mixed")
+    if mixed:
+        yield from _mixed(result, units or [], mixed)
     tried = result.workarounds or ()
     passing = [workaround for workaround in tried if workaround.passes]
+    yield from _patched(result, passing, second=bool(mixed))
+    if tried and not passing and not units and not (upgrade or result.first_passing):
+        yield "Fix", f"not found: {plural(len(tried), 'workaround')} tried"
+
+
+def _patched(result: Result, passing: Sequence[WorkaroundTried], *, second: bool) -> Iterator[Row]:
+    """Yield two patched models that pass; ``second`` to a model of mixed precision."""
     low = f", an fp32 model to run in {result.precision}" if result.precision else ""
-    for workaround in [
-        workaround for workaround in passing if workaround.file and workaround.kind != "precision"
-    ][:2]:  # a switch is in the cause's row
+    models = [each for each in passing if each.file and each.kind != "precision"]
+    for workaround in models[:2]:  # a switch is in the cause's row
         yield "Fix", f"{workaround.file}{low}: {workaround.what}"
         if workaround.why:
             yield "", _sentence(workaround.why)
-        validation = result.validation or None
-        if isinstance(units, list) and file and validation is not None and validation.holds:
+        if second and result.validation and result.validation.holds:
             yield "", "Prefer the first fix, which replaces no node."
-    if tried and not passing and not units and not (upgrade or result.first_passing):
-        yield "Fix", f"not found: {plural(len(tried), 'workaround')} tried"
 
 
 def said_of_cost(cost: Cost) -> str:

@@ -450,6 +450,38 @@ def make_vet(subject: Subject) -> Vet:
     return vet
 
 
+def _write_steps(subject: Subject, metric: Metric, folder: Path, other: int) -> Evaluation:
+    """Write the steps of a model with a state as the set of samples, with the next tokens as labels for perplexity."""
+    stream = subject.stream
+    if other:
+        values = subject.settings.data
+        drawn = replace(values, seed=values.seed + other)
+        stream = make_steps(subject.network, subject.state, drawn, len(stream))
+    tokens = next_tokens(stream) if metric.name == "perplexity" else None
+    data = Evaluation.write(folder, zip(stream, tokens or repeat(None)))  # noqa: B905 - no end
+    return replace(data, state=subject.state.taken)
+
+
+def _run_reference(subject: Subject, data: Evaluation) -> None:
+    """Run the reference on the set of samples.
+
+    Raises:
+        UnavailableError: It does not run on a sample.
+    """
+    model = subject.models.write("scored", subject.truth.proto)
+    for start in range(0, data.count, _CHUNK):
+        places = range(start, min(start + _CHUNK, data.count))
+        files = tuple(map(data.inputs, places)), tuple(map(data.golden, places))
+        before = data.golden(start - 1) if data.state and start else None
+        request = Collect(subject.models.reference, model, *files, state=data.state, before=before)
+        reply = subject.models.ask(request)
+        if isinstance(reply, Failed):
+            raise ModelRefusedError(
+                f"the reference cannot run the model on all samples of the set: {reply.message}. Remove the samples that it "
+                "cannot run."
+            )
+
+
 def make_scale(subject: Subject, options: MetricOptions, other: int = 0) -> Scale:
     """Write the set of samples, run the reference on it, and score its outputs.
 
@@ -470,29 +502,11 @@ def make_scale(subject: Subject, options: MetricOptions, other: int = 0) -> Scal
     folder = subject.workspace.scratch(f"metric-{other}" if other else "metric")
     stream = subject.stream
     if stream:
-        if other:
-            values = subject.settings.data
-            drawn = replace(values, seed=values.seed + other)
-            stream = make_steps(subject.network, subject.state, drawn, len(stream))
-        tokens = next_tokens(stream) if metric.name == "perplexity" else None
-        data = Evaluation.write(folder, zip(stream, tokens or repeat(None)))  # noqa: B905 - no end
-        data = replace(data, state=subject.state.taken)
+        data = _write_steps(subject, metric, folder, other)
     else:
         samples = labelled_inputs(input_infos(subject.network), subject.settings.data)
         data = Evaluation.write(folder, subject.with_sizes(samples))
-    model = subject.models.write("scored", subject.truth.proto)
-    runtime = subject.models.reference
-    for start in range(0, data.count, _CHUNK):
-        places = range(start, min(start + _CHUNK, data.count))
-        files = tuple(map(data.inputs, places)), tuple(map(data.golden, places))
-        before = data.golden(start - 1) if data.state and start else None
-        request = Collect(runtime, model, *files, state=data.state, before=before)
-        reply = subject.models.ask(request)
-        if isinstance(reply, Failed):
-            raise ModelRefusedError(
-                f"the reference cannot run the model on all samples of the set: {reply.message}. Remove the samples that it "
-                "cannot run."
-            )
+    _run_reference(subject, data)
     if stream and not other:  # a state that grows is larger in the last step
         state = state_after(data.state, data.golden(data.count - 2) if data.count > 1 else None)
         last = {**stream[-1], **state}
@@ -514,7 +528,7 @@ def make_scale(subject: Subject, options: MetricOptions, other: int = 0) -> Scal
         console.warn(
             f"{data.count} samples are few for a metric; give more (--data-loader-script, --iterations)"
         )
-    return Scale(metric, asked, data, reference, bound, runtime)
+    return Scale(metric, asked, data, reference, bound, subject.models.reference)
 
 
 def _check_reference(metric: Metric, reference: float, bound: float | None, *, drop: bool) -> None:

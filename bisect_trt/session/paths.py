@@ -247,21 +247,30 @@ def _roles(
                 f"the {entry.name}" if entry.positional else f"the file of {entry.flag}",
                 False,
             )
-    of_check = {_identity(path) for entry, path in writes if entry.name in _BY_CHECK}
-    of_check |= {_identity(FIXED_PATH), _identity(POLYGRAPHYS_PATH)}
-    words = values.get("check")
-    for path in check_files(words) if isinstance(words, list) else ():
-        if _identity(path) not in of_check:
-            yield path, "a file of the check command", False
+    written = [path for entry, path in writes if entry.name in _BY_CHECK]
+    for path in _read_by_check(values.get("check"), written):
+        yield path, "a file of the check command", False
     if isinstance(inputs, str | os.PathLike):
         yield Path(inputs), "the file of the inputs", False
     if any(os.path.isfile(path) for _, path in writes):  # noqa: PTH113 - else no weights can be lost, and no model is read
-        folder = values.get("external_data_dir")
-        home = Path(folder) if isinstance(folder, str | os.PathLike) else None
-        for entry, model in reads:
-            if entry.positional or entry.metavar == "MODEL":
-                for file in weight_files(model, home):
-                    yield file, "a file of the weights", False
+        for file in _weights(reads, values.get("external_data_dir")):
+            yield file, "a file of the weights", False
+
+
+def _read_by_check(words: object, written: Sequence[Path]) -> Iterator[Path]:
+    """Yield the files in the words of a check command but those that it, or the search, writes."""
+    writes = set(map(_identity, (*written, FIXED_PATH, POLYGRAPHYS_PATH)))
+    for path in check_files(words) if isinstance(words, list) else ():
+        if _identity(path) not in writes:
+            yield path
+
+
+def _weights(reads: Sequence[tuple[Option, Path]], folder: object) -> Iterator[Path]:
+    """Yield the files with the weights of the models that are read; ``folder`` has them, or each model's own."""
+    home = Path(folder) if isinstance(folder, str | os.PathLike) else None
+    for entry, model in reads:
+        if entry.positional or entry.metavar == "MODEL":
+            yield from weight_files(model, home)
 
 
 def check_files(words: Sequence[str]) -> list[Path]:

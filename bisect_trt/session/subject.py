@@ -260,16 +260,8 @@ class Subject:
         if not self.settings.stays_free:
             self.say_sizes()
         if contradicted:
-            contradicting = {
-                name: [
-                    dim if size is None and isinstance(dim, str) else size
-                    for dim, size in zip(
-                        self.declared[name], free.get(name, sizes.shapes[name]), strict=True
-                    )
-                ]
-                for name in contradicted
-            }
-            self.network = Network(free_inputs(proto, contradicting))
+            given = {name: free.get(name, sizes.shapes[name]) for name in contradicted}
+            self.network = Network(free_inputs(proto, self._with_symbols(given)))
         if samples is None:
             inputs = resized(input_infos(self.network), sizes.shapes)
             if self.ranged and data.iterations is None:
@@ -282,6 +274,18 @@ class Subject:
                 ]
         self._warn_of_names(samples)
         return samples
+
+    def _with_symbols(
+        self, shapes: Mapping[str, Sequence[int | str | None]]
+    ) -> dict[str, list[int | str | None]]:
+        """Return shapes with the names that the file has for free dimensions."""
+        return {
+            name: [
+                dim if size is None and isinstance(dim, str) else size
+                for dim, size in zip(self.declared[name], shape, strict=True)
+            ]
+            for name, shape in shapes.items()
+        }
 
     def in_range(self, sample: Sample, share: float) -> Sample:
         """Return a sample in sizes of the ranges of ``--input-shapes``, its values repeated or cut.

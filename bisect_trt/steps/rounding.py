@@ -149,7 +149,7 @@ def _failing(comparisons: Sequence[TensorComparison]) -> dict[str, TensorCompari
 
 
 def _relative_rms(values: Array, golden: Array) -> float:
-    """Return the root mean square of the errors relative to that of the values."""
+    """Return the root mean square of the errors, relative to the root mean square of the values."""
     scale = finite_rms(golden)
     return finite_rms(values - golden) / scale if scale else 0.0
 
