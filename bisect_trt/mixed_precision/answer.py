@@ -344,11 +344,13 @@ def _trade_off(fix: Fix) -> str | None:
         text += f"With {space.count(len(point.units))} in {space.high} the overflow is cured."
     else:
         text += f"{space.count(len(point.units))} in {space.high} suffice except for rounding."
-    text += f" Rounding then leaves up to {in_tolerances(max(point.errors))}: with `{_atol_option(fix)}` it passes"
+    text += f" Rounding then leaves up to {in_tolerances(max(point.errors))}"
+    if fix.atol:  # a search that was stopped has not measured it
+        text += f": with `{_atol_option(fix)}` it passes"
     shares = [f"{_percent(share)} of the rows of '{name}'" for name, share in point.argmax.items()]
     text += f"; the argmax agrees in {' and '.join(shares)}." if shares else "."
     if traded.holds:
-        return f"{text} For this tolerance {count} are needed."
+        return f"{text} For this tolerance {count} are needed (--keep-set {len(traded.units)})."
     return f"{text} With {count}: {row_of(traded.to_part())}."
 
 

@@ -61,7 +61,7 @@ class Models:
         self._scratch = workspace.scratch
         self.workers = workers
         self._warn = warn
-        self._widens = False
+        self.computes_wide = False
 
     def write(self, name: str, model: onnx.ModelProto) -> Path:
         """A file that holds a model; it lies beside the candidates, where the shared weights are."""
@@ -160,15 +160,15 @@ class Models:
         def ask(model: Path) -> R_co | Failed:
             return self.workers.ask(replace(request, model=model), timeout, cancel, here=True)
 
-        wide = self._widened(request.model) if self._widens else None
+        wide = self._widened(request.model) if self.computes_wide else None
         reply = ask(wide or request.model)
-        if self._widens or not isinstance(reply, Failed) or reply.kind != "build":
+        if self.computes_wide or not isinstance(reply, Failed) or reply.kind != "build":
             return reply
         wide = self._widened(request.model)
         again = reply if wide is None else ask(wide)
         if isinstance(again, Failed):
             return reply
-        self._widens = True
+        self.computes_wide = True
         self._warn(
             "ONNX Runtime has no bf16 kernels for this model on the CPU, so the reference computes in fp32, from the same "
             "weights and inputs."

@@ -442,7 +442,8 @@ def arbitrate(
         return Fault("target", f"It is a bug in {name}, {lack}: {reference} runs the case.")
     if name == right:  # one runtime with two configurations
         name = target.describe()
-        reference = f"the reference ({right} on the CPU, graph optimisations off)"
+        wide = ", in fp32 because it has no bf16 kernels" if subject.models.computes_wide else ""
+        reference = f"the reference ({right} on the CPU, graph optimisations off{wide})"
     newer = ""
     versions = {str(seen.target.get("version", "")) for seen in subject.seen.values()}
     if (
@@ -501,6 +502,12 @@ def arbitrate(
         low,
         {} if isinstance(plain, str) else plain,
     ).judge()
+    if refusal and subject.models.computes_wide and target.target.title == right:
+        # The reference lacks the same kernel: it runs another model than the target is asked for.
+        return Fault(
+            "precision",
+            f"{name} has no bf16 kernel for the case, and {reference} runs it. This is not a bug: run the model in fp32 or fp16.",
+        )
     return replace(fault, sentence=fault.sentence + newer) if fault.whose == "unknown" else fault
 
 

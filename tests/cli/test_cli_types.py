@@ -125,6 +125,12 @@ def test_a_node_without_a_bf16_kernel_is_named(cli: CommandLine, here: Path) -> 
     ran = cli("diagnose", model, "--onnxrt", "-o", "out", "--json", "r.json").ended(0)
     assert [node["op"] for node in ran.result["culprits"]] == ["Mul"]
     assert WIDE in ran.err
+    assert ran.result["fault"]["whose"] == "precision"
+    # The reference is the same runtime, which lacks the kernel too: there is nothing to file.
+    assert not (here / "out/ISSUE.md").exists()
+    notes = (here / "out/NOTES.md").read_text()
+    assert "has no bf16 kernel" in notes
+    assert "and ONNX Runtime runs it" not in notes
 
 
 def test_a_wide_model_rounds_where_the_model_casts() -> None:
