@@ -213,7 +213,10 @@ def _write_set(fix: Fix, options: PrecisionOptions) -> Result:
     minimal = frozenset(
         unit for unit in units if space.describe(frozenset({unit}))[0].outputs in needed
     )
-    fix.minimum = Minimum(minimal, proven=bool(last.minimal_proven), why=last.why)
+    proven = bool(last.minimal_proven)
+    # The reason of the last run is about the set that it wrote.
+    why = None if proven else "the run with the curve did not prove it"
+    fix.minimum = Minimum(minimal, proven=proven, why=why)
     fix.why = None
     fix.keep(units)
     minimum = write_answer(fix)

@@ -529,8 +529,11 @@ def _smaller(result: Result, units: list[Unit], noun: str) -> Iterator[Row]:
         proof = "1-minimal" if proven else "unproven"
         yield "", f"For the given inputs only, {len(minimal)} of these {noun} are enough ({proof})"
     if result.command == "precision":
-        smaller = [point for point in result.curve or () if not point.recommended]
-        sets = [f"{p.nodes} ({p.passed} of {p.samples} samples pass)" for p in smaller[:4]]
+        rest = [point for point in result.curve or () if not point.recommended]
+        # The smallest set that passes all samples is named however many are before it.
+        holding = [point for point in rest[3:] if point.passed == point.samples][:1]
+        listed = [*rest[:3], *(holding or rest[3:4])]
+        sets = [f"{p.nodes} ({p.passed} of {p.samples} samples pass)" for p in listed]
         if sets:
             yield "", f"Other sets, by --keep-set N: {', '.join(sets)}"
     elif not proven:
