@@ -179,6 +179,8 @@ def _with_channels(
     comparison: TensorComparison, reference: Array, target: Array, precision: Precision
 ) -> TensorComparison:
     """Return the comparison of a tensor that matches, with ``by_channel`` where some channels are clearly wrong."""
+    if reference.ndim < 2:
+        return comparison
     ours = _promote(reference.reshape(-1))
     theirs = _promote(target.reshape(-1))
     absolute = np.abs(theirs - ours)
@@ -187,7 +189,7 @@ def _with_channels(
     floor = automatic_tolerance(reference[:0], precision).atol
     # Rounding stays below this in nearly every tensor, which then needs no statistics of channels.
     places = np.flatnonzero(absolute > required * (floor + rtol * np.abs(ours)))
-    if reference.ndim < 2 or not places.size:
+    if not places.size:
         return comparison
     atols = channel_tolerances(reference, precision, places)
     past = absolute[places] / (atols + rtol * np.abs(ours[places]))

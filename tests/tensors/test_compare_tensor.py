@@ -19,7 +19,7 @@ from support import compared, examples, tolerances
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.compare import ErrorStat
-from bisect_trt.tensors.compare import compare_all
+from bisect_trt.tensors.compare import compare_all, compare_tensor
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, to_plain
 from bisect_trt.tensors.tolerance import Tolerance, ToleranceOptions
 
@@ -131,6 +131,19 @@ def test_agrees_with_polygraphy(
         numbers[f"{stat.value}_rel"] = getattr(theirs, f"{stat.value}_reldiff")
     for name, value in numbers.items():
         assert str(getattr(ours, name)) == str(value), name
+
+
+@given(pairs())
+@settings(max_examples=examples(100), deadline=None)
+def test_channels_do_not_change_the_verdict(pair: tuple[NDArray[Any], NDArray[Any]]) -> None:
+    """A tensor of any shape has it, a scalar too."""
+    target, reference = pair
+    with np.errstate(all="ignore"):
+        verdicts = {
+            compare_tensor("x", reference, target, ToleranceOptions(by_channel=each)).passed
+            for each in (False, True)
+        }
+    assert len(verdicts) == 1
 
 
 @given(pairs(), TOLERANCES, TOLERANCES, st.sampled_from(ErrorStat), st.booleans())
