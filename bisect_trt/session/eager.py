@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from types import FrameType
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,6 +108,7 @@ class Eager:
         operations = [Operation(None, (), sample.keys())]
         makers: dict[int, int] = {}  # by storage; a view is made by what made its base
         numbers: dict[object, int] = {}  # by value, of tensors that became Python numbers
+        variables: dict[tuple[FrameType, str], int] = {}  # that a line with such a number assigns
 
         class Recorder(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
             def __torch_dispatch__(
@@ -117,12 +120,20 @@ class Eager:
             ) -> object:
                 read = [*map(_storage, tensors_of((args, kwargs)))]
                 reads = {makers[each] for each in read if each in makers}
+                # By now a variable has its value, which arithmetic may have changed.
+                for (scope, name), number in variables.items():
+                    value = scope.f_locals.get(name)
+                    if _is_telling(value):
+                        numbers.setdefault(value, number)
+                        numbers.setdefault(-value, number)
                 given = (*args, *(kwargs or {}).values())
                 reads |= {numbers[each] for each in given if _is_telling(each) and each in numbers}
                 result = func(*args, **(kwargs or {}))
+                frame = _model_frame()
                 if reads and _is_telling(result):
                     numbers[result] = len(operations)
-                    operations.append(Operation(_line(), reads, (), is_number=True))
+                    variables[frame, _assigned(frame)] = len(operations)
+                    operations.append(Operation(_line(frame), reads, (), is_number=True))
                 in_place = func._schema.is_mutable
                 made = [
                     _whole(each) if in_place else each
@@ -134,7 +145,7 @@ class Eager:
                 if made and reads:
                     makers.update(dict.fromkeys(map(_storage, made), len(operations)))
                     same = set[str]().union(*(find(to_array(each)) for each in made))
-                    operations.append(Operation(_line(), reads, same))
+                    operations.append(Operation(_line(frame), reads, same))
                 return result
 
         arguments = self._bind(sample)
@@ -214,16 +225,28 @@ def _whole(tensor: Any) -> Any:  # noqa: ANN401 - as above
     return tensor.as_strided([tensor.untyped_storage().nbytes() // tensor.itemsize], [1], 0)
 
 
-def _is_telling(value: object) -> bool:
+def _is_telling(value: object) -> TypeGuard[int | float]:
     """Return whether a value is a number that an operation hardly has by chance."""
     return isinstance(value, int | float) and value not in range(-2, 3)
 
 
-def _line() -> str | None:
-    """Return the model's line that runs: the innermost frame outside of PyTorch."""
+def _model_frame() -> FrameType:
+    """Return the model's frame that runs: the innermost outside of PyTorch."""
     frame = sys._getframe(2)
     # Generated code has no file: "<eval_with_key>.0".
     while frame.f_back and re.match(rf"<|.*(?:{INSIDE_TORCH.pattern})", frame.f_code.co_filename):
         frame = frame.f_back
+    return frame
+
+
+def _line(frame: FrameType) -> str | None:
+    """Return ``file:line`` where a frame of the model is."""
     file = frame.f_code.co_filename
     return None if file == __file__ else f"{file}:{frame.f_lineno}"
+
+
+def _assigned(frame: FrameType) -> str:
+    """Return the name that the line where a frame is assigns to; empty if none."""
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    assignment = re.match(r"\s*(\w+)[^=(]*=", line)
+    return assignment[1] if assignment else ""

@@ -55,6 +55,9 @@ class Net(torch.nn.Module):
     def forward(self, x):
         {lines}
 
+    def by(self, x, factor):
+        return x * factor
+
 def make():
     torch.manual_seed(0)
     return Net()
@@ -110,17 +113,39 @@ def test_each_wrong_line_is_named(here: Path, right: str, wrong: str) -> None:
     assert answer.fault.source == line_of(net, right), answer.fault
 
 
-def test_a_number_that_tracing_froze(cli: CommandLine, here: Path) -> None:
-    """Not the line that divides by it, which is right."""
-    body = BODY.replace("m = (h", "limit = float(h.abs().max())\nk = h + 1\nh = k / limit\nm = (h")
-    net = write_net(here / "net.py", body)
+@pytest.mark.parametrize(
+    ("number", "use"),
+    rest_slow(
+        [
+            ("float(h.abs().max()) * 0.02 + 0.001", "h.clamp(min=-limit)"),
+            ("float(h.abs().max())", "k / limit"),
+            ("int(h.abs().max() * 9) // 2", "self.by(k, limit)"),
+        ],
+        1,
+    ),
+)
+def test_a_number_that_tracing_froze(cli: CommandLine, here: Path, number: str, use: str) -> None:
+    """Not the line that reads it, which is right; a constant of the module is no such number."""
+    constant = "h = h / (h.shape[-1] ** 0.5 + 0.25)"
+    lines = f"limit = {number}\nk = h + 1\nh = {use}\n{constant}\nm = (h"
+    net = write_net(here / "net.py", BODY.replace("m = (h", lines))
     x = export(net, here / "model.onnx")
     np.savez("x.npz", x=3 * x)
     words = ("model.onnx", "--onnxrt", "--load-inputs", "x.npz", "--reference", "net.py:make")
     ran = cli("run", *words, "--json", "r.json").ended(1)
-    assert ran.result["fault"]["source"] == line_of(Path("net.py"), "limit = float")
-    said = f"{line_of(Path('net.py'), 'limit = float')} makes a Python number of a tensor"
+    assert ran.result["fault"]["source"] == line_of(Path("net.py"), "limit = ")
+    said = f"{line_of(Path('net.py'), 'limit = ')} makes a Python number of a tensor"
     assert said in " ".join(ran.out.split())
+
+
+def test_a_scalar_does_not_take_the_vote_away(here: Path) -> None:
+    net = here / "net.py"
+    body = "return self.emb(x) * 0.7 / x.abs().sum()"
+    write_net(net, body)
+    x = export(write_net(here / "wrong.py", body.replace("0.7", "0.8")), here / "model.onnx")
+    answer = bisect_trt.compare(here / "model.onnx", {"x": x}, reference=f"{net}:make")
+    assert answer.fault is not None
+    assert answer.fault.whose == "export", answer.fault
 
 
 def test_a_branch_that_tracing_froze(cli: CommandLine, here: Path) -> None:
