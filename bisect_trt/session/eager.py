@@ -124,8 +124,7 @@ class Eager:
                 for (scope, name), number in variables.items():
                     value = scope.f_locals.get(name)
                     if _is_telling(value):
-                        numbers.setdefault(value, number)
-                        numbers.setdefault(-value, number)
+                        numbers.update(dict.fromkeys((value, -value), number))
                 given = (*args, *(kwargs or {}).values())
                 reads |= {numbers[each] for each in given if _is_telling(each) and each in numbers}
                 result = func(*args, **(kwargs or {}))
@@ -246,7 +245,6 @@ def _line(frame: FrameType) -> str | None:
 
 
 def _assigned(frame: FrameType) -> str:
-    """Return the name that the line where a frame is assigns to; empty if none."""
+    """Return the variable that the line where a frame is assigns to; no name of one if none."""
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    assignment = re.match(r"\s*(\w+)[^=(]*=", line)
-    return assignment[1] if assignment else ""
+    return re.split("[:=]", line)[0].strip(" +-*/")
