@@ -194,7 +194,7 @@ def _epilogue(network: Network, index: int) -> list[int]:
     chain: list[int] = []
     while True:
         outputs = network.made(index)
-        readers = [reader for name in outputs for reader in network.consumers.get(name, ())]
+        readers = network.readers_of(outputs)
         if any(is_quantize(network.nodes[reader]) for reader in readers):
             return chain
         if len(readers) != 1 or network.nodes[readers[0]].op_type not in _EPILOGUES:

@@ -305,9 +305,7 @@ def _values(
 def _bounds(network: Network, pair: Pair) -> tuple[float | None, float | None]:
     """The bounds between which all readers let values through: quantizers leave no room for what a Relu or Clip cuts off."""
     names = [network.nodes[index].output[0] for index in pair.dequantize]
-    readers = [
-        network.nodes[reader] for name in names for reader in network.consumers.get(name, ())
-    ]
+    readers = [network.nodes[reader] for reader in network.readers_of(names)]
     if not readers or any(name in network.outputs for name in names):
         return None, None
     if all(node.op_type == "Relu" for node in readers):

@@ -67,9 +67,7 @@ class Folding:
     def stored(self) -> list[str]:
         """Return the tensors to store in place of the nodes, in topological order."""
         network = self.network
-        results = (
-            name for index in network.order if index in self.gone for name in network.made(index)
-        )
+        results = network.made_by(index for index in network.order if index in self.gone)
         return [
             name for name in results if not self.gone.issuperset(network.consumers.get(name, ()))
         ]
@@ -148,9 +146,7 @@ def remove_unread(model: onnx.ModelProto) -> Counter[str]:
     network = Network(model)
     graph = model.graph
     before = len(graph.node), len(graph.value_info)
-    live = network.leading_to(
-        network.producer[name] for name in network.outputs if name in network.producer
-    )
+    live = network.leading_to(network.producers_of(network.outputs))
     read = network.returned.union(*(network.reads[index] for index in live))
     idle = set(network.initializers) - read
     results = set(network.made_by(live))

@@ -390,8 +390,8 @@ def isolate(network: Network, names: Iterable[str], infos: Infos, frozen: Values
     chosen: list[int] = []
     left_out: dict[str, str] = {}
     read: dict[str, None] = {}
-    for index in sorted({network.producer[name] for name in names}, key=network.rank.__getitem__):
-        computed = [name for name in network.reads[index] if not network.is_weight(name)]
+    for index in network.in_order({network.producer[name] for name in names}):
+        computed = network.computed_reads(index)
         reason = _why_not_isolated(computed, infos, frozen)
         if reason is None:
             chosen.append(index)
@@ -407,10 +407,7 @@ def isolate(network: Network, names: Iterable[str], infos: Infos, frozen: Values
     }
     ends = {renamed.get(name, name): name for name in read}
     inputs = [end for end, name in ends.items() if name not in frozen]
-    makers = sorted(
-        network.leading_to(chosen, network.is_weight).difference(chosen),
-        key=network.rank.__getitem__,
-    )
+    makers = network.in_order(network.leading_to(chosen, network.is_weight).difference(chosen))
     detached = {index: rename_reads(network.nodes[index], renamed) for index in chosen}
     isolated_infos = {**infos, **{end: replace(infos[ends[end]], name=end) for end in inputs}}
     model = splice(

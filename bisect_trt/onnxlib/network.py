@@ -197,7 +197,23 @@ class Network:
 
     def parents(self, index: int) -> list[int]:
         """Return the nodes that make what a node reads."""
-        return [self.producer[name] for name in self.reads[index] if name in self.producer]
+        return self.producers_of(self.reads[index])
+
+    def producers_of(self, names: Iterable[str]) -> list[int]:
+        """Return the nodes that make some tensors, in their order."""
+        return [self.producer[name] for name in names if name in self.producer]
+
+    def readers_of(self, names: Iterable[str]) -> list[int]:
+        """Return the nodes that read some tensors, once for each of these."""
+        return [index for name in names for index in self.consumers.get(name, ())]
+
+    def computed_reads(self, index: int) -> list[str]:
+        """Return what a node reads except weights."""
+        return [name for name in self.reads[index] if not self.is_weight(name)]
+
+    def in_order(self, nodes: Iterable[int]) -> list[int]:
+        """Return nodes in topological order."""
+        return sorted(nodes, key=self.rank.__getitem__)
 
     def made(self, index: int) -> Names:
         """Return the tensors that a node makes."""
@@ -231,7 +247,7 @@ class Network:
                 for at, index in enumerate(ordered)
                 for parent in self.parents(index)
             ):
-                return sorted(ordered, key=self.rank.__getitem__)
+                return self.in_order(ordered)
         return ordered
 
     @cached_property
@@ -299,9 +315,7 @@ class Network:
     @cached_property
     def computed(self) -> list[str]:
         """The tensors that nodes make which are not constant, in topological order."""
-        return [
-            name for index in self.order if not self.constant[index] for name in self.made(index)
-        ]
+        return self.made_by(index for index in self.order if not self.constant[index])
 
     @cached_property
     def declared(self) -> Declarations:

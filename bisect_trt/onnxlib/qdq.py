@@ -334,11 +334,7 @@ def _computing(network: Network, pair: Pair) -> Sizes:
             outputs = network.made(index)
             if is_end(node):
                 continue
-            again = any(
-                is_quantize(network.nodes[r])
-                for name in outputs
-                for r in network.consumers.get(name, ())
-            )
+            again = any(is_quantize(network.nodes[r]) for r in network.readers_of(outputs))
             if node.op_type in MOVES and not again and network.returned.isdisjoint(outputs):
                 waiting += outputs
             else:
@@ -350,7 +346,7 @@ def _receiving(network: Network, pair: Pair, readers: Sequence[int]) -> list[int
     """Return the nodes that read a pair's values as they are, or moved by its readers."""
     moving = [index for index in readers if network.nodes[index].op_type in SAME_SCALE]
     names = (pair.tensor, *network.made_by(moving))
-    return [index for name in names for index in network.consumers.get(name, ())]
+    return network.readers_of(names)
 
 
 def _computed_by(network: Network, tensor: str, readers: Mapping[int, Sequence[int]]) -> int | None:

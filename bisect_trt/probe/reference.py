@@ -275,7 +275,7 @@ class InferredValues:
         chosen: list[int] = []
         for index in network.order:
             node = network.nodes[index]
-            reads = [name for name in network.reads[index] if not network.is_weight(name)]
+            reads = network.computed_reads(index)
             if node.op_type in ("Shape", "Size") and reads and reads[0] in static:
                 self._shapes[node.output[0]] = shape_value(node, static[reads[0]])
             elif reads and all(

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from itertools import chain
 from pathlib import Path
 from threading import Thread
 
@@ -189,10 +188,8 @@ def graph_of(subject: Subject, result: Result) -> Graph:
     origins = [origin.node for origin in result.origins or ()]
     wrong = [entry.name for entry in result.comparisons or () if not entry.passed]
     groups = (_outputs(result.culprits), _outputs(origins), wrong, network.outputs)
-    producers = (
-        [network.producer[name] for name in group if name in network.producer] for group in groups
-    )
-    shown = list(dict.fromkeys(next(filter(None, producers), [network.order[-1]])))[:MOST_NODES]
+    producers = filter(None, map(network.producers_of, groups))
+    shown = list(dict.fromkeys(next(producers, [network.order[-1]])))[:MOST_NODES]
     names = dict.fromkeys(
         name for node in shown for name in (*network.made(node), *network.reads[node])
     )
@@ -240,7 +237,7 @@ def graph_of(subject: Subject, result: Result) -> Graph:
             inputs=tuple(name for name in network.reads[node] if source(name) != "weight"),
             outputs=network.made(node),
         )
-        for node in sorted(drawn, key=network.rank.__getitem__)
+        for node in network.in_order(drawn)
     )
     edges = dict.fromkeys(name for node in region for name in (*node.inputs, *node.outputs))
     return Graph(
@@ -261,8 +258,8 @@ def _neighbourhood(network: Network, nodes: Sequence[int]) -> set[int]:
     reached = dict.fromkeys(nodes)
     for _ in range(_STEPS_DRAWN):
         for node in list(reached):
-            readers = (network.consumers.get(name, ()) for name in network.made(node))
-            for neighbour in (*network.parents(node), *chain.from_iterable(readers)):
+            readers = network.readers_of(network.made(node))
+            for neighbour in (*network.parents(node), *readers):
                 if not network.constant[neighbour] and len(reached) < _MOST_DRAWN:
                     reached.setdefault(neighbour)
     return set(reached)

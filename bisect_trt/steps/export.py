@@ -105,7 +105,7 @@ def _of_shapes(network: Network) -> set[str]:
     """Return shapes and what follows from them alone, which has no counterpart in a module, right or wrong."""
     shapes = set[str]()
     for index in network.order:
-        reads = [name for name in network.reads[index] if not network.is_weight(name)]
+        reads = network.computed_reads(index)
         if network.nodes[index].op_type in _SHAPES or (reads and shapes.issuperset(reads)):
             shapes.update(network.nodes[index].output)
     return shapes
@@ -152,7 +152,7 @@ def _locate(
         sentence += f" {number.line} makes a Python number of a tensor: the export holds the one of its example."
     right |= _of_shapes(network)
     nodes = network.leading_to(
-        {network.producer[name] for name in wrong if name in network.producer},
+        network.producers_of(wrong),
         lambda name: name not in right and not network.is_weight(name),
     )
     if nodes:

@@ -68,9 +68,7 @@ def nodes_of(network: Network, layers: Layers) -> list[set[int]]:
         index: place for place in reversed(range(len(layer_nodes))) for index in layer_nodes[place]
     }
     for index in reversed(nodes):
-        readers = (
-            reader for name in network.made(index) for reader in network.consumers.get(name, ())
-        )
+        readers = network.readers_of(network.made(index))
         reader = next((reader for reader in readers if reader in owner), None)
         if index not in owner and reader is not None:
             owner[index] = owner[reader]
@@ -120,7 +118,7 @@ def beside(network: Network, target: Layers, baseline: Layers) -> list[LatencyRo
     ordered = sorted(rows, key=lambda row: times[1][row] - times[0][row])
     return [
         LatencyRow(
-            nodes=tuple(map(network.plain, sorted(rows[row], key=network.rank.__getitem__))),
+            nodes=tuple(map(network.plain, network.in_order(rows[row]))),
             ms=times[0][row],
             baseline_ms=times[1][row],
             layers=tuple(names[0][row]),

@@ -200,9 +200,7 @@ class Marking:
             firm.update(find_origins(network, tensors, required))
             suspected.update(find_origins(network, tensors))
             outputs_fail |= worst > 0
-        origins, mild = (
-            sorted(nodes, key=network.rank.__getitem__) for nodes in (firm, suspected - firm)
-        )
+        origins, mild = map(network.in_order, (firm, suspected - firm))
         first = _of_samples(
             tensor for number in sorted(samples) for tensor in samples[number].values()
         )
@@ -280,17 +278,15 @@ def confirm_origins(look: Marking, layers: LayerComparison) -> LayerComparison:
 
     def sources(index: int) -> list[int]:
         """Return the nodes that make the suspect inputs of a node."""
-        reads = (name for name in network.reads[index] if name in network.producer)
-        suspects = (
-            name for name in reads if name in layers.tensors and layers.tensors[name].is_suspect
-        )
-        return list(dict.fromkeys(network.producer[name] for name in suspects))
+        reads = (name for name in network.reads[index] if name in layers.tensors)
+        suspects = (name for name in reads if layers.tensors[name].is_suspect)
+        return list(dict.fromkeys(network.producers_of(suspects)))
 
     doubted = [index for index in layers.origins if sources(index)]
     if not doubted:
         return layers
     nodes = _reached(doubted, sources)
-    errors = compare_own(look, {name for index in nodes for name in network.made(index)}, 1).tensors
+    errors = compare_own(look, {*network.made_by(nodes)}, 1).tensors
 
     def is_right(index: int) -> bool:
         """Return whether a node was seen to make nothing wrong of the reference's values."""
@@ -303,7 +299,7 @@ def confirm_origins(look: Marking, layers: LayerComparison) -> LayerComparison:
         before = _reached([origin], lambda index: sources(index) if is_right(index) else [])
         wrong = [index for index in before if not is_right(index)]
         origins.update(wrong or [origin])
-        for name in (name for index in before if wrong for name in network.made(index)):
+        for name in network.made_by(before if wrong else ()):
             comparison = tensors.get(name)
             if comparison is not None and comparison.by_channel:
                 tensors[name] = structs.replace(
@@ -312,7 +308,7 @@ def confirm_origins(look: Marking, layers: LayerComparison) -> LayerComparison:
     return replace(
         layers,
         tensors=tensors,
-        origins=sorted(origins, key=network.rank.__getitem__),
+        origins=network.in_order(origins),
         mild=tuple(index for index in layers.mild if index not in origins),
     )
 

@@ -317,7 +317,7 @@ def _own_errors(session: Session, answer: Candidate, nodes: Sequence[int]) -> di
         return {}
     from bisect_trt.steps.layers import Marking, compare_own  # noqa: PLC0415 - as the module says
 
-    names = [name for node in nodes for name in subject.network.made(node)]
+    names = subject.network.made_by(nodes)
     isolated = compare_own(Marking.by(check, subject, held=answer.held), names, MOST_BUILDS)
     errors: dict[int, float] = {}
     for name, comparison in isolated.tensors.items():

@@ -249,14 +249,14 @@ def _fused(session: Session) -> Iterator[list[str]]:
                 for place, node in enumerate(network.nodes)
                 if {node.name, first_output(node)} & {*layer.nodes}
             ]
-            yield [name for place in places for name in network.made(place)]
+            yield network.made_by(places)
 
 
 def _around(network: Network, nodes: Collection[int]) -> list[str]:
     """Return the tensors between some nodes, then those that they read, and those that they make for others."""
-    ordered = sorted(nodes, key=network.rank.__getitem__)
+    ordered = network.in_order(nodes)
     made = [name for name in network.made_by(ordered) if network.consumers.get(name)]
-    read = [name for node in ordered for name in network.reads[node] if not network.is_weight(name)]
+    read = [name for node in ordered for name in network.computed_reads(node)]
     return [*(name for name in made if name in set(read)), *read, *made]
 
 
