@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from bisect_trt.errors import (
     PlaceError,
     UnknownNameError,
 )
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.searches import Releases
 from bisect_trt.options.shared import Data, Search
 from bisect_trt.probe.prober import DoesNotReproduce
@@ -32,13 +34,24 @@ from bisect_trt.targets.options import Target
 from bisect_trt.targets.settings import TargetSettings
 
 
+def _require_nodes(network: Network, names: Sequence[str]) -> None:
+    """Check that a model has nodes of these names.
+
+    Raises:
+        UsageError: It has not.
+    """
+    present = {node.name for node in network.nodes}
+    for name in (name for name in names if name not in present):
+        raise UnknownNameError(f"--fusion {name}: the model has no such node.", name, present)
+
+
 def _package(named: str | None, target: TargetSettings | None, *, has_check: bool) -> Package:
     """Return the package with the releases: the one that is named, or the target's.
 
     Raises:
         UsageError: There is none, or no check command for the one that is named.
     """
-    if named is not None:
+    if named:
         if not has_check:
             raise MissingOptionError(
                 "--package needs a --check command; add one, or name a target instead."
@@ -73,9 +86,7 @@ def run(call: Call) -> Result:
         opened.subject(check.timeout, check.target, older=True) as subject,
         opened.searching(check, subject, target, elsewhere=True) as session,
     ):
-        names = {node.name for node in subject.network.nodes}
-        for name in (name for name in options.fusion if name not in names):
-            raise UnknownNameError(f"--fusion {name}: the model has no such node.", name, names)
+        _require_nodes(subject.network, options.fusion)
         elsewhere = in_releases(session.prober.check, subject, target, fusion=options.fusion)
         pythons = list_releases(package.index_name, wanted)
         console.step(
