@@ -26,6 +26,7 @@ from bisect_trt import UsageError
 from bisect_trt.commands.table import COMMANDS
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import entries
+from bisect_trt.report.console import in_notebook
 from bisect_trt.session import source
 
 COMPARES = "model inputs target **options"
@@ -335,3 +336,15 @@ def test_a_function_says_at_which_sizes_it_fails(here: Path) -> None:
     assert found.sweep is not None
     assert found.sweep.dimensions[0].fail == (2, 5)
     assert (found.sweep.command or "").startswith("bisect_trt.reduce(")
+
+
+def test_a_script_that_imports_a_kernel_is_no_notebook(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is displayed on its standard output."""
+    import_module("ipykernel")
+    import_module("IPython")
+    assert not in_notebook()
+    overflowing(here / "model.onnx")
+    bisect_trt.compare(here / "model.onnx", target="onnxrt", fp16=True)
+    assert capfd.readouterr().out == ""

@@ -68,6 +68,13 @@ def expected_probes(units: int) -> int:
     return 2 * units.bit_length() + 1
 
 
+def in_notebook() -> bool:
+    """Return whether this is the process of a notebook: a script may import its packages too."""
+    package = sys.modules.get("IPython")
+    shell = None if package is None else package.get_ipython()
+    return hasattr(shell, "kernel")
+
+
 class ProgressLine:
     """Some lines on stderr while a command works; in a notebook a display, elsewhere a line every ten seconds."""
 
@@ -198,7 +205,7 @@ class ProgressLine:
 
     def _beat(self, ended: threading.Event) -> None:
         """Show the lines until the end: in a notebook in one display, which is empty in the end."""
-        if "ipykernel" not in sys.modules:
+        if not in_notebook():
             while not ended.wait(HEARTBEAT_S):
                 print(self.text(), file=sys.stderr, flush=True)
             return
@@ -451,7 +458,7 @@ class QuietConsole(Console):
     """
 
     def __init__(self) -> None:
-        shown = is_terminal(sys.stderr) or "ipykernel" in sys.modules
+        shown = is_terminal(sys.stderr) or in_notebook()
         super().__init__(0 if shown else -1, live=True)
 
     def note(self, text: str) -> None:

@@ -50,8 +50,8 @@ _FORMS: dict[Kind, tuple[str, str, str]] = {
     ),
     "command": ("(?P<command>.+)", "command='... python3 -'", "another machine or container"),
     "ray": (
-        "(?P<address>[^,]+)(?:,(?P<resource>cpus|gpus))?(?:,(?P<kind>[^,]+))?",
-        "ray=auto or ray=ADDRESS; ray=auto,cpus for its processor cores; ray=auto,RESOURCE for nodes with a custom resource",
+        "(?P<address>[^,]+)(?:,(?P<resource>cpus|gpus))?(?:,resource=(?P<kind>[^,]+))?",
+        "ray=auto or ray=ADDRESS; ray=auto,cpus for its processor cores; ray=auto,resource=NAME for nodes with a custom resource",
         "a Ray cluster",
     ),
 }

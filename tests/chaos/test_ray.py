@@ -194,7 +194,7 @@ def test_probes_run_on_the_nodes_with_a_resource(
 ) -> None:
     """A cluster of unlike nodes is used by their kind."""
     cluster.add("special", '--resources={"fits": 1}')
-    story, driver = in_cluster(tmp_path / "story", cluster, ",fits")
+    story, driver = in_cluster(tmp_path / "story", cluster, ",resource=fits")
     elsewhere = False
     while driver.poll() is None:
         for name in ("head", "second", "node1", "node2"):
@@ -203,7 +203,7 @@ def test_probes_run_on_the_nodes_with_a_resource(
     assert story.wait(driver) == 0, story.said()
     assert story.answer() == expected
     assert not elsewhere
-    story, driver = in_cluster(tmp_path / "none", cluster, ",missing")
+    story, driver = in_cluster(tmp_path / "none", cluster, ",resource=missing")
     assert story.wait(driver) == 4
     assert "has no CPU on a node with the resource missing" in story.said()
     cluster.kill("special")

@@ -103,7 +103,7 @@ def write_files(folder: Path) -> None:
 
 REFUSALS = """
 1001 --no-such-option | diagnose m.onnx T --no-such-option
-1001 --reference | diagnose m.onnx T --reference float.onnx
+1008 float.onnx does not exist | diagnose m.onnx T --reference float.onnx
 1001 no-such-command | no-such-command
 1001 MODEL | reduce
 1001 -o | reduce m.onnx T

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,7 @@ def test_an_answer_is_kept_where_no_time_is_left_to_doubt_it(
         raise BudgetSpent("the budget is spent (--max-time 60).")
 
     monkeypatch.setattr(arbiter, "ask_evaluator", end)
-    answer = bisect_trt.diagnose(pooled, target="onnxrt", output="out")
+    with caplog.at_level(logging.INFO, "bisect_trt"):
+        answer = bisect_trt.diagnose(pooled, target="onnxrt", output="out")
     assert answer.status == "not_reproduced"
     assert "no time is left to ask whether the reference may be wrong" in caplog.text
