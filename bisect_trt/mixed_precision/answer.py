@@ -51,6 +51,8 @@ from bisect_trt.worker.protocol import Sample as SampleFiles
 
 _FASTER = 0.95
 """A model is faster than another one if it takes at most this share of its time."""
+_NOISE_MS = 0.05
+"""Milliseconds by which runs of the same engine differ on a busy machine; less is no gain."""
 _SHOWN_SUSPECTS = 5
 _SHOWN = 30
 
@@ -275,7 +277,7 @@ def _is_slow(latency: Mapping[str, float | None]) -> bool:
     full, mixed, lowered = (latency.get(name) for name in ("fp32", "mixed", "lowered"))
     if full is None or mixed is None or lowered is None:
         return False
-    return lowered < _FASTER * full <= mixed
+    return full - lowered > _NOISE_MS and lowered < _FASTER * full <= mixed
 
 
 def _time(task: Task, units: Subset, name: str) -> float | None:
