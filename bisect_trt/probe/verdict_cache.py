@@ -56,6 +56,8 @@ class VerdictCache:
         fsspec = _fsspec()
         self.hits = 0
         self._url = url
+        # A search with several workers looks for the same question each time that it guesses.
+        self._missing = set[str]()
         self._proof = proof
         self._scope_of = scope
         try:
@@ -68,13 +70,14 @@ class VerdictCache:
 
     def read(self, key: str) -> Outcome | None:
         """Return the outcome of a question; ``None`` where there is none, or the record is damaged."""
-        if AGAIN in key and not self._proof:
+        if key in self._missing or (AGAIN in key and not self._proof):
             return None
         try:
             record = strict_json(self._files.cat_file(self._path(key)))
             outcome = msgspec.convert(record, Outcome, strict=False)
             msgspec.convert(outcome.layers, list[Layer])
         except (OSError, ValueError, RecursionError, msgspec.ValidationError):
+            self._missing.add(key)
             return None
         self.hits += 1
         return outcome
