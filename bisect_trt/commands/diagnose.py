@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from bisect_trt.mixed_precision.answer import MIXED
 from bisect_trt.options.searches import Diagnose
 from bisect_trt.options.shared import Search
-from bisect_trt.report.reproducer import GOLDEN, INPUTS, ISSUE, MODEL, NOTES, WRITTEN
+from bisect_trt.report.reproducer import GOLDEN, INPUTS, ISSUE, MIXED, MODEL, NOTES, WRITTEN
 from bisect_trt.report.result import Result
 from bisect_trt.session.call import Call
 from bisect_trt.steps.diagnosis import (
@@ -18,7 +17,6 @@ from bisect_trt.steps.diagnosis import (
     folder_of,
     inner_check,
 )
-from bisect_trt.steps.export import judge_export
 from bisect_trt.steps.minimal_case import (
     MOST_FAILURES,
 )
@@ -53,6 +51,8 @@ def run(call: Call) -> Result:
             keep_worst_samples(subject, check, call.result)
         with opened.searching(check, subject) as session:
             if compares and (eager := call.eager(subject)):
+                from bisect_trt.steps.export import judge_export  # noqa: PLC0415 - of references in Python or in another file
+
                 fault = judge_export(session, eager, check.tolerance)
                 if fault and fault.whose == "export":
                     return call.result.end()

@@ -43,7 +43,6 @@ from bisect_trt.session.call import Call
 from bisect_trt.session.checks import CheckSettings, make_scale, tolerance_options
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
-from bisect_trt.steps.export import judge_export
 from bisect_trt.steps.placement import record_placement
 from bisect_trt.steps.rounding import rounding_alone
 from bisect_trt.targets.options import Target
@@ -160,8 +159,11 @@ def _compare(
         ]
         if amplified := rounding_alone(subject, check, of_sample):
             result.amplified = amplified
-    elif wrong and eager and judge_export(session, eager, tolerance) is None:
-        session.console.answer("The export is right, so the target is wrong: `diagnose` it.")
+    elif wrong and eager:
+        from bisect_trt.steps.export import judge_export  # noqa: PLC0415 - of such references alone
+
+        if judge_export(session, eager, tolerance) is None:
+            session.console.answer("The export is right, so the target is wrong: `diagnose` it.")
     return result
 
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 from msgspec import UNSET
 
 from bisect_trt.aliases import Names
-from bisect_trt.mixed_precision.answer import MIXED, find_fix
+from bisect_trt.mixed_precision.answer import find_fix
 from bisect_trt.options.searches import Diagnose, Workaround
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
+from bisect_trt.report.reproducer import MIXED
 from bisect_trt.report.result import Result
 from bisect_trt.session.call import Call
 from bisect_trt.steps.diagnosis import Diagnosis, inner_check

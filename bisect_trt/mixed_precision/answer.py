@@ -36,6 +36,7 @@ from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import IN_JSON, Console, listed
 from bisect_trt.report.parts import Comparison, TradeOff, Unit, Use
+from bisect_trt.report.reproducer import MIXED
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import named
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
@@ -504,7 +505,6 @@ def tell_kept(nodes: Sequence[Unit], console: Console) -> None:
         console.answer(line)
 
 
-MIXED = "mixed.onnx"
 _MOST_PROBES = 20
 _MOST_COSTLY_PROBES = 4
 """The largest number of probes of the search for the minimal set; fewer where a build takes

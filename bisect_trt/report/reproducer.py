@@ -19,15 +19,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jinja2
 import onnx
 from onnx import printer
 
 from bisect_trt.errors import OutputFileError, first_few
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS
-from bisect_trt.report.page import templates
 from bisect_trt.report.result import environment
 from bisect_trt.report.summary import describe_placement
 from bisect_trt.report.text import Entry, block, code, prose, table
@@ -37,7 +35,11 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
 from bisect_trt.tensors.files import Values, replacing, save_npz, save_samples
 
+if TYPE_CHECKING:
+    import jinja2
+
 MODEL = "model.onnx"
+MIXED = "mixed.onnx"
 INPUTS = "inputs.npz"
 TOOL_INPUTS = "inputs.json"
 GOLDEN = "golden.npz"
@@ -325,6 +327,10 @@ def writing(path: Path) -> Iterator[None]:
 @functools.cache
 def _templates() -> jinja2.Environment:
     """Return the environment of the Markdown templates; they escape by filters, as Markdown has no quoting for all places."""
+    import jinja2  # noqa: PLC0415 - it is not needed before the first probe
+
+    from bisect_trt.report.page import templates  # noqa: PLC0415 - as above
+
     markdown = templates(
         autoescape=False,
         trim_blocks=True,

@@ -7,6 +7,7 @@ older one, and the newest release on the package index, in one environment.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.check import Comparing, comparing
@@ -16,11 +17,13 @@ from bisect_trt.report.reproducer import Since
 from bisect_trt.session.checks import CheckSettings, make_check
 from bisect_trt.session.session import Session
 from bisect_trt.steps.arbitration import Fault, arbitrate, exact_tolerance
-from bisect_trt.steps.release_boundary import Newest, ask_newest
 from bisect_trt.steps.second_opinion import Disagreement, Vote, ask_evaluator, right_here
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.deadline import BudgetSpent
+
+if TYPE_CHECKING:
+    from bisect_trt.steps.release_boundary import Newest
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,8 @@ class Arbiter:
         return f"`{command}`: finds the node that differs"
 
     def _newest(self, comparison: Comparing, case: Candidate) -> Newest | None:
+        from bisect_trt.steps.release_boundary import ask_newest  # noqa: PLC0415 - not needed before the first probe
+
         return ask_newest(self.session, comparison, case) if self.installs else None
 
     def _newest_reference(

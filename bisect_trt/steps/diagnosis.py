@@ -15,14 +15,13 @@ import numpy as np
 from msgspec import UNSET, structs
 
 from bisect_trt.errors import quoted
-from bisect_trt.mixed_precision.answer import MIXED, find_fix
 from bisect_trt.onnxlib.qdq import find_quantized
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Diagnose, Reduce
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.parts import Amplified, Failure, Inside
-from bisect_trt.report.reproducer import MODEL, SCRIPT, Since, pack
+from bisect_trt.report.reproducer import MIXED, MODEL, SCRIPT, Since, pack
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Mode
 from bisect_trt.session.call import Call
@@ -50,7 +49,6 @@ from bisect_trt.steps.minimal_case import (
     tell_modules,
 )
 from bisect_trt.steps.reduced_model import deliver, smallest
-from bisect_trt.steps.release_boundary import since_when
 from bisect_trt.steps.reproducer import Left, leave_reproducer, make_folder
 from bisect_trt.steps.rounding import rounding_alone
 from bisect_trt.steps.shrink import shrink
@@ -124,6 +122,9 @@ class Diagnosis:
                 ).sentences
             look_for_others(session, case, self.deliver_another if self.own.find_all else None)
             if answer.fault.is_fixable:
+                from bisect_trt.mixed_precision.answer import find_fix  # noqa: PLC0415 - not needed before the first probe
+                from bisect_trt.steps.release_boundary import since_when  # noqa: PLC0415 - as above
+
                 find_fix(session, self.check, self.search, answer.whole, self.output)
                 after_diagnosis(
                     session, self.check, case, answer.fault, self.output, steady=delivery.steady
@@ -407,6 +408,8 @@ def diagnose_whole(diagnosis: Diagnosis) -> Result:
     if limited:
         name_cause(session, check, answer)
     else:
+        from bisect_trt.mixed_precision.answer import find_fix  # noqa: PLC0415 - not needed before the first probe
+
         measured = result.metric
         find_fix(session, check, diagnosis.search, answer, output)
         if measured and result.metric and result.metric is not measured:
