@@ -195,7 +195,8 @@ class Planner:
             return Slots(stays=Stays.UNTYPED)
         try:
             schema = onnx.defs.get_schema(node.op_type, self._opset, "")
-        except onnx.defs.SchemaError:
+        except (onnx.defs.SchemaError, TypeError):
+            # The operator is unknown, or the version of the opset is past 32 bits.
             return Slots(stays=Stays.OPERATOR)
         return (
             Slots(stays=Stays.OPERATOR)

@@ -259,3 +259,11 @@ def test_addresses_name_each_node_of_nested_bodies() -> None:
     } <= names
     kept = lower_fp16(source, ["x_last"])
     assert [node.op_type for graph in graphs(kept.graph) for node in graph.node].count("Cast") == 0
+
+
+def test_a_version_past_32_bits_lowers_nothing() -> None:
+    source = text_model("(float[4] x) => (float[4] y)", "y = Exp(x)")
+    source.opset_import[0].version = 2**40
+    census = count_lowered(Network(source))
+    assert not census.lowered
+    assert [stays for stays, _ in census.left] == [Stays.OPERATOR]
