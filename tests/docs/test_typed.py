@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+from jsonschema.validators import validator_for
 from pages import ROOT
 
 from bisect_trt.report.answers import ANSWERS, answer_of
@@ -58,6 +59,8 @@ def generated(module: str) -> str:
 def test_the_schema_is_that_of_the_types() -> None:
     text = (ROOT / "docs" / "answer.schema.json").read_text(encoding="utf-8")
     assert text == generated("schema"), "run `make docs`"
+    plain = json.loads(text)
+    validator_for(plain).check_schema(plain)
 
 
 def test_the_keywords_are_those_of_the_options() -> None:
