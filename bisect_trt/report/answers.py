@@ -66,7 +66,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         probes: The number of probes by ending: ``run``, ``cached``, ``fail``, ``pass``, ``unresolved``, ``wasted``, ``shared``
             (read from ``--cache``).
-        wall_s: Seconds from start to end.
+        wall_s: Seconds from start to end, of all sessions of a resumed run.
         artifacts: The files that were written, by kind; ``None`` for those that were not.
         report: The parts of report.html that have no field; they may change between versions.
         other: Fields without a type, of a command of another package.

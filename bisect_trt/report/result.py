@@ -89,7 +89,7 @@ class Result(msgspec.Struct):
         status: ``found``, ``not_reproduced``, ``inconclusive``, ``interrupted`` or ``error``.
         model: Path, sha256, number of nodes and units; empty if it could not be read.
         probes: Number of probes that ran, that were answered from memory, and by verdict.
-        wall_s: Seconds from start to end.
+        wall_s: Seconds from start to end, of all sessions of a resumed run.
         culprits: The nodes of the answer: name, op, outputs.
         minimality: ``1-minimal`` or ``unproven``.
         why: The reason for a missing proof, or a remark.

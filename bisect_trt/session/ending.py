@@ -6,11 +6,14 @@ import errno
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bisect_trt.errors import ExitStatus, ModelFileError, ResourceError
+from bisect_trt.errors import ExitStatus, ModelFileError, ResourceError, RunFolderError
 from bisect_trt.onnxlib.save import require_directory
-from bisect_trt.report.result import says_less
+from bisect_trt.probe.ledger import JOURNAL
+from bisect_trt.report.result import read_result, says_less
+from bisect_trt.session.binding import RUN_FILE
 
 if TYPE_CHECKING:
     from bisect_trt.session.call import Call
@@ -24,6 +27,7 @@ def attempt(call: Call, work: Callable[[], object]) -> tuple[ExitStatus, BaseExc
     """
     result = call.result
     began = time.monotonic()
+    earlier = _earlier_seconds(call.folder) if call.resumed and call.folder else 0.0
     try:
         with system_errors(call):
             require_directory()
@@ -31,8 +35,19 @@ def attempt(call: Call, work: Callable[[], object]) -> tuple[ExitStatus, BaseExc
     except BaseException as ending:
         return result.end_early(ending), ending
     finally:
-        result.wall_s = round(time.monotonic() - began, 3)
+        result.wall_s = round(earlier + time.monotonic() - began, 3)
     return result.exit_status, None
+
+
+def _earlier_seconds(folder: Path) -> float:
+    """Return the seconds of the earlier sessions of a run; of one that was killed, until its last line in the journal."""
+    try:
+        return read_result(folder).wall_s
+    except RunFolderError:
+        begun, *last = (
+            file.stat().st_mtime for file in (folder / RUN_FILE, folder / JOURNAL) if file.exists()
+        )
+        return max([0.0, *(end - begun for end in last)])
 
 
 def keeps_earlier(call: Call) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -69,6 +70,7 @@ def test_it_goes_on(cli: CommandLine, begun: Path) -> None:
     after = read_json(Path("r.json"))
     timeless = ("probes", "culprits", "minimality", "status", "model")
     assert [after[key] for key in timeless] == [before[key] for key in timeless]
+    assert after["wall_s"] > before["wall_s"]
     # Six lines are two probes of one run each; all others were run, one that is asked again maybe
     # more than once.
     runs = [entry["outcome"].get("runs", 1) for entry in entries(begun, "outcome")]
@@ -81,6 +83,14 @@ def test_it_goes_on(cli: CommandLine, begun: Path) -> None:
     assert "probe 1 " in cli("resume", begun, "-v").ended(0).out
     assert node_names(Path("out.onnx")) == list(REQUIRED)
     assert not Path("seen").exists()
+
+
+def test_the_time_of_a_killed_session_counts(cli: CommandLine, begun: Path) -> None:
+    (begun / "result.json").unlink()
+    end = (begun / "journal.jsonl").stat().st_mtime
+    os.utime(begun / "run.json", (end - 1000, end - 1000))
+    assert re.search(r"probes in 1[67] min", cli("resume", begun).ended(0).out)
+    assert read_json(Path("r.json"))["wall_s"] > 1000
 
 
 @pytest.mark.parametrize(
