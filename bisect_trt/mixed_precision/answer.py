@@ -354,6 +354,8 @@ def _trade_off(fix: Fix) -> str | None:
     text += f"; the argmax agrees in {' and '.join(shares)}." if shares else "."
     if traded.holds:
         return f"{text} For this tolerance {count} are needed (--keep-set {len(traded.units)})."
+    if traded is point:
+        return f"{text} No larger set was seen to meet this tolerance."
     return f"{text} With {count}: {row_of(traded.to_part())}."
 
 

@@ -512,7 +512,9 @@ class Fix(Watcher):
         assert check.tolerances is not None, "values are compared"
         assert user_round is not None, "it was run on these"
         tolerance = replace(check.tolerances, atol={**check.tolerances.atol, **self.atol})
-        return probe_on(self.task.prober, written, user_round, tolerance, "the given samples")
+        # With another tolerance it is another question, also of a set that has run on them.
+        label = f"the given samples, within {self.atol}"
+        return probe_on(self.task.prober, written, user_round, tolerance, label)
 
     def _try_forms(self) -> None:
         """Probe the whole model in bf16 and rewritten, where most of it must stay in floats."""
@@ -536,7 +538,7 @@ class Fix(Watcher):
         cures = [] if self.task.settings.bits else [point for point in self.curve if point.cures]
         smallest = min(cures, key=lambda point: len(point.units), default=best)
         large = best and smallest and self._is_large(best.units, smallest.units)
-        self.traded = best if large else None
+        self.traded = best if large or (best in cures and not best.holds) else None
         best = smallest if large else best
         self.keep(self._start if best is None else best.units)
 

@@ -527,7 +527,13 @@ def _smaller(result: Result, units: list[Unit], noun: str) -> Iterator[Row]:
     proven = result.minimal_proven
     if len(minimal) < len(units):
         proof = "1-minimal" if proven else "unproven"
-        yield "", f"For the given inputs only, {len(minimal)} of these {noun} are enough ({proof})"
+        needed = {unit.outputs for unit in minimal}
+        fresh = [unit.rule == "fresh sample" for unit in units if unit.outputs not in needed]
+        reasons = ["lose values alone too"] * (not all(fresh)) + ["are for fresh samples"] * any(
+            fresh
+        )
+        enough = f"For the given inputs {len(minimal)} of these {noun} are enough ({proof})"
+        yield "", f"{enough}; the others {' or '.join(reasons)}"
     if result.command == "precision":
         rest = [point for point in result.curve or () if not point.recommended]
         # The smallest set that passes all samples is named however many are before it.

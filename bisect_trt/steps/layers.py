@@ -29,7 +29,12 @@ from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.record import attribute_texts
 from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.comparison import TensorComparison, required_severity, severity_weight
+from bisect_trt.tensors.comparison import (
+    ComparisonKind,
+    TensorComparison,
+    required_severity,
+    severity_weight,
+)
 from bisect_trt.tensors.files import Arrays
 from bisect_trt.tensors.info import tensor_of
 from bisect_trt.tensors.tolerance import ToleranceOptions
@@ -37,6 +42,7 @@ from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample
 
 MOST_BUILDS = 8
 """A build may take a minute; tensors that no build has shown by then stay unseen."""
+_NONFINITE = (ComparisonKind.INF, ComparisonKind.NAN)
 _SHOWN = 5
 _SHOWN_REASONS = 3
 
@@ -395,15 +401,18 @@ def find_origins(
     """Return the nodes that compute a wrong tensor and have no wrong tensor among their ancestors, in topological order.
 
     A tensor between two wrong ones may match although it is wrong: few large elements make its
-    tolerance large.
+    tolerance large. A NaN or Inf that no later tensor shows, as of a mask before a Softmax, counts
+    only where nothing else is wrong.
 
     Args:
         network: The model.
         tensors: The comparisons.
         severity: The smallest severity of a mismatch that counts as wrong.
     """
+    spreading = _spreading(network, tensors)
     clean: dict[str, bool] = {}
     origins: list[int] = []
+    harmless: list[int] = []
     for index in network.order:
         ancestors_clean = all(clean.get(name, True) for name in network.reads[index])
         comparisons = (tensors.get(name) for name in network.made(index))
@@ -411,10 +420,25 @@ def find_origins(
             comparison is not None and not comparison.passed and comparison.severity >= severity
             for comparison in comparisons
         )
-        clean |= dict.fromkeys(network.made(index), ancestors_clean and not is_wrong)
+        spreads = index in spreading
+        clean |= dict.fromkeys(network.made(index), ancestors_clean and not (is_wrong and spreads))
         if ancestors_clean and is_wrong:
-            origins.append(index)
-    return origins
+            (origins if spreads else harmless).append(index)
+    return origins or harmless
+
+
+def _spreading(network: Network, tensors: Mapping[str, TensorComparison]) -> set[int]:
+    """Return the nodes with an error that is finite, at an output, or shown by a node that reads it."""
+    spreading = set[int]()
+    for index in reversed(network.order):
+        seen = [tensors.get(name) for name in network.made(index)]
+        suspect = [each for each in seen if each is None or each.is_suspect]
+        finite = any(each is None or each.kind not in _NONFINITE for each in suspect)
+        ends = not network.returned.isdisjoint(network.made(index))
+        readers = network.readers_of(network.made(index))
+        if suspect and (finite or ends or not spreading.isdisjoint(readers)):
+            spreading.add(index)
+    return spreading
 
 
 def compare_own(

@@ -262,6 +262,23 @@ def test_rounding_past_the_tolerance_is_told_from_overflow(cli: CommandLine, her
         assert np.abs(exact - rounded).max() <= 2 * trade["atol"][name]
 
 
+def test_a_set_that_cures_and_does_not_hold_has_its_tolerance(cli: CommandLine, here: Path) -> None:
+    """No set holds: the one that is written is tried with the tolerance that is named for it."""
+    blocks(here / "model.onnx", [400.0] * 8)
+    sample = np.random.default_rng(2).standard_normal((1, 4, WIDTH)).astype(np.float32)
+    np.savez("inputs.npz", x=sample)
+    line = (*SAFE, "--load-inputs", "inputs.npz", "--fresh-samples", "20")
+    ran = cli(*line, "--atol", "1e-3", "--rtol", "0").ended(3)
+    result = ran.result
+    assert not any(point["holds"] for point in result["curve"])
+    trade = result["trade_off"]
+    assert (trade["nodes"], trade["holds_for_tolerance"]) == (len(result["keep_fp32"]), False)
+    assert all(0.001 <= atol < 0.01 for atol in trade["atol"].values())
+    assert result["why"] == "the written model fails the tolerance by rounding"
+    assert [use["passed"] for use in result["uses"]] == [True]
+    assert "with `--atol y:" in " ".join(ran.out.split())
+
+
 def test_probabilities_are_compared_with_the_largest(cli: CommandLine, here: Path) -> None:
     """Rounding of logits moves probabilities among 3000 classes by more than 1% of their RMS; a stored weight overflows."""
     rng = np.random.default_rng(3)

@@ -190,6 +190,19 @@ def test_a_mask_hides_no_wrong_tensor(
         assert origins(compare_layers(look), tmp_path / "model.onnx") == ["masked"]
 
 
+@pytest.mark.parametrize("between", ["", "turned = Neg(masked) masked2 = Neg(turned)"])
+def test_an_inf_that_no_later_tensor_shows_hides_no_origin(between: str, tmp_path: Path) -> None:
+    """A causal mask of the smallest float is -Inf in fp16 and harmless; the squares after it overflow."""
+    mask = np.triu(np.full((4, 4), np.finfo(np.float32).min, np.float32), 1)
+    weights = {"mask": mask, "thousand": np.float32(1000), "one": np.float32(1)}
+    body = f"""masked = Add(x, mask) {between} weights = Softmax({"masked2" if between else "masked"})
+        scaled = Mul(weights, thousand) squares = Mul(scaled, scaled) more = Add(squares, one) y = Div(scaled, more)"""
+    model = tmp_path / "model.onnx"
+    onnx.save(text_model("(float[1, 4, 4] x) => (float[1, 4, 4] y)", body, weights), str(model))
+    with looking(model, fp16=True) as look:
+        assert origins(compare_layers(look), model) == ["squares"]
+
+
 MIXING = np.random.default_rng(0).normal(0, 0.2, (16, 16)).astype(np.float32)
 
 
