@@ -352,6 +352,7 @@ def _run(
     from bisect_trt.worker.worker import keep_spare  # noqa: PLC0415
 
     groups = [group for group in COMMANDS[command].groups if group not in (Run, General)]
+    # Callers write Python's names, and groups of options have their own.
     fields = {entry.python: entry.name for group in groups for entry in entries(group)}
     _refuse(check, target)
     values = _values(command, fields, options, target)
@@ -366,6 +367,7 @@ def _run(
     source = Source(model, inputs)
     values["model"] = source.named
     paths = Paths.of(groups, {**values, "output": output}, inputs)
+    # Before there is a folder: a refused call leaves nothing behind.
     paths.refuse()
     folder = Workspace.new_folder(command, source.named) if run is None else Path(run)
     resumed = (folder / RUN_FILE).exists()
@@ -395,10 +397,13 @@ def _run(
     keep_spare()  # the next call finds TensorRT started, and its timing cache warm
     with call.kept, closing(console):
         status, ending = attempt(call, lambda: COMMANDS[command].load()(call))
+        # An answer that nothing reproduces, or that is unproven, is returned; only errors are
+        # raised.
         answered = isinstance(ending, BisectError) and status in (
             ExitStatus.NOT_REPRODUCED,
             ExitStatus.UNPROVEN,
         )
+        # A resume that was refused must not replace the result of the run.
         if not keeps_earlier(call):
             leave_record(result, folder, (), console, None)
     if ending is not None and not answered:

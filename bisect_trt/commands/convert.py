@@ -100,6 +100,7 @@ def _convert_to_onnx(call: Call, options: Convert, target: Target) -> Result:
         )
     census = count_lowered(Network(model), target.keep_fp32, low=LOW_TYPES[precision])
     unchanged = describe_left(census, precision)
+    # A file that is called fp16 and computes in fp32 would be deployed as it is.
     if not census.lowered:
         scope = " outside --keep-fp32" if target.keep_fp32 else ""
         reason = unchanged or f"no node computes in fp32{scope}"

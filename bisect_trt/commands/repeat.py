@@ -172,6 +172,7 @@ def repeat(story: Repetition, limit: int) -> Result:
     if result.bad and story.explain is not None:
         console.step("2. Which fusion do bad builds need?")
         return result.end(why=story.explain(_enough(story)))
+    # Choices can be compared only between builds of both kinds.
     if not (result.good and result.bad):
         return result
     if note := _why_not_compared(story, builds):
@@ -297,6 +298,7 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
     result.reasons = parts
     if unproven := [reason.why for reason in reasons if not reason.proven]:
         return unproven[0]
+    # Without one of its choices a reason does not hold, so one of each is forbidden.
     bans = tuple(min(reason.choices) for reason in reasons)
     verdicts = _build_without(story, bans, min(tries, _enough(story)))
     bad = verdicts[Verdict.FAIL]

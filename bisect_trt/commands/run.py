@@ -110,6 +110,7 @@ def run(call: Call) -> Result:
             "run --steps scores all steps; add a --metric, or `diagnose` the step that is wrong."
         )
     opened = call.open(None, options.load_outputs)
+    # A measurement is a probe, with a verdict in the journal; a comparison needs neither.
     if limits is not None:
         refuse_options(
             options,
@@ -120,6 +121,7 @@ def run(call: Call) -> Result:
         with opened.searching(check) as session:
             return measure(session, target)
     with opened.examined(options.timeout, target) as session:
+        # The number of files is the number of samples, which are known only now.
         for path in filter(None, (options.save_inputs, options.save_outputs)):
             for file in sample_files(path, len(session.subject.samples)):
                 if file != path:
@@ -513,6 +515,7 @@ def _compare_target(
     subject, console, models = session.subject, session.console, session.subject.models
     names = choose_outputs(subject.network, options.onnx_outputs, options.onnx_exclude_outputs)
     tolerance.check_names(names)
+    # Written before the target runs: the inputs are needed most where it crashes.
     if options.save_inputs is not None:
         save_samples(options.save_inputs, subject.samples)
     against = ", ".join(run.name for run in runs) or "the reference"
@@ -547,6 +550,7 @@ def _compare_target(
             raise ModelRefusedError(
                 "No output is left to compare; mark tensors before them: --onnx-outputs NAME."
             )
+        # A target that ended early has written the first samples only.
         pairs = [
             (NpzFile(a), NpzFile(b)) for a, b in zip(outputs, files, strict=True) if a.exists()
         ]

@@ -322,6 +322,7 @@ def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
             )
         for axis, dimension in enumerate(shape):
             called = dimension.name or symbols.get((name, axis)) or f"{name}[{axis}]"
+            # A single size is swept only under a name that has several sizes elsewhere.
             if len(dimension.sizes) == 1 and called not in sizes and not dimension.name:
                 continue
             if sizes.setdefault(called, dimension.sizes) != dimension.sizes:

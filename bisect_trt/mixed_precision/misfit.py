@@ -206,12 +206,14 @@ def find_misfit(
         else ()
     )
     values = [_rows(value, scale.size, pair) for value in _values(subject, plain, pair, references)]
+    # The scale of a bias follows from its product's, so no range of its values fits better.
     if pair.kind == "bias" or not values:
         return Misfit(pair, scale, zero, problems=problems)
     low = np.min([value.min(axis=1) for value in values], axis=0)
     high = np.max([value.max(axis=1) for value in values], axis=0)
     fitted, fitted_zero = grid.fit(low, high, symmetric=grid.low < 0 and not zero.any())
     step = np.abs(scale)[:, None]
+    # Powers: their ratios are decibels, and decibels are bits.
     signal = 0.0
     own = 0.0
     fit = 0.0
@@ -224,10 +226,13 @@ def find_misfit(
         fit += float(
             np.mean(np.square(grid.rounded(exact, fitted[:, None], fitted_zero[:, None]) - exact))
         )
+        # Values up to half a step past the last level still round to it.
         slack = step * 0.5000001
         clipped += float(np.mean((exact < bottom - slack) | (exact > top + slack))) / len(values)
     own_db = _decibels(signal, own)
     could = _decibels(signal, fit)
+    # 16 bits resolve more than the float model's own rounding, so digits lost up there are no
+    # loss.
     could = min(could, _ENOUGH_DB) if grid.high - grid.low > _BYTE else could
     lost = (
         0.0

@@ -433,6 +433,7 @@ class _Looped:
             helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in errors
         )
         error_names = [f"{name}{mark}" for name in errors]
+        # One Loop over the nodes: a model for each node would have to be loaded as often.
         count = self._scalar("count", len(nodes))
         self._main.node.append(helper.make_node("Loop", [count, ""], error_names, body=self._body))
         del self._main.output[:]

@@ -123,6 +123,7 @@ def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None)
                 value.astype(numpy_helper.to_array(weights[name]).dtype), name
             )
         restored = Network(unquantize(subject.network, pairs, merged))
+        # A float file with the same names may hold other weights than those that were quantized.
         if _same(subject, source, restored):
             missing = len(stored) - len(found)
             why = (

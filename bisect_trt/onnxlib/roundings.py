@@ -174,6 +174,7 @@ def lows_of(graph: onnx.GraphProto) -> dict[str, Precision]:
             else coarser(*(lows.get(name) for name in reads(node)))
         )
         keeps = held(node) is not None or _MOVE.fullmatch(node.op_type) is not None
+        # A Cast rounds only where its result has fewer digits than what it reads.
         if node.op_type == "Cast":
             keeps = precision is None or node.input[0] in typed
         low = before if keeps else coarser(before, precision)

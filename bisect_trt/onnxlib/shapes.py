@@ -346,6 +346,7 @@ def input_sizes(
     for name, shape in shapes.items():
         require_input(name, inputs)
         if name in infos:
+            # The first size that is given for a name stands.
             sizes = _named_sizes(infos[name], shape) | sizes
     chosen: dict[str, Shape] = {}
     assumed: dict[str, Shape] = {}

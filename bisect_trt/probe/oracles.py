@@ -207,6 +207,7 @@ def outcome_of_comparisons(
         strict: Whether any mismatch fails; else one has to be as severe as the user's failure.
     """
     samples = _grouped(reply.comparisons, "sample")
+    # The outcome is that of one sample: a mix of several is a failure that no input shows.
     sample = max(
         samples,
         key=lambda number: max(comparison.severity for comparison in samples[number]),
@@ -216,6 +217,7 @@ def outcome_of_comparisons(
         sample = next(reversed(samples), None)
     comparisons = samples.get(sample, [])
     failed = [comparison for comparison in comparisons if not comparison.passed]
+    # The user's tolerance is a verdict of its own, however small the error past it is.
     strict = strict or tolerance.explicit
     weight = severity_weight(tolerance.precision)
     severity = (

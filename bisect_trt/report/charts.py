@@ -45,7 +45,9 @@ def curve_chart(curve: Curve) -> Entry:
     """
     points = curve.points
     ratios = [_ratio(point.ratio) for point in points]
+    # Zero and infinity have no place on a logarithmic scale.
     powers = [math.log10(ratio) for ratio in ratios if 0 < ratio < math.inf]
+    # At least a decade on each side, so that the line of the tolerance is not at the edge.
     low = max(min([-1, *map(math.floor, powers)]), _LOWEST)
     high = min(max([1, *map(math.ceil, powers)]), _HIGHEST)
     band = 0.0 if all(ratio < math.inf for ratio in ratios) else _BAND

@@ -272,6 +272,8 @@ def _ask_again(
             fails = oracle(question) is Verdict.FAIL
         if runs_left and not fails:
             fails = oracle(Again(question, runs=runs_left)) is Verdict.FAIL
+        # The larger model fails without this unit and the smaller does not: nodes outside the
+        # answer fail too.
         if fails and usable and oracle(Again(Units(part), runs=runs)) is not Verdict.FAIL:
             return replace(minimum, proven=False, why=_NOT_NEEDED)
         if fails:

@@ -228,6 +228,7 @@ def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> R
     for good in _replacements(bad, goods) if bad else ():
         places = [place for place, choice in bad.items() if good.get(place) != choice]
 
+        # The default arguments bind the values of this turn of the loop.
         def mixed(units: Subset, good: Places = good, places: Sequence[Place] = places) -> Held:
             pins = {**good, **{places[unit]: bad[places[unit]] for unit in units}}
             title = f"{len(units)} of {len(places)} choices of {name}, the others of good builds"
@@ -239,6 +240,8 @@ def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> R
         if not places:
             reason = "it made the same choices as a good build, as far as they can be pinned"
             continue
+        # Both ends of the search have to repeat what was seen, else choices between them decide
+        # nothing.
         if ask(frozenset(range(len(places)))) is not Verdict.FAIL:
             reason = "with all pinnable choices of the bad build, the build is not bad, so something else decides"
             break
@@ -249,6 +252,7 @@ def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> R
         turned = {places[unit]: bad[places[unit]] for unit in minimum.units}
         choices = frozenset(turned.values())
         _, chose = bench(mixed(minimum.units))
+        # A builder may drop a pin without saying so.
         if not choices <= chose:
             missing = ", ".join(
                 f"{choice.layer}: {choice.said}" for choice in sorted(choices - chose)
@@ -258,6 +262,7 @@ def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> R
                 proven=False,
                 why=f"the build with it pinned does not report the choice {missing}",
             )
+        # The choices are enough for a bad build; now whether a bad build needs them.
         title = f"choices of good builds, {len(choices)} of {name} forbidden"
         pinned = tuple(choice for place, choice in good.items() if place not in turned)
         verdict, chose = bench(Held(title, pinned, tuple(sorted(choices))))

@@ -130,6 +130,7 @@ def free(
             declared[name][axis] = symbol
         name, axis = places[0]
         span = [shape[axis] for shape in profile.get(name, ())]
+        # Each name gets a size of its own, so that an output's size tells which name it follows.
         other |= dict.fromkeys(places, _other_size(sample[name].shape[axis], number, span))
     network = Network(free_inputs(subject.network.proto, declared, forget=False))
 

@@ -237,6 +237,7 @@ def latency(session: Session, target: TargetSettings, baseline: str | None) -> R
         for row in rows
     ]
     console.table(("difference", "target", "baseline", "nodes"), shown, _SHOWN)
+    # A profile from a file cannot be measured again by `diagnose`.
     if mine > _RATIO * its and read is None:
         limits = Limits(slower_than=_RATIO, baseline=baseline)
         result.suggest(session.command("diagnose", CheckSettings(target=target, limits=limits)))

@@ -442,6 +442,7 @@ def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) ->
     if not remaining:
         return ()
     units = subject.units.with_weights(remaining)
+    # A larger model that matched has no failure left, as long as failures are monotone.
     matched = (record.units for record in ledger.passed if ledger.ended(record, Ending.PASSED))
     if case.minimum.rest_passes and not sure and any(units <= larger for larger in matched):
         result.more_failures = False
@@ -454,6 +455,7 @@ def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) ->
         Ending.BROKEN,
         Ending.MISMATCHED,
     )
+    # While one failure is followed, another kind counts as unresolved.
     if fails and not record.fails:
         session.console.say("  it fails in another way, which is followed from here on")
         ledger.follow(outcome)

@@ -259,6 +259,8 @@ def list_releases(package: str, wanted: Range, timeout: float | None = None) -> 
             continue
         for release in list_index(package, python or None, timeout):
             interpreters.setdefault(Version(release), python)
+        # Each interpreter costs a request to the index, so the search ends once the range is
+        # covered.
         if (
             interpreters
             and min(interpreters) <= (wanted.oldest or min(interpreters))

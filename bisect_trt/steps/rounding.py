@@ -390,11 +390,14 @@ def rounding_turns(
     fed = {name: known[name] for name in names}
     unit = UNITS.get(precision, 0.0)
     moved: Array = np.zeros(fed[decisive].shape)
+    # The target rounds the model's inputs too, and no computed side shows by how much.
     if decisive in inputs and unit:
+        # Below its smallest normal number fp16 loses more than the relative unit says.
         least = (
             float(np.finfo(np.float16).smallest_subnormal) if precision is Precision.FP16 else 0.0
         )
         moved = np.maximum(np.abs(fed[decisive]) * unit, least)
+    # Stored weights have the same bits on all sides.
     for name in fed.keys() - weights.keys() - ({decisive} if decisive in inputs else set()):
         apart = [
             _difference(fed[name], side.get(name), unit if name in inputs else None)
@@ -406,6 +409,8 @@ def rounding_turns(
         resolved = automatic_tolerance(
             value, coarser(precision, precision_of(value.dtype)) or precision
         )
+        # Each of two compared values may be off by this, so the gap between them by twice as
+        # much.
         return np.asarray(
             2
             * np.minimum(
@@ -422,6 +427,8 @@ def rounding_turns(
         return np.clip(other, value - slack, value + slack).astype(value.dtype)
 
     slack = slack_of(fed[decisive])
+    # Beside the values of each side, all values moved to one end: a decision may turn between
+    # sides.
     ways = [
         {**fed, decisive: (fed[decisive] + way * slack).astype(fed[decisive].dtype)}
         for way in (0, -1, 1)

@@ -272,6 +272,7 @@ def bar(
         "barrier", "barriers around the culprit", False, why="it fails with them too"
     )
     far = [*near, *network.computed] if everywhere else []
+    # ONNX Runtime moves Transpose nodes through Max, and not through Einsum.
     transposes = any(node.op_type == "Transpose" for node in network.nodes)
     kinds: tuple[Barrier, ...] = ("Max", "Einsum") if transposes else ("Max",)
     where: list[tuple[Barrier, list[str]]] = [*product(kinds, (near, far))]

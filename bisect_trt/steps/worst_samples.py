@@ -39,6 +39,7 @@ def keep_worst_samples(subject: Subject, check: CheckSettings, result: Result) -
                 Compare(check.target, model, samples, check.tolerance, every=True), check.timeout
             )
     finally:
+        # Activations of many samples would fill the disk that the search needs.
         for path in (*inputs, *golden):
             path.unlink(missing_ok=True)
     severity: dict[int, float] = {}
@@ -48,6 +49,7 @@ def keep_worst_samples(subject: Subject, check: CheckSettings, result: Result) -
                 severity.get(comparison.sample or 1, 0.0), comparison.severity
             )
     if severity:
+        # The worst, in the order of the files, so that their new numbers ascend.
         stay = sorted(sorted(severity, key=lambda number: (-severity[number], number))[:FEW])
         subject.console.say(
             f"{len(severity)} of {len(subject.samples)} samples fail; the worst are diagnosed: {', '.join(map(str, stay))} "

@@ -153,7 +153,9 @@ def compare_tensor(
     if "U" in (reference.dtype.kind, target.dtype.kind):
         return _compare_strings(reference, target, facts)
     resolved = tolerance.resolve(reference, precision or options.precision)
+    # A tolerance of the user holds as it is written, without an allowance for ties.
     step = None if tolerance != Tolerance() or options.validate else step
+    # Behind a quantized tensor, one tie of rounding moves all values that depend on it a little.
     if step is not None and step.size is None and reference.dtype.kind == "f":
         ripple = max(resolved.atol, RIPPLE * finite_rms(reference))
         resolved = ResolvedTolerance(ripple, max(resolved.rtol, RIPPLE))
@@ -165,6 +167,7 @@ def compare_tensor(
     else:
         comparison = TensorComparison(passed=True, kind=ComparisonKind.MATCH, **facts)
     if not invalid:
+        # One wrong channel of many is lost in the scale of the whole tensor.
         automatic = tolerance == Tolerance() and stat is ErrorStat.ELEMWISE and step is None
         if options.by_channel and automatic and comparison.passed and is_floating(reference):
             low = coarser(precision or options.precision, precision_of(reference.dtype))

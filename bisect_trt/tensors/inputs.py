@@ -323,6 +323,7 @@ def _loaded(paths: Sequence[Path]) -> Iterator[tuple[Plain, str]]:
     files = [(path, run.samples) for path in paths for run in load_runs(path)]
     samples_of_all = [sample for _, samples in files for sample in samples]
     names = [name for sample in samples_of_all for name in sample]
+    # Files without a common input are parts of one sample.
     if len(files) > 1 and len(set(names)) == len(names):
         merged = {name: values for sample in samples_of_all for name, values in sample.items()}
         yield merged, f"The inputs from {', '.join(map(str, paths))} together"

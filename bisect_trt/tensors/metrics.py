@@ -165,6 +165,7 @@ def _top(
         if is_floating(ours)
         else None
     )
+    # Every score would be 1, whatever the target computes.
     if rows is not None and k >= rows.shape[1]:
         raise ValueRefusedError(
             f"--metric {metric}: '{name}' has {rows.shape[1]} classes a row, so every label is among its {k} largest; name "

@@ -230,6 +230,7 @@ def slots(word: str, address: str, resource: str, kind: str = "") -> tuple[Place
     """
     if importlib.util.find_spec("ray") is None:
         raise PlaceError(f"--on {word}: Ray is not installed; run: pip install ray.")
+    # In a process of its own: Ray starts threads, and waits for ever for a cluster that is gone.
     command = module_command(__name__, address, resource, kind)
     errors = [f"no answer from {address} in {_LOOK_SECONDS} s"]
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -218,12 +218,15 @@ def fused_nodes(listed: str, parsed: ParsedNetwork) -> list[Found]:
     ]
     if not entries:
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+            # The keys differ between releases, and without detailed verbosity layers are plain
+            # names.
             entries = json.loads(listed, strict=False)["Layers"]
     origins = Origins.of(parsed)
     result = []
     for entry in entries:
         layer, *_ = read_layers([entry], origins)
         paths = [path.split(" | ") for path in _METADATA.findall(str(dict(entry).get("Metadata")))]
+        # The metadata of a node in a body has the If or the Loop around it too.
         around = {outer.rpartition(" (")[0] for path in paths for outer in path[1:]}
         named = {path[0] for path in paths} or {
             node[0] for node in parsed.nodes if {*node[1]} & {*layer["tensors"]}

@@ -29,8 +29,10 @@ def tool_commands(
         lowered: Whether the low precision is written into the model as Casts.
     """
     options = settings.of(TrtSettings)
+    # Casts in the model hold its types; the tools' switches would lower the nodes that are kept.
     low = () if lowered else [name for name in settings.low_precisions if name != "tf32"]
     shapes = (options.min_shapes, options.opt_shapes or options.max_shapes, options.max_shapes)
+    # The tools take all three shapes of a profile or none.
     profile = list(zip(_PROFILE, shapes, strict=True)) if options.min_shapes else []
     level = options.builder_optimization_level
     levels = [str(level)] * (level is not None)

@@ -225,6 +225,8 @@ class TrtRunner:
             constrain(trt, parsed, settings)
         set_ranges(trt, config, parsed.network, settings, process.cuda)
         if not APIS[settings["runtime"]].portable:
+            # Builds that begin with the same file share one cache, so that no tactic is timed
+            # twice.
             start = settings["load_timing_cache"]
             if start not in process.timing_caches:
                 process.timing_caches[start] = config.create_timing_cache(
@@ -235,6 +237,7 @@ class TrtRunner:
             selector = tactic_selector(trt, settings, record=record)
         if selector is not None:
             config.algorithm_selector = selector
+        # Errors of an earlier build are no reason for this one to fail.
         log.errors.clear()
         log.layers = ""
         with compiler_options(config, settings["compiler_options"]) as ignored:
