@@ -208,5 +208,6 @@ def _leave(
     except BisectError as error:
         call.console.error(str(error), error.code)
         return error.status
+    # A report that was asked for and not written is an error, unlike the one in the run's folder.
     lost = general.report is not None and result.artifacts["report"] is None
     return OutputFileError.status if lost else None

@@ -19,6 +19,7 @@ def run(call: Call) -> Result:
         {choice.layer for b in builds if b.good is side for choice in b.choices}
         for side in (True, False)
     )
+    # Layers of other models would all count as choices of one side.
     if good and bad and not good & bad:
         console.warn("good and bad builds have no layer in common; are they of one model?")
     rows = compare_builds(builds)

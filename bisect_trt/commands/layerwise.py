@@ -54,6 +54,7 @@ def run(call: Call) -> Result:
         result = session.result
         look = Marking(subject, target, tolerance, options.timeout)
         console.step(f"{target.describe()} against the reference, every tensor an output")
+        # Marks may change what the compiler fuses, so the unmarked model has the last word.
         original = look.unmarked()
         record_placement(session, target)
         layers = compare_layers(look, original)
@@ -73,6 +74,7 @@ def run(call: Call) -> Result:
         console.say(f"  the model's own outputs, without marks: {original.reason}")
         fill_in(result, subject, layers)
         tell(subject, layers, console)
+        # Every tensor matches, and the outputs of the unmarked model do not.
         if layers.hidden:
             console.answer(
                 "Marking hides the failure. `bisect-trt diagnose` works without marks; `bisect-trt workaround` finds which "

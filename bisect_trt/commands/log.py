@@ -26,6 +26,7 @@ def run(call: Call) -> Result:
     show = call.console.answer
     folder = options.run
     number = options.number
+    # `log 3` is probe 3 of the newest run, unless there is a folder of that name.
     if folder is not None and number is None and str(folder).isdecimal() and not folder.exists():
         folder, number = None, int(str(folder))
     folder = newest_run() if folder is None else folder

@@ -129,6 +129,7 @@ def _values(name: str, text: str, package: Package | None) -> Iterator[_Value]:
             oldest, _, newest = value.partition("..")
             releases = list_releases(package.index_name, Range.read(oldest, newest or oldest))
             for release, python in releases.items():
+                # Old releases were built against NumPy 1.
                 wanted = with_numpy(package.requirements(release))
                 place = Environment(wanted, python, alone=bool(package.parts))
                 yield release, ("--on", f"env={place}")

@@ -186,6 +186,7 @@ def run(call: Call) -> Result:
     if options.find_all and not (options.reduce_inputs and options.reduce_outputs):
         raise ConflictError("--all conflicts with --no-reduce-inputs and --no-reduce-outputs.")
     call.may_write(*options.files, overwrite=options.overwrite)
+    # Files of failures that are found later are checked before anything runs.
     for number in range(2, MOST_FAILURES + 1) if options.find_all else ():
         call.may_write(*options.of_another(number).files, overwrite=options.overwrite)
     check = call.check(call[Target].settings())

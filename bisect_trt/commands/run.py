@@ -313,6 +313,7 @@ def explain_fusions(session: Session, target: TargetSettings, options: RunOption
     switches = target.target.switches(
         target, Looked(None if isinstance(looked, Failed) else looked)
     )
+    # Each option alone: with two off, neither could be named for a layer.
     engines = {
         switch.name.removeprefix("pass:"): ask(switch.turn(target))
         for switch in switches
@@ -357,6 +358,7 @@ def audit_precision(target: TargetSettings, layers: Sequence[Json]) -> Precision
     sentence = f"{len(layers)} layers{precisions}."
     requested = [name for name in target.low_precisions if name != "tf32"]
     missed = [name for name in requested if counts[name] < _LITTLE * total]
+    # Without a precision in the inspector's layers nothing is known.
     if missed and total:
         precision, number = counts.most_common(1)[0]
         sentence = (

@@ -115,6 +115,7 @@ class _Reduction:
                     shortened[name][index] = values[name][index]
                 return shortened
 
+            # A model's only input is not set to zero as a whole.
             if len(parts) > (level == 0):
                 noun = "elements" if level == depth else "slices" if level else "inputs"
                 self._keep_fewest(len(parts), build, f"{noun} that are not zero")

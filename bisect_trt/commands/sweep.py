@@ -269,6 +269,7 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
     unsure = next((point for point in below if probed.get(point) is not Verdict.PASS), None)
     if unsure is not None:
         reason = f"the next smaller size, {_words(sized.sizes(unsure))}, did not pass"
+    # The smallest twice: whether it fails by chance matters more than its neighbours.
     points = (smallest, smallest, *(point for point in below if point in probed))
     changed = contradicted(
         session.prober, ((sized.candidate(point), probed[point]) for point in points)

@@ -296,9 +296,11 @@ def _values(
     if stored is not None:
         yield stored
         return
+    # A clip between the tensor and its quantizer is a part of the quantized range.
     low, high = pair.clip or _bounds(network, pair)
     for reference in references:
         value = reference.select([pair.tensor]).get(pair.tensor)
+        # Kind V is bfloat16 and the 8-bit floats, which NumPy does not know.
         if value is not None and value.dtype.kind in "fV" and value.size:
             floats = value.astype(np.float32)
             if low is not None or high is not None:

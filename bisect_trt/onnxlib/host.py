@@ -95,6 +95,7 @@ def _in_loop(
     moved = rename_reads(node, inside)
     keep_only(moved.output, [inside.get(tensor, tensor) for tensor in node.output])
     condition = name("condition")
+    # A Loop has to carry its condition beside the state.
     carried = [name("carried") for _ in (condition, *reads)]
     body = helper.make_graph(
         [moved, *copies([condition, *(inside[tensor] for tensor in reads)], carried)],
@@ -121,6 +122,7 @@ def _in_loop(
     nodes = [helper.make_node("Constant", [], [once], once, value=integers), loop]
     axes: list[str] = []
     attributes: dict[str, Any] = {"axes": [0]}
+    # Since opset 13 the axes are an input. A Loop stacks what it scans on a new first axis.
     if opset >= _SQUEEZE_BY_INPUT:
         nodes.insert(1, helper.make_node("Constant", [], [axis], axis, value=first))
         axes = [axis]

@@ -41,6 +41,7 @@ def count_lowered(
         dtypes: ``TensorProto.DataType`` of tensors with a type that ONNX cannot infer.
         low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
     """
+    # Nodes of a function are lowered at each call, so they are counted at each.
     if network.proto.functions:
         network = Network(inline_functions(network.proto, keep))
     model = network.proto

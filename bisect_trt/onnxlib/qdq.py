@@ -174,6 +174,7 @@ def _find_pairs(network: Network, unpaired: dict[int, str]) -> list[Pair]:
         partners, problems[index] = (
             _readers(network, node.output[0]) if makes else _makers(network, node.input[0])
         )
+        # Fan-out makes several dequantizers of one tensor: they share one scale and are one pair.
         links += [(index, partner) for partner in partners]
     pairs = []
     for nodes in _components(ends, links):
@@ -197,6 +198,7 @@ def _readers(network: Network, name: str) -> tuple[list[int], str | None]:
         node = network.nodes[index]
         if is_dequantize(node) and node.input[0] == name:
             dequantizing.append(index)
+        # Exporters leave Reshape and Transpose between the ends; integers pass through unchanged.
         elif node.op_type in _INTEGER_MOVES and name in _moved_inputs(node):
             for readers, reader_problem in (
                 _readers(network, output) for output in network.made(index)
@@ -229,6 +231,7 @@ def _makers(network: Network, name: str) -> tuple[list[int], str | None]:
     if node.op_type not in _INTEGER_MOVES:
         return [], f"{network.describe(maker)} computes quantized values"
     sources = [_makers(network, tensor) for tensor in _moved_inputs(node)]
+    # A move of weights and activations has no scale of its own that could be taken out.
     stored = any(not makers and problem is None for makers, problem in sources)
     mixed = f"{network.describe(maker)} moves it from a quantized weight" if stored else None
     return [index for makers, _ in sources for index in makers], next(

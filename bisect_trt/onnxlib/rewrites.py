@@ -388,6 +388,7 @@ def _layer_norm(view: NetworkView, index: int) -> Fragment | None:
     if averaged is None or squared is None or small is None:
         return None
     axes = sorted(axis % rank for axis in squared)
+    # LayerNormalization takes all axes from one on.
     if sorted(axis % rank for axis in averaged) != axes or axes != list(range(axes[0], rank)):
         return None
     fragment = Fragment(view, index, match.nodes)

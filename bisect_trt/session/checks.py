@@ -590,6 +590,7 @@ def metric_check(subject: Subject, runs: BuiltinCheck, options: MetricOptions) -
     check = MetricCheck(runs, make_scale(subject, options), rest)
     if not subject.stream or subject.settings.data.given:
         return check
+    # Steps that were made up are drawn anew for fresh prompts; given ones are all there are.
     return replace(
         check,
         other_stream=lambda stream: replace(check, scale=make_scale(subject, options, stream)),

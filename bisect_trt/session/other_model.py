@@ -91,6 +91,7 @@ class OtherModel:
             for name, node in network.producer.items()
             if name in nodes and nodes[name].op_type == network.nodes[node].op_type
         }
+        # Another exporter's names match by accident only.
         if len(named) < _SAME_NAMES * len(network.producer):
             named = set()
         operations = [Operation(None, (), sample.keys())]

@@ -274,6 +274,8 @@ def _ranges(subject: Subject, names: Iterable[str]) -> dict[str, ValueRange]:
         if info is None or info.dtype.kind == "c":
             continue
         size = math.prod(int(dim) for dim in info.shape or () if dim is not None)
+        # Ranges are for a reader; reading gigabytes of activations for them is not worth the
+        # wait.
         remaining -= size
         if remaining < 0 or not size:
             continue

@@ -329,12 +329,15 @@ class Session:
             check.metric is not None
         ):  # Identity nodes have no score, and the reference meets the bound
             return NEVER_PASSES if prober.ledger.is_broken else None
+        # The model without the answer comes first: it has all operators that a broken check may
+        # dislike.
         rest = self.subject.rest(answer) if answer else None
         try:
             for candidate in filter(None, (rest, self.subject.identity)):
                 if prober.probe(candidate).passes:
                     title = f"{candidate.title}, twice more"
                     again = Probe(replace(candidate, title=title), again=True, runs=2)
+                    # A check that fails at random also passes at random.
                     if by_user and prober.probe(again).fails:
                         return FLAKY.format(
                             f"'{candidate.title}' passed, and failed when asked again"

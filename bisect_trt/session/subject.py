@@ -249,6 +249,7 @@ class Subject:
             )
         if samples is not None:
             shapes = common_shapes(samples)
+        # The model must hold at both ends of the ranges, as a profile has to.
         smallest, sizes = (
             input_sizes(
                 proto, {**shapes, **sizes_at(data.input_shapes, share)}, assume=samples is None
@@ -259,6 +260,7 @@ class Subject:
         self.assumed = sizes.assumed
         if not self.settings.stays_free:
             self.say_sizes()
+        # The user's sizes win: from here on the model declares them.
         if contradicted:
             given = {name: free.get(name, sizes.shapes[name]) for name in contradicted}
             self.network = Network(free_inputs(proto, self._with_symbols(given)))

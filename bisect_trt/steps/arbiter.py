@@ -132,6 +132,8 @@ class Arbiter:
         is_reference = (
             comparison.runtime.target is reference_settings().target and not subject.workers.places
         )
+        # Two implementations of the standard that agree leave no doubt that another release could
+        # raise.
         if opinion is Vote.AGREES or (opinion is Vote.NONE and not is_reference):
             return None
         if isinstance(opinion, Disagreement):

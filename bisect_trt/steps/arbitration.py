@@ -209,6 +209,7 @@ class Opinions:
             expected, values, tolerance or self.tolerance, lows=lows_of(self.model.graph)
         )
         wrong = [comparison for comparison in comparisons if not comparison.passed]
+        # NaN compares as smaller than every error, and is worse than all.
         errors = [
             math.inf
             if comparison.max_abs is None or math.isnan(comparison.max_abs)

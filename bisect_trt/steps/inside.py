@@ -227,6 +227,7 @@ def _bodies(level: _Level, ledger: Ledger) -> Iterator[tuple[str | None, int | N
             if (body := outer.branch(branch)) is not None:
                 yield branch, None, body
     else:
+        # A build has no iterations, so the first stands for all.
         number = 1 if models.build_only else _first_wrong(level, ledger)
         state = _state(level, number) if number else None
         body = None if state is None else outer.iteration(number, state)

@@ -119,6 +119,7 @@ def save_min_good(session: Session, path: Path | None, answer: Candidate) -> str
 
     reads = tensors(answer.units, made=False)
     makes = tensors(answer.units, made=True)
+    # A passing model without a connection to the answer shows nothing about it.
     neighbours = [
         units
         for units in {

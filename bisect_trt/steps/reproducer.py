@@ -173,6 +173,7 @@ def leave_reproducer(
     candidate = replace(
         answer.candidate, made=strip(answer.candidate.proto), title="the reproducer, read back"
     )
+    # Other weights may not fail; then the folder has the model's own, which is said.
     disguised = _disguise(session, candidate, check.runtime, folder) if own.anonymise else None
     candidate, record = disguised or _read_back(session, candidate, folder)
     outcome = session.outcome(record)
@@ -211,6 +212,8 @@ def leave_reproducer(
     )
     written = reproducer.write(folder)
     minimum = answer.case.minimum
+    # The script runs as the reader of the report will run it, in a process without the tool's
+    # state.
     trial = _try_script(session, folder, outcome.seconds)
     command = rerun_command(folder / SCRIPT, subject.workers.places)
     reason = None if trial.shows else trial.why

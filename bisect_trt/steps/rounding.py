@@ -318,6 +318,7 @@ def _decides(node: onnx.NodeProto) -> bool:
 
 def mark_decisions(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with the tensors that its deciding nodes read and make among its outputs; the same if it has none."""
+    # A tensor must not be an output twice.
     ends = {value.name for value in (*model.graph.input, *model.graph.output)}
     tensors = {name for node in model.graph.node for name in node.output} - ends
     deciding = [

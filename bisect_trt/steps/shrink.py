@@ -154,6 +154,7 @@ def _parameters_fit(network: Network) -> bool:
     infos |= {tensor.name: tuple(tensor.dims) for tensor in network.proto.graph.initializer}
     for node in network.nodes:
         shape = infos.get(node.output[0] if node.output else "") or ()
+        # QuantizeLinear and DequantizeLinear name their axis; elsewhere channels are the second.
         axis = attribute(node, "axis", 1) if "Linear" in node.op_type[-6:] else 1
         if (
             node.domain not in DEFAULT_DOMAINS

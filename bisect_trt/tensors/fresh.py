@@ -128,6 +128,7 @@ class FreshSamples:
         steps = 0
         for source in sources:
             shapes = [sample.shape for sample in source.samples]
+            # Between two samples of other ranks there is no size.
             if not self.between or len(set(map(len, shapes))) > 1:
                 return {name: source.samples[start] for name, source in self.inputs.items()}
             for sizes in zip(*shapes, strict=True):
@@ -141,6 +142,7 @@ class FreshSamples:
             shape = [
                 first + (last - first) // max(steps, 1) * step for first, last in sizes_of_axes
             ]
+            # The larger sample is cut, so that few values are repeated.
             bases[name] = resized(max(ends, key=np.size), shape)
         return bases
 

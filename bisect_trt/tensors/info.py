@@ -80,6 +80,7 @@ def members(name: str, value: object) -> Iterator[tuple[str, Array]]:
     A sequence of maps, one for each row of a batch, yields one array for each key. An optional
     without a value yields nothing.
     """
+    # Classifiers of scikit-learn give a map of scores for each row.
     if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
         keys = dict.fromkeys(key for row in value for key in row)
         value = {key: np.array([row[key] for row in value if key in row]) for key in keys}

@@ -452,6 +452,7 @@ def each_sample(script: str, max_samples: int | None = None) -> Iterator[tuple[S
                 "each a dict of input name to array"
             )
         for entry in islice(loaded, max_samples):
+            # A list of two samples is no sample with labels.
             pair = (
                 isinstance(entry, (tuple, list))
                 and len(entry) == 2

@@ -89,6 +89,7 @@ def compare_blocks(
         budget: Seconds that this may take.
         share: The share of all runs, not of blocks, that must not be too long; without a baseline.
     """
+    # Two one-sided tests: what is not slow is not yet shown to be fast enough.
     slow, fine = (
         (SignTest(), SignTest()) if share is None else (SignTest(1 - share), SignTest(share))
     )

@@ -382,8 +382,10 @@ on the earlier sessions of that worker.
 def _optimizers(options: OnnxRuntimeSettings, looked: Looked) -> Iterator[Switch]:
     """Those that changed the model, as far as that is known: a pass that throws does not say that it changed anything."""
     trace = looked.trace or {}
+    # A pass that throws ends the session before later passes are logged, so all stay possible.
     complete = bool(trace.get("ran")) and not trace.get("refused")
     changed = [*trace.get("changed", ()), *(() if complete else _PASSES)]
+    # Rules of a group are logged under the group's name.
     rules = any(_GROUP.fullmatch(name) for name in changed) or not complete
     applied = [
         name for name, operators in RULES.items() if rules and operators[0] in looked.operators

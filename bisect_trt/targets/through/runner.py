@@ -61,6 +61,7 @@ class ThroughRunner:
         for name in hints["outputs"]:
             if name not in (*session.names, *session.skipped):
                 raise BuildError(f"the model that the tool writes has no output '{name}' any more")
+        # A tool may fold an input away; the feed has it still.
         session.ignored = frozenset(hints["inputs"]) - {info.name for info in session.inputs}
         session.names = [name for name in hints["outputs"] if name in session.names]
         return session

@@ -446,6 +446,7 @@ def make_selector(trt: Any, avoided: Iterable[str], pinned: Iterable[str]) -> An
             if wanted.intersection(offered):
                 return [place for place, tactic in enumerate(offered) if tactic in wanted]
             allowed = [place for place, tactic in enumerate(offered) if tactic not in unwanted]
+            # An empty choice ends the build, and the layer may have one tactic only.
             return allowed or list(range(len(choices)))
 
         def report_algorithms(self, contexts: Any, choices: Any) -> None:
@@ -461,6 +462,8 @@ def make_selector(trt: Any, avoided: Iterable[str], pinned: Iterable[str]) -> An
         def missed(self) -> list[str]:
             """Return the tactics that layers took instead of pinned ones."""
             tactics = {name: (tactic, count) for name, tactic, count in self.took}
+            # A pinned layer that is gone has been fused otherwise; its parts are in layers
+            # without a pin.
             gone = {part for name in pinned_layers - tactics.keys() for part in layer_parts(name)}
             return [
                 tactic

@@ -234,6 +234,7 @@ class TrtSettings(OwnSettings):
                 )
             if self.load_engine is not None and flag[2:] not in _WITH_AN_ENGINE:
                 raise ConflictError(f"{flag} has no effect with --load-engine; drop it.")
+        # Options in the environment act on every build, so they belong to what was tested.
         inherited = (
             word.removeprefix("-") for word in os.environ.get(COMPILER_VARIABLE, "").split()
         )
