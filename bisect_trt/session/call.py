@@ -74,6 +74,7 @@ class Call:
     function: Callable[..., object] | None = None
     kept: ExitStack = field(default_factory=ExitStack)
     paths: Paths = field(default_factory=Paths)
+    _eager: Eager | OtherModel | None = None
 
     def __post_init__(self) -> None:
         if self.resumed and self.folder is not None:
@@ -119,10 +120,15 @@ class Call:
             UsageError: ``--reference`` names none, or one that does not fit.
         """
         reference = self._reference
-        if reference is not None:
-            is_code = is_script(reference)
-            return Eager.load(reference) if is_code else OtherModel.load(Path(reference), subject)
-        return None if self.source is None else self.source.eager
+        if reference is None:
+            return None if self.source is None else self.source.eager
+        if self._eager is None:
+            self._eager = (
+                Eager.load(reference)
+                if is_script(reference)
+                else OtherModel.load(Path(reference), subject)
+            )
+        return self._eager
 
     def may_write(self, *paths: Path, overwrite: bool) -> None:
         """Check that files of the answer can be written; see :meth:`Paths.may_write`."""

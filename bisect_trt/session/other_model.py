@@ -55,7 +55,7 @@ class OtherModel:
         if extra or missing:
             raise UnsuitableModelError(
                 f"--reference: {path} takes {quoted(extra)} beside the inputs of {subject.settings.path}, and lacks "
-                f"{quoted(missing)} of its outputs; give a model with the same."
+                f"{quoted(missing)} of its outputs; give a model with the same, or exchange the two."
             )
         return cls(subject, network, str(path))
 

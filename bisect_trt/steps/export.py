@@ -150,13 +150,22 @@ def _locate(
     number = next((operations[each] for each in sorted(bad) if operations[each].is_number), None)
     if number is not None:
         sentence += f" {number.line} makes a Python number of a tensor: the export holds the one of its example."
-    right |= _of_shapes(network)
-    nodes = network.leading_to(
-        network.producers_of(wrong),
-        lambda name: name not in right and not network.is_weight(name),
-    )
-    if nodes:
-        node = network.plain(min(nodes, key=network.rank.__getitem__))
+
+    def first_of(nodes: Collection[int], same: Collection[str]) -> int:
+        """Return the first of some nodes and of those that compute what they read and what is not right."""
+        wrong_nodes = network.leading_to(
+            nodes, lambda name: name not in same and not network.is_weight(name)
+        )
+        return min(wrong_nodes, key=network.rank.__getitem__)
+
+    producers = network.producers_of(wrong)
+    if producers:
+        index = first_of(producers, right | _of_shapes(network))
+        # What it takes of shapes, such as a position, may be what is wrong; a shape itself is not.
+        number_of_it = first_of([index], right)
+        if network.nodes[number_of_it].op_type not in _SHAPES:
+            index = number_of_it
+        node = network.plain(index)
         session.result.culprits = [node]
         sentence += f" First wrong tensor: '{node.outputs[0]}' of {named(node)}{in_module(node)}."
     return first.line, sentence
@@ -171,7 +180,7 @@ def _finder(tensors: Values, lows: Mapping[str, Precision]) -> Callable[[Array],
 
     def find(value: Array) -> frozenset[str]:
         stride = slice(None, None, max(value.size // _PLACES, 1))
-        limit = _ROUGH * np.max(np.abs(value), initial=0)
+        limit = _ROUGH * np.max(np.abs(value), initial=0, where=np.isfinite(value))
         candidates = (
             (name, tensors[name])
             for name in sizes.get(value.size, ())

@@ -503,3 +503,22 @@ def test_errors_that_add_up_in_many_positions_are_not_searched_for_long(
         {"cache": []},
     )
     assert "Feedback of 'cache' magnifies" in " ".join(ran.out.split())
+
+
+def test_a_position_that_one_export_holds_back(cli: CommandLine, here: Path) -> None:
+    """Its values follow from a length alone, as those of shapes do, which have no counterpart."""
+    ends = "(float[1, 1, 2] x, float[1, p, 2] past) => (float[1, 1, 2] y, float[1, t, 2] present)"
+    body = (
+        "present = Concat<axis = 1>(past, x) length = Shape<start = 1, end = 2>(past) "
+        "place = Min(length, last) row = Gather(table, place) sum = Add(x, row) "
+        "masked = Where(never, x, infinite) zero = Exp(masked) y = Add(sum, zero)"
+    )
+    weights = {"table": np.arange(64.0).reshape(32, 2), "infinite": -np.inf, "never": False}
+    for name, last in (("old", 31), ("new", 4)):
+        save_text(
+            here / f"{name}.onnx", ends, body, {**weights, "last": np.array([last])}, opset=17
+        )
+    words = ("diagnose", "new.onnx", "--onnxrt", "--reference", "old.onnx", "--json", "r.json")
+    ran = cli(*words, "--steps", "9").ended(0)
+    assert ran.result["steps"]["failing"] == [[6, 9]]
+    assert [node["outputs"] for node in ran.result["culprits"]] == [["place"]]
