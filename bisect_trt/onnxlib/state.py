@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -50,7 +50,7 @@ _TOKENS = re.compile("(?<!position_)ids|token|embeds")
 _POSITION = re.compile("position|offset|cache_pos")
 _MASK = re.compile("mask")
 _LENGTH = re.compile("(total_seq)|seqlens|past_seq")
-_ENCODER = re.compile("encoder|src_|memory")
+_ENCODER = re.compile("encoder|src_|memory|cross")
 """In the names of inputs: tokens; what is counted; what an encoder made, which stays."""
 
 
@@ -177,7 +177,7 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
     shapes = input_sizes(network.proto, sized).shapes
     stream = [info for info in infos if info.name not in state.taken]
     inputs: Sequence[Values] = given_samples(data) if data.given else []
-    first = _first_state(state, resized(infos, shapes), sized) | dict(*inputs[:1])
+    first = _first_state(state, resized(infos, shapes), data) | dict(*inputs[:1])
     end = max((first[name].shape[axis] for name, axis in state.growing.items()), default=0)
     if not inputs:
         inputs = _drawn(network, resized(stream, shapes), data, count)
@@ -203,17 +203,20 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
     return steps
 
 
-def _first_state(
-    state: State, zeros: Sequence[TensorInfo], names: Collection[str]
-) -> dict[str, Array]:
-    """Return the state of the first step: zeros, none along an axis that grows unless ``names`` has it."""
+def _first_state(state: State, zeros: Sequence[TensorInfo], data: Data) -> dict[str, Array]:
+    """Return the state of the first step: zeros, none along an axis that grows unless the user gives its size.
+
+    What an encoder made is drawn, as zeros would hide what is computed with it.
+    """
     values: Arrays = {}
     for info in zeros:
         sizes = [*(info.sizes or ())]
-        if info.name in state.growing and info.name not in names:
+        if info.name in state.growing and info.name not in data.input_shapes:
             sizes[state.growing[info.name]] = 0
         if info.name in state.taken:
             values[info.name] = np.zeros(sizes, info.dtype)
+            if _ENCODER.search(info.name):
+                values |= make_inputs([info], Data(seed=data.seed))[0]
     return values
 
 

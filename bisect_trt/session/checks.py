@@ -524,10 +524,9 @@ def make_scale(subject: Subject, options: MetricOptions, other: int = 0) -> Scal
     console.say(
         f"  {metric.name} of the reference: {metric.say(reference)} on {data.count} samples{labels}{bounded}"
     )
-    if data.count < _FEW and bound is not None:
-        console.warn(
-            f"{data.count} samples are few for a metric; give more (--data-loader-script, --iterations)"
-        )
+    if data.count < _FEW and bound is not None and not other:
+        source = "--steps" if stream else "--data-loader-script, --iterations"
+        console.warn(f"{data.count} samples are few for a metric; give more ({source})")
     return Scale(metric, asked, data, reference, bound, subject.models.reference)
 
 

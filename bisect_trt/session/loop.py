@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count, groupby, takewhile
 from pathlib import Path
-from statistics import linear_regression
+from statistics import linear_regression, median
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,8 @@ _MOST_QUESTIONS = 200
 """Runs of a step to find the inputs, and as many to find the places, that carry a drift."""
 _LEAST_POINTS = 8
 """Steps that a rate of growth needs."""
+_OUTLIER = 3
+"""A wrong step is off by so many times what half of the matching steps are off by, else it is the worst of their rounding."""
 
 
 class _TooManyQuestions(Exception):  # noqa: N818 - an ending, not an error
@@ -390,9 +392,11 @@ def wrong_steps(series: StepsWay, *, strict: bool) -> list[int]:
     Args:
         series: The errors of one way.
         strict: Whether any error past the tolerance counts; else it has to be as severe as the
-            worst one is.
+            worst one is, and no rounding as in other steps.
     """
-    severity = 1.0 if strict else required_severity(series.worst)
+    matching = [error.tolerance_ratio for error in series.errors if error.passed]
+    usual = _OUTLIER * median(matching or [0.0])
+    severity = 1.0 if strict else max(required_severity(series.worst), usual)
     return [
         error.sample or 1
         for error in series.errors

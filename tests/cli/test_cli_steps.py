@@ -14,7 +14,10 @@ from support import arrays, onnx_tool
 import bisect_trt
 from bisect_trt.errors import BisectError
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.state import find_state
+from bisect_trt.onnxlib.state import find_state, make_steps
+from bisect_trt.options.shared import Data
+from bisect_trt.session.loop import judge
+from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 from bisect_trt.tensors.files import load_runs, save_samples
 from bisect_trt.tensors.info import dtype_from_name
 
@@ -461,6 +464,7 @@ def test_precision_holds_over_other_random_steps(cli: CommandLine, here: Path) -
     assert len(streams) == 4
     assert min(streams) >= 0.99
     assert "On other random steps: " in ran.out
+    assert ran.err.count("warning: 24 samples are few for a metric; give more (--steps)") == 1
     assert "Not run on fresh samples" not in ran.out
 
 
@@ -503,6 +507,35 @@ def test_errors_that_add_up_in_many_positions_are_not_searched_for_long(
         {"cache": []},
     )
     assert "Feedback of 'cache' magnifies" in " ".join(ran.out.split())
+
+
+@pytest.mark.parametrize(("ratios", "kind"), [((0.9, 1.9), "drift"), ((0.1, 1.9), "step")])
+def test_the_worst_of_the_usual_rounding_is_no_faulty_step(
+    ratios: tuple[float, float], kind: str
+) -> None:
+    usual, worst = ratios
+    steps = {
+        step: [
+            TensorComparison(
+                "y",
+                passed=ratio <= 1,
+                kind=ComparisonKind.MATCH if ratio <= 1 else ComparisonKind.MISMATCH,
+                atol=1.0,
+                max_abs=ratio,
+                of_tolerance=ratio,
+            )
+        ]
+        for step, ratio in enumerate([usual] * 8 + [worst, usual], 1)
+    }
+    assert judge({"h": "hn"}, steps, steps, {}, strict=False).kind == kind
+
+
+def test_the_cache_of_an_encoder_is_not_zeros() -> None:
+    names = ["past.0.encoder.key present.0.encoder.key", "past.0.key present.0.key"]
+    network = Network(stateful([pair.split() for pair in names]))
+    (first, _) = make_steps(network, find_state(network, []), Data(), 2)
+    assert np.all(first["past.0.encoder.key"])
+    assert not np.any(first["past.0.key"])
 
 
 def test_a_position_that_one_export_holds_back(cli: CommandLine, here: Path) -> None:

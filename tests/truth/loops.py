@@ -74,6 +74,22 @@ PLANTED = [
     Planted("convolutions", "middle", "overflow", "sum", 21, None),
     Planted("transducer", "small", "reset", "alive", 25, 24),
     Planted("transducer", "large", "reset", "alive", 11, 10),
+    Planted("window", "small", "wrap", "ring", 16, 15),
+    Planted("window", "middle", "early", "layers.1/cache_key", 1, 1),
+    Planted("crossed", "middle", "held", "bucket", 16, 14),
+    Planted("crossed", "small", "gain", "layers.0/cross/kept_value", 1, 1.05),
+    Planted("scattered", "small", "held", "place", 32, 30),
+    Planted("scattered", "middle", "short", "sin", 22, 21),
+    Planted("eight_bits", "middle", "rescale", "layers.1/dequantize_value", 1, 0.036),
+    Planted("eight_bits", "small", "swapped", "layers.0/cache_value", 2),
+    Planted("linear_attention", "middle", "gain", "layers.1/faded", 2, 1.05),
+    Planted("linear_attention", "small", "overflow", "layers.0/memory", 26, None),
+    Planted("recurrent_filter", "middle", "before_reset", "layers.1/gru", 2),
+    Planted("recurrent_filter", "large", "early", "layers.2/kept", 1, 1),
+    Planted("conformer", "small", "held", "count", 3, 16),
+    Planted("conformer", "middle", "strict", "empty", 1),
+    Planted("conformer", "large", "early", "layers.3/kept_time", 1, 1),
+    Planted("tracker", "small", "gain", "spread", 2, 1.02),
 ]
 DRIFTING = [
     ("transducer", "large", "--bf16"),
@@ -82,6 +98,9 @@ DRIFTING = [
     ("reservoir", "small", "--fp16"),
     ("reservoir", "middle", "--fp16"),
     ("transducer", "middle", "--bf16"),
+    ("linear_attention", "middle", "--bf16"),
+    ("recurrent_filter", "large", "--bf16"),
+    ("tracker", "small", "--fp16"),
 ]
 
 

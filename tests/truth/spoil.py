@@ -115,8 +115,54 @@ def reset(patch: Patch, number: float) -> None:
     patch.end(patch.op("Mul", value, patch.op("Sub", patch.const(1.0), lost)))
 
 
+def wrap(patch: Patch, number: float) -> None:
+    """A ring has so many places."""
+    patch.node.input[1] = patch.const([int(number)], np.int64)
+
+
+def held(patch: Patch, number: float) -> None:
+    """A count goes no further."""
+    value = patch.output()
+    patch.end(patch.op("Min", value, patch.const(number, np.int64)))
+
+
+def early(patch: Patch, number: float) -> None:
+    """A cache is cut so many places too early."""
+    for place in (1, 2):
+        name = patch.node.input[place]
+        (given,) = (each for each in patch.graph.initializer if each.name == name)
+        value = numpy_helper.to_array(given)
+        patch.node.input[place] = patch.const(value - int(number), np.int64)
+
+
+def strict(patch: Patch, _: float) -> None:
+    """A boundary counts as outside."""
+    patch.node.op_type = "Greater"
+
+
+def before_reset(patch: Patch, _: float) -> None:
+    """The reset gate of a GRU is applied before the product."""
+    for attribute in patch.node.attribute:
+        if attribute.name == "linear_before_reset":
+            attribute.i = 0
+
+
+def gain(patch: Patch, number: float) -> None:
+    """A value is so many times as large."""
+    patch.end(patch.op("Mul", patch.output(), patch.const(number)))
+
+
+def rescale(patch: Patch, number: float) -> None:
+    """A scale is read wrong."""
+    patch.node.input[1] = patch.const(number)
+
+
 FAULTS: dict[str, Callable[[Patch, float], None]] = {
-    each.__name__: each for each in (short, mask, blind, swapped, shifted, overflow, scale, reset)
+    each.__name__: each
+    for each in (
+        *(short, mask, blind, swapped, shifted, overflow, scale, reset),
+        *(wrap, held, early, strict, before_reset, gain, rescale),
+    )
 }
 
 
