@@ -38,7 +38,7 @@ from bisect_trt.steps.build_choices import (
     read_build,
     tell_choices,
 )
-from bisect_trt.steps.switches import explain_fusions, switchable
+from bisect_trt.steps.switches import explain_fusions, make_counters, switchable
 from bisect_trt.targets.choices import (
     LAYERS,
     RECORD,
@@ -369,7 +369,10 @@ def run(call: Call) -> Result:
     if options.compiler_switch:
         check = switchable(check)
     with opened.searching(check) as session:
-        explain = partial(explain_fusions, session, check, options.compiler_switch)
+        explain = None
+        if options.compiler_switch:
+            counters = make_counters(session, check, options.compiler_switch)
+            explain = partial(explain_fusions, session, counters)
         prober = session.prober
         engine = None
         inner = prober.check
@@ -395,7 +398,7 @@ def run(call: Call) -> Result:
                 search.confidence,
                 options.same_engine,
                 engine,
-                explain if options.compiler_switch else None,
+                explain,
             ),
             limit,
         )

@@ -302,36 +302,45 @@ def explain(
     return Explained(sentences, fixed)
 
 
-def explain_fusions(
-    session: Session, check: CheckSettings, wanted: tuple[str, ...], runs: int
-) -> str | None:
+def make_counters(session: Session, check: CheckSettings, wanted: tuple[str, ...]) -> Panel:
+    """Return the switches of some counters of the compiler, for the whole model.
+
+    Args:
+        session: The model's session.
+        check: Its check.
+        wanted: The counters, each with its range.
+
+    Raises:
+        UsageError: One of them is no counter.
+    """
+    panel = make_panel(session, check, session.subject.original, case=False, wanted=wanted)
+    if len(panel.of(Tier.STEP)) < len(panel.switches):
+        raise ConflictError(
+            "--compiler-switch: `repeat` takes counters, NAME=LOW..HIGH; `cause` searches other options."
+        )
+    return panel
+
+
+def explain_fusions(session: Session, panel: Panel, runs: int) -> str | None:
     """Find the fusion without which no build fails, put it into the result and print it.
 
     Args:
         session: The model, of which some builds fail.
-        check: Its check.
-        wanted: The counters of the compiler, each with its range.
+        panel: The counters of the compiler; see :func:`make_counters`.
         runs: The number of builds of which one fails, if some do.
 
     Returns:
         Why none is found.
 
     Raises:
-        UsageError: No counter is given.
         BudgetSpent: No more probes may be made.
     """
-    panel = make_panel(session, check, session.subject.original, case=False, wanted=wanted)
-    steps = panel.of(Tier.STEP)
-    if len(steps) < len(panel.switches):
-        raise ConflictError(
-            "--compiler-switch: `repeat` takes counters, NAME=LOW..HIGH; `cause` searches other options."
-        )
     engines = Engines(session, panel, asked=True, runs=runs)
     fusions = tuple(engines.fusions())
     title = panel.target.target.title
     doubts = tuple(engines.doubts())
     detail = CauseDetail(
-        title, "whole model", 0, len(steps), fusions, complete=True, doubted=doubts
+        title, "whole model", 0, len(panel.switches), fusions, complete=True, doubted=doubts
     )
     session.result.cause_detail = detail
     [sentence, *_] = _print(session, detail)
