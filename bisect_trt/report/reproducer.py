@@ -452,6 +452,7 @@ def render_script(
     return "\n\n".join([head, *(text for _, text in sources), _TAIL])
 
 
+@functools.cache
 def _source(module: str) -> tuple[set[str], str]:
     """Return a module's source without its docstring and the imports of this package; and the packages that it imports."""
     spec = importlib.util.find_spec(module)
