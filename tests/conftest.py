@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -81,6 +82,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if mine and missing_gpu() is not None:
         items[:] = [item for item in items if GPU_TESTS not in item.path.parents]
         config.hook.pytest_deselected(items=mine)
+
+
+def pytest_collection_finish() -> None:
+    """The collector of garbage walks what the tests make, not the tests themselves, and less often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_report_header() -> str | None:

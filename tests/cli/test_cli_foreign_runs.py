@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import CommandLine
 from foreign_runs import changed_journal, changed_json, lines_of
-from support import chain, has, read_json, script
+from support import bisect_trt, chain, has, read_json, script
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probe.ledger import read_probes, sealed
@@ -28,12 +28,21 @@ FILES = ("journal.jsonl", "result.json", "run.json")
 CANARY = "what is not in the folder"
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The working folder of a finished run."""
+    folder = tmp_path_factory.mktemp("finished")
+    chain(folder / "m.onnx", 3)
+    script(folder / "check", f"{has('<1>')} && exit 1; exit 0")
+    words = ("reduce", "m.onnx", "-o", "o.onnx", "--check", "./check", "{model}")
+    bisect_trt(*words, cwd=folder).ended(0)
+    return folder
+
+
 @pytest.fixture
-def run(cli: CommandLine, here: Path) -> Path:
-    """The folder of a finished run."""
-    chain(here / "m.onnx", 3)
-    script(here / "check", f"{has('<1>')} && exit 1; exit 0")
-    cli("reduce", "m.onnx", "-o", "o.onnx", "--check", "./check", "{model}").ended(0)
+def run(cli: CommandLine, here: Path, finished: Path) -> Path:  # noqa: ARG001 - where both work
+    """The folder of a finished run, a copy of it in the working folder."""
+    shutil.copytree(finished, here, symlinks=True, dirs_exist_ok=True)
     (folder,) = Path(".bisect-trt").iterdir()
     return folder
 

@@ -98,7 +98,6 @@ def test_inputs_of_a_module(here: Path) -> None:
     image = np.full((2, 8), 3, np.float32)
     for inputs in (
         image,
-        (image,),
         {"image": torch.from_numpy(image)},
         [(image,), {"image": image}],
     ):

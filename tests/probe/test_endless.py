@@ -28,7 +28,12 @@ from bisect_trt.worker import pool
     ("words", "limit", "most"),
     [
         ("run model.onnx --onnxrt", "DEFAULT_SECONDS", ", the most by default"),
-        ("diagnose model.onnx --onnxrt -o out", "DEFAULT_SECONDS", ", the most by default"),
+        pytest.param(
+            "diagnose model.onnx --onnxrt -o out",
+            "DEFAULT_SECONDS",
+            ", the most by default",
+            marks=pytest.mark.slow,
+        ),
         ("sanitize constant.onnx -o out.onnx", "DEFAULT_SECONDS", ", the most by default"),
         # A small time holds for the reference too, but for the start of a worker and a run of the
         # whole model.

@@ -177,7 +177,7 @@ def target(
     folder = tmp_path / "standin"
     folder.mkdir()
     install(folder, monkeypatch.setenv)
-    model = overflowing(tmp_path / "model.onnx", 3, 0)
+    model = overflowing(tmp_path / "model.onnx", 2, 0)
 
     def run(command: str, *words: str) -> Ran:
         return cli(command, model, "--trt", "--fp16", *words)

@@ -185,11 +185,18 @@ OVERLAPS = """
 """How many nodes of the picture lie over another one."""
 
 
+@pytest.fixture(scope="module")
+def branches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a comparison of a model with branches."""
+    folder = tmp_path_factory.mktemp("branches")
+    branching(folder / "model.onnx", 100)
+    bisect_trt("layerwise", "model.onnx", *TARGET, "--report", "report.html", cwd=folder).ended(0)
+    return folder / "report.html"
+
+
 @pytest.mark.parametrize("width", [400, 1280])
-def test_the_graph_around_the_answer(browser: Browser, tmp_path: Path, width: int) -> None:
-    branching(tmp_path / "model.onnx", 100)
-    bisect_trt("layerwise", "model.onnx", *TARGET, "--report", "report.html", cwd=tmp_path).ended(0)
-    browser.open(tmp_path / "report.html", width=width)
+def test_the_graph_around_the_answer(browser: Browser, branches: Path, width: int) -> None:
+    browser.open(branches, width=width)
     assert browser.problems == []
     assert fits(browser)
 
@@ -199,8 +206,8 @@ def test_the_graph_around_the_answer(browser: Browser, tmp_path: Path, width: in
 
     # Of 102 nodes: big, the sum and its branches before it, the product and the next branches.
     assert texts(".node.answer title") == ["big"]
-    branches = [f"/block.{block}/branch.{branch}/Mul" for block in (10, 11) for branch in range(4)]
-    assert sorted(texts(".node title")) == sorted(["big", "small", "/block.10/Sum", *branches])
+    products = [f"/block.{block}/branch.{branch}/Mul" for block in (10, 11) for branch in range(4)]
+    assert sorted(texts(".node title")) == sorted(["big", "small", "/block.10/Sum", *products])
     assert "102 nodes" in texts("figcaption")[0]
     # The product of an infinite value is wrong too.
     assert {"big_out", "small_out"} <= set(texts(".wrong title"))

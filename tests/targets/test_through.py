@@ -82,7 +82,9 @@ def test_a_tool_that_refuses_is_searched_by_its_last_line(cli: CommandLine) -> N
 @pytest.mark.parametrize(
     "tool",
     [
-        "polygraphy surgeon sanitize {model} --fold-constants -o {out}",
+        pytest.param(
+            "polygraphy surgeon sanitize {model} --fold-constants -o {out}", marks=pytest.mark.slow
+        ),
         "onnxslim {model} {out}",
         "onnxsim {model} {out}",
     ],
