@@ -141,6 +141,8 @@ def extract_suspect(
 ) -> Case | None:
     """Probe each suspect alone with the reference's activations; if it passes, with its producers.
 
+    A Cast is probed with its readers first: the type that it makes at the end of a case is not lowered.
+
     Args:
         session: The model.
         target: The target; one that compiles in fp16 may lower a node in the whole model alone.
@@ -173,13 +175,12 @@ def extract_suspect(
                 )
                 return _minimize_case(session, failing, held=held)
             if step < GROWTH_STEPS:
-                console.say("  no: add its producers")
-                parents = {
-                    parent for unit in units for parent in network.parents(network.order[unit])
-                }
-                units |= {
-                    network.rank[parent] for parent in parents if not network.constant[parent]
-                }
+                at_end = step == 0 and network.nodes[index].op_type == "Cast"
+                console.say(f"  no: add its {'readers' if at_end else 'producers'}")
+                readers = network.readers_of(network.made(index))
+                parents = (node for unit in units for node in network.parents(network.order[unit]))
+                more = readers if at_end else parents
+                units |= {network.rank[node] for node in more if not network.constant[node]}
     if suspects:
         console.say("  no suspicious layer fails, alone or with its producers")
     return None

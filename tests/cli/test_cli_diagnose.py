@@ -98,6 +98,19 @@ def test_a_search_does_not_slide_from_an_overflow_to_rounding(cli: CommandLine) 
     assert node_names(Path("out.onnx")) == ["big"]
 
 
+def test_a_cast_that_overflows_is_probed_with_its_readers(cli: CommandLine, here: Path) -> None:
+    """The sums of a quantized layer exceed fp16; the Cast alone ends in the type of its case, which is not lowered."""
+    body = "whole = Cast<to = 1>(sums) scaled = Mul(whole, scale) y = Tanh(scaled)"
+    ends = "(int32[4] sums, float[4] scale) => (float[4] y)"
+    onnx.save(text_model(ends, body), str(here / "m.onnx"))
+    sums = np.array([116158, 2, 3, 4], np.int32)
+    np.savez("m.npz", sums=sums, scale=np.full(4, 1e-6, np.float32))
+    words = ("diagnose", "m.onnx", "--onnxrt", "--fp16", "--load-inputs", "m.npz")
+    ran = cli(*words, "-v", "--json", "r.json").ended(0)
+    assert "Reduce the whole model" not in ran.out
+    assert [node["op"] for node in ran.result["culprits"]] == ["Mul"]
+
+
 def test_layers_that_only_round_are_not_the_first_mismatch(cli: CommandLine) -> None:
     model = rounding_then_overflow(Path("model.onnx"))
     result = cli("layerwise", model, "--onnxrt", "--fp16", "--json", "r.json").ended(0).result

@@ -239,6 +239,17 @@ def test_one_engine_has_a_profile_of_all_samples(cli: CommandLine, here: Path) -
     assert "Input dimensions with this name" in refused.out + refused.err
 
 
+def test_sizes_that_run_are_named_where_assumed_ones_do_not_build(
+    cli: CommandLine, here: Path
+) -> None:
+    pytest.importorskip("tensorrt_rtx_bindings")
+    weights = {"w": np.ones((2, 3, 3, 3), np.float32)}
+    ends = "(float[n, 3, h, k] x) => (float[n, 2, p, q] y)"
+    save_text(here / "m.onnx", ends, "y = Conv(x, w)", weights)
+    ran = cli("run", "m.onnx", "--trt-rtx", "--build-only").ended(1)
+    assert "It runs with --input-shapes x:[1,3,8,8]." in " ".join(ran.out.split())
+
+
 def test_a_range_of_sizes_is_drawn(cli: CommandLine, here: Path) -> None:
     """The mask has a dimension of the same name, and the file one size where the second range stands."""
     ends = "(float[n, 4] x, float[n, 1] keep) => (float[n, 4] y)"
