@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -25,23 +26,20 @@ PIP = (
 
 
 @cache
-def site() -> Path:
-    """Where pip has put all of them; on Python's path they are as if they were installed."""
+def site(name: str) -> Path:
+    """Where pip has put one of them; on Python's path it is as if it was installed."""
     folder = Path(mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    for name in ("custom_command", "custom_oracle", "custom_target"):
-        shutil.copytree(
-            ROOT / "examples" / name, folder / "source" / name
-        )  # setuptools builds in the folder itself
-    sources = map(str, (folder / "source").iterdir())
-    command = [sys.executable, "-m", "pip", "install", *PIP, str(folder / "site"), *sources]
+    source = folder / name
+    shutil.copytree(ROOT / "examples" / name, source)  # setuptools builds in the folder itself
+    command = [sys.executable, "-m", "pip", "install", *PIP, str(folder / "site"), str(source)]
     subprocess.run(command, check=True, capture_output=True)
     return folder / "site"
 
 
-def python(here: Path, *argv: str, path: Path | None = None) -> Ran:
-    """Run Python where these packages are installed, or those of another path."""
-    environment = {**os.environ, "PYTHONPATH": str(path or site())}
+def python(here: Path, *argv: str, paths: Sequence[Path]) -> Ran:
+    """Run Python with these folders on its path."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     command = [sys.executable, *argv]
     done = subprocess.run(
         command, cwd=here, capture_output=True, text=True, check=False, env=environment
@@ -50,6 +48,6 @@ def python(here: Path, *argv: str, path: Path | None = None) -> Ran:
     return Ran(done.returncode, done.stdout, done.stderr, json_file(command, here))
 
 
-def bisect_trt(here: Path, *argv: str, path: Path | None = None) -> Ran:
-    """Run the command line there."""
-    return python(here, "-m", "bisect_trt", *argv, path=path)
+def bisect_trt(here: Path, *argv: str, paths: Sequence[Path]) -> Ran:
+    """Run the command line so."""
+    return python(here, "-m", "bisect_trt", *argv, paths=paths)

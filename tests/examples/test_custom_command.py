@@ -10,11 +10,23 @@ from installed import ROOT, bisect_trt, python, site
 from support import node_names, overflowing
 
 
+def command() -> list[Path]:
+    return [site("custom_command")]
+
+
+def oracle() -> list[Path]:
+    return [site("custom_oracle")]
+
+
 @pytest.mark.slow
 def test_a_command_in_one_file(tmp_path: Path) -> None:
     overflowing(tmp_path / "model.onnx")
     result = (
-        bisect_trt(tmp_path, "prefix", "model.onnx", "--onnxrt", "--fp16", "--json", "r.json")
+        bisect_trt(
+            tmp_path,
+            *("prefix", "model.onnx", "--onnxrt", "--fp16", "--json", "r.json"),
+            paths=command(),
+        )
         .ended(0)
         .result
     )
@@ -26,7 +38,7 @@ def test_a_command_in_one_file(tmp_path: Path) -> None:
     assert node_names(tmp_path / "prefix.onnx")[-1] == result["culprits"][0]["name"]
     call = "bisect_trt.prefix('model.onnx', onnxrt=True, fp16=True).culprits[0].name"
     assert (
-        python(tmp_path, "-c", f"import bisect_trt; print({call})").out.strip()
+        python(tmp_path, "-c", f"import bisect_trt; print({call})", paths=command()).out.strip()
         == result["culprits"][0]["name"]
     )
 
@@ -44,14 +56,15 @@ def test_an_oracle_in_one_file(tmp_path: Path) -> None:
         "slow.onnx",
         "--max-latency",
     ]
-    bisect_trt(tmp_path, *words, "1e6").ended(1)
-    bisect_trt(tmp_path, *words, "0").ended(
+    bisect_trt(tmp_path, *words, "1e6", paths=oracle()).ended(1)
+    bisect_trt(tmp_path, *words, "0", paths=oracle()).ended(
         3
     )  # no model takes no time, so nothing passes and nothing is proven
     assert len(node_names(tmp_path / "slow.onnx")) == 1
     call = "bisect_trt.reduce('model.onnx', target='onnxrt', max_latency=1e6).status"
     assert (
-        python(tmp_path, "-c", f"import bisect_trt; print({call})").out.strip() == "not_reproduced"
+        python(tmp_path, "-c", f"import bisect_trt; print({call})", paths=oracle()).out.strip()
+        == "not_reproduced"
     )
 
 
@@ -60,18 +73,20 @@ def test_an_oracle_beside_another_check_is_refused(tmp_path: Path, command: str)
     overflowing(tmp_path / "model.onnx")
     output = ["-o", "o.onnx"] if command == "reduce" else []
     words = [command, "model.onnx", *output, "--onnxrt", "--max-latency", "5", "--check", "true"]
-    assert "--max-latency" in bisect_trt(tmp_path, *words).ended(2).err
+    assert "--max-latency" in bisect_trt(tmp_path, *words, paths=oracle()).ended(2).err
 
 
 def test_both_are_in_the_reference(tmp_path: Path) -> None:
-    printed = python(tmp_path, str(ROOT / "docs" / "reference.py")).out
+    printed = python(
+        tmp_path, str(ROOT / "docs" / "reference.py"), paths=[*command(), *oracle()]
+    ).out
     assert "\n## prefix\n" in printed
     assert "`--max-latency MS`" in printed
 
 
 def test_a_package_that_fails_to_load_breaks_no_command(tmp_path: Path) -> None:
     broken = tmp_path / "site"
-    shutil.copytree(site(), broken)
+    shutil.copytree(site("custom_oracle"), broken)
     (broken / "latency_oracle.py").write_text("import nothing_of_this_name\n")
-    bisect_trt(tmp_path, "log", "--help", path=broken).ended(0)
-    assert "latency_oracle" in bisect_trt(tmp_path, "doctor", path=broken).err
+    bisect_trt(tmp_path, "log", "--help", paths=[broken]).ended(0)
+    assert "latency_oracle" in bisect_trt(tmp_path, "doctor", paths=[broken]).err

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import installed
 import numpy as np
 import pytest
 from building import save_text
-from installed import bisect_trt, python
-from support import read_json
+from support import Ran, read_json
+
+
+def python(here: Path, *argv: str, others: tuple[Path, ...] = ()) -> Ran:
+    """Run Python where the target is installed, or other packages are."""
+    return installed.python(here, *argv, paths=others or [installed.site("custom_target")])
+
+
+def bisect_trt(here: Path, *argv: str, others: tuple[Path, ...] = ()) -> Ran:
+    return python(here, "-m", "bisect_trt", *argv, others=others)
 
 
 @pytest.fixture
@@ -57,5 +66,7 @@ def test_a_target_that_does_not_load_is_named_and_stops_nothing(work: Path, tmp_
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[bisect_trt.targets]\nbroken = nobody.here:Target\n")
-    assert "nobody.here:Target fails to load" in bisect_trt(work, "doctor", path=info.parent).out
-    bisect_trt(work, "run", "model.onnx", "--onnxrt", path=info.parent).ended(0)
+    assert (
+        "nobody.here:Target fails to load" in bisect_trt(work, "doctor", others=(info.parent,)).out
+    )
+    bisect_trt(work, "run", "model.onnx", "--onnxrt", others=(info.parent,)).ended(0)
