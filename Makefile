@@ -18,7 +18,7 @@ LOWEST_TESTS ?= tests/onnxlib tests/tensors tests/targets tests/report tests/tes
 # Tests that run no model: for the inner loop.
 QUICK := tests/search tests/tensors tests/report tests/docs --ignore tests/report/test_notebook.py --ignore tests/docs/test_from_polygraphy.py
 
-.PHONY: demo check test truth fuzz chaos lint format docs site release bench test-slow test-lowest install-lowest clean
+.PHONY: demo install check test truth fuzz chaos lint format docs site release bench test-slow test-lowest install-lowest clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -38,8 +38,9 @@ $(STAMP): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m compileall -q bisect_trt
 	touch $@ $(VENV)/.demo
 
+# Compiling all of PyTorch takes longer than unpacking it; the tests import little of it.
 $(VENV)/.torch: $(STAMP)
-	$(BIN)/python -m pip install --quiet '$(TORCH)' onnxscript \
+	$(BIN)/python -m pip install --quiet --no-compile '$(TORCH)' onnxscript \
 		|| echo "$(TORCH) cannot be installed, so the tests that need PyTorch are skipped"
 	touch $@
 
@@ -49,6 +50,8 @@ demo: $(VENV)/.demo  ## Diagnose a ViT whose fp16 overflows, and see its reprodu
 	cd demo && ../$(BIN)/bisect-trt diagnose model.onnx --onnxrt --fp16 -o reproducer --json result.json
 	@echo; echo "The reproducer, on its own (exit status 1 is what it promises):"
 	@$(BIN)/python demo/reproducer/reproduce.py; status=$$?; echo "exit status $$status"; test $$status -eq 1
+
+install: $(VENV)/.torch  ## What `make test` runs on.
 
 check: lint  ## Under a minute, for the inner loop: lint, types, and the tests that run no model.
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m 'not slow and not any_version and not browser' $(QUICK)
