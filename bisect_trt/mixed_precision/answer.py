@@ -517,12 +517,19 @@ more."""
 
 
 def _in_fp32(
-    case: Candidate, target: TargetSettings, precision: str, *, by_layer: bool
+    case: Candidate,
+    types: Mapping[str, int],
+    target: TargetSettings,
+    precision: str,
+    *,
+    by_layer: bool,
 ) -> Candidate:
     """Return the minimal case with nothing of it lowered.
 
     Args:
         case: The minimal case.
+        types: The element types of the original's tensors. ONNX infers none behind operators of a
+            runtime.
         target: The target, which lowers it.
         precision: The low precision.
         by_layer: Whether the target lowers layer by layer.
@@ -532,8 +539,8 @@ def _in_fp32(
     if by_layer:
         return replace(control, keep=every)
     if target.target.computes_low(target):
-        types = Network(case.proto).element_types
-        control = replace(control, made=keep_on_host(case.proto, every, types))
+        inferred = Network(case.proto).element_types
+        control = replace(control, made=keep_on_host(case.proto, every, {**types, **inferred}))
     return marked(control, precision)
 
 
@@ -573,7 +580,7 @@ def find_fix(
     fixer = prober.beside(
         fixed, workers_within(search.workers, subject.workers.width)
     )  # it shares journal and budget
-    alone = _in_fp32(case, target, precision, by_layer=by_layer)
+    alone = _in_fp32(case, subject.element_types, target, precision, by_layer=by_layer)
     part = Result("precision")  # of its own, so that the answer of the diagnosis stays as it is
     fix = None
     try:

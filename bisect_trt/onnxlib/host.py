@@ -54,7 +54,11 @@ def keep_on_host(
     nodes: list[NodeProto] = []
     for node in moved.graph.node:
         inside = (defined_names(body) for body in bodies(node))
-        if first_output(node) in outputs or any(not names.isdisjoint(outputs) for names in inside):
+        chosen = first_output(node) in outputs or any(
+            not names.isdisjoint(outputs) for names in inside
+        )
+        # Of a runtime's operator on weights no type is known; it makes a constant wherever it runs.
+        if chosen and all(tensor in values for tensor in node.output if tensor):
             nodes += _in_loop(node, values, used, opset)
         else:
             nodes.append(node)

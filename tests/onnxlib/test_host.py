@@ -71,3 +71,30 @@ def test_it_computes_the_same(opset: int, kept: list[str]) -> None:
     assert [value.name for value in moved.graph.output] == OUTPUTS
     for expected, got in zip(run(model), run(moved), strict=True):
         np.testing.assert_array_equal(got, expected)
+
+
+def test_weights_behind_a_runtimes_operator_stay_where_they_are() -> None:
+    """ONNX infers no type for it."""
+    domain = "com.microsoft"
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "scale", "zero"], ["wide"], domain=domain),
+        helper.make_node("MatMul", ["x", "wide"], ["y"]),
+    ]
+    weights = [
+        helper.make_tensor("w", TensorProto.UINT16, [6, 6], range(36)),
+        helper.make_tensor("scale", TensorProto.FLOAT, [], [0.5]),
+        helper.make_tensor("zero", TensorProto.UINT16, [], [7]),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 6]) for name in "xy"]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(domain, 1)]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    moved = keep_on_host(model, ["wide", "y"], Network(model).element_types)
+    assert [node.op_type for node in moved.graph.node].count("Loop") == 1
+    results = [
+        ort.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"]).run(
+            None, {"x": FEED["x"]}
+        )
+        for each in (model, moved)
+    ]
+    np.testing.assert_array_equal(*results)

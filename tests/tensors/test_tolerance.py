@@ -447,3 +447,17 @@ def test_what_one_step_of_each_tensor_is() -> None:
         "q3",
         "two_grids",
     }
+
+
+@given(st.integers(0, 99))
+def test_steps_of_16_bits_are_rounded_as_the_target_computes_them(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 60000, SIZE).astype(np.uint16)
+    off_by_13 = values + rng.integers(0, 13, SIZE).astype(np.uint16)
+    wrong = values.copy()
+    wrong[seed] += 5000
+    step = Step(np.ones(1), after=True)
+    half = ToleranceOptions(precision=Precision.FP16)
+    assert compare_tensor("q", values, off_by_13, half, step=step).passed
+    assert not compare_tensor("q", values, off_by_13, ToleranceOptions(), step=step).passed
+    assert compare_tensor("q", values, wrong, half, step=step).mismatching == 1
