@@ -301,13 +301,14 @@ class Fix(Watcher):
             nothing = probe_ends(task, suspects, nothing_may_pass=nothing_may_pass)
             if nothing is None and suspects is not None:
                 self._validate(suspects)
+            # The search tries to lower the units first that cost least alone.
+            task.space.measure(task)
             self.minimum = nothing or self._search_minimal()
         for step in self.minimum.steps:
             task.console.say(f"  {step}")
         self._widen_margin()
         task.result.probes_minimal = len(task.prober.ledger.records)
         self.keep(self.minimum.units)
-        task.space.measure(task)
         self._run_rounds()
         self._measure_trade()
         self._try_forms()
@@ -347,15 +348,17 @@ class Fix(Watcher):
         """
         task = self.task
         settings = task.settings
-        if not task.cheap or not task.space.measured or _why_not_judged(task) is not None:
+        by_error = settings.bits or (task.cheap and task.space.measured)
+        if not by_error or _why_not_judged(task) is not None:
             return search_keep(task, settings.most)
         first = search_keep(task, settings.most or _FIRST_PROBES)
         cure = task.space.losing
-        if first.proven or not self._is_large(first.units) or not self._is_cured(cure):
+        adds_up = self._is_large(first.units) and (settings.bits or self._is_cured(cure))
+        if first.proven or not adds_up:
             return first if first.proven else search_keep(task, settings.most)
         order = task.space.order([])
         grown = grow_and_shrink(cure, cure, order, self._probe, most=_FIRST_PROBES) or first.units
-        reason = "rounding adds up in many nodes, and the fewest of these were not searched"
+        reason = f"rounding adds up in many {task.space.noun}s, and the fewest of these were not searched"
         return Minimum(min(grown, first.units, key=len), proven=False, why=reason)
 
     def _is_large(self, units: Subset, minimum: Subset = frozenset()) -> bool:

@@ -123,6 +123,11 @@ class GroupSpace(PrecisionSpace):
                 return rule.value, f"'{misfit.pair.tensor}': {sentence}"
         return "", ""
 
+    @property
+    def walk(self) -> Sequence[int]:
+        """The groups that cost least alone first."""
+        return self.order([])[::-1] if self._alone else self.lowering.units
+
     def order(self, failing: Sequence[Sample]) -> list[int]:  # noqa: ARG002 - scales were compared with given samples
         """The groups that cost most alone first; where that is not measured, the ones with the worst scales."""
         costs = [cost or 0.0 for cost in self._alone.get("quantized", self._lost)]

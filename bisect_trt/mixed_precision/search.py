@@ -286,6 +286,11 @@ class PrecisionSpace(ABC):
         """The units that are kept in any case, because other samples will need them."""
         return frozenset()
 
+    @property
+    def walk(self) -> Sequence[int]:
+        """All units in the order in which a search tries to lower them."""
+        return self.lowering.units
+
     @abstractmethod
     def order(self, failing: Sequence[Sample]) -> list[int]:
         """All units, with those first that most probably have to be kept for these samples to pass."""
@@ -467,7 +472,7 @@ def search_keep(task: Task, limit: int | None) -> Minimum:
 
     def algorithm(oracle: Oracle) -> Minimum:
         ask = about_units(oracle)
-        minimum = find_keep(task.lowering.units, ask, suspects=suspects, groups=groups, most=limit)
+        minimum = find_keep(task.space.walk, ask, suspects=suspects, groups=groups, most=limit)
         return (
             confirm_enough(minimum, oracle, task.prober.flakiness)
             if task.prober.measured

@@ -92,6 +92,21 @@ def test_planted_scales_are_found_exactly(
 
 
 @pytest.mark.slow
+def test_groups_that_cost_least_alone_are_tried_first(tmp_path: Path) -> None:
+    """Where rounding adds up in many groups, fewer of them stay in floats, after fewer probes."""
+    source = bert(5, 1)
+    quantize(source, tmp_path / "model.onnx", samples=8)
+    inputs = [source.draw(np.random.default_rng(seed)) for seed in range(3)]
+    tolerance: dict[str, Any] = {"atol": 0.013, "rtol": 0.0, "check_error_stat": "mean"}
+    ordered, unordered = (
+        searched_in(tmp_path, inputs=inputs, sensitivity=measured, overwrite=True, **tolerance)
+        for measured in (True, False)
+    )
+    assert len(ordered.keep_fp32) < len(unordered.keep_fp32)
+    assert (ordered.probes_minimal or 0) < (unordered.probes_minimal or 0)
+
+
+@pytest.mark.slow
 def test_command_line_and_json(tmp_path: Path) -> None:
     """With nothing given but the model: a scale without room for the values is named, with what would fit."""
     path = tmp_path / "model.onnx"
