@@ -306,6 +306,7 @@ class _Ranges:
                     return f"{verb}{subject} {value:.6g}, past {FP16_MAX:.6g}", ""
         peak = max((max(-low, high) for low, high in map(self._range, outputs)), default=0.0)
         squares = node.op_type == "Mul" and node.input[0] == node.input[1]
+        # Where the input doubles, a square or product grows fourfold, and Exp squares.
         doubled = {"Exp": peak * peak, "Pow": 4 * peak}.get(
             node.op_type, 4 * peak if squares else 0.0
         )
@@ -453,6 +454,7 @@ class _Looped:
                 node.input[position] = self._node(
                     self._body, "Where", now, self._low_of(name), name
                 )
+        # Moving rounded values rounds nothing further.
         exact = node.op_type in EXACT_OPS
         names = (
             []

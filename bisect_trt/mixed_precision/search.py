@@ -149,6 +149,7 @@ def low_precision(
             raise ConflictError(
                 f"--{beside} is not among the precisions of --ladder {rungs}; drop it, or name it there."
             )
+        # The first search goes to the fewest bits; later ones widen what it keeps.
         first = [name for name in own.ladder if name in BITS] or own.ladder[:1]
         given = {name: name in first for name in given}
         target = target.but(**{name: given[name] for name in ("fp16", "bf16", "int8", "fp8")})
@@ -167,6 +168,7 @@ def low_precision(
             )
         return ("fp16" if given["fp16"] else "bf16",), runtime
     plugins = target.named()
+    # ONNX Runtime takes 8 bits from the Q/DQ nodes of the model, and has no option for them.
     able = [each for each in plugins if each.name != "onnxrt"] or plugins
     unable = {each: False for each in ("int8", "fp8") if not able or each not in able[0].precisions}
     flag = next((name for name in HALVES if given[name]), None)

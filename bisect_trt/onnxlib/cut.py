@@ -309,6 +309,7 @@ def extract(
     reached = set(piece.inputs)
     for name in inputs:
         maker = network.producer.get(name)
+        # A node cannot be cut from one of its outputs and computed for another.
         if maker in chosen:
             raise UnknownNameError(
                 f"--inputs: {network.describe(maker)}, which makes '{name}', is needed for its other outputs; name those too."

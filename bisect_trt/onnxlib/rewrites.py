@@ -298,6 +298,7 @@ def with_barriers(
     graph = model.graph
     del graph.node[:]
     graph.node.extend(barriers(network.inputs))
+    # The file's order is kept where it is valid: runtimes break ties by it.
     for index in range(len(network.nodes)) if network.is_sorted else network.order:
         node = network.nodes[index]
         graph.node.append(
@@ -362,6 +363,7 @@ def _scaled_square(view: NetworkView, index: int) -> Fragment | None:
     by = "ReduceMean" if view.makes(match["t"], "ReduceMean") is not None else "ReduceSum"
     fragment = Fragment(view, index, match.nodes)
     value = match["v"]
+    # Rows of zeros must not divide by zero.
     floor = max(math.sqrt(small), _SMALLEST)
     largest = fragment.op(
         "Max", fragment.reduce("ReduceMax", fragment.op("Abs", value), axes), floor
@@ -416,6 +418,7 @@ def _mean_of_parts(view: NetworkView, index: int) -> Fragment | None:
         shape = view.shape(match["x"])
         count = math.prod(shape[axis] for axis in axes) if shape else 0
         factor = 1 / count if count else math.inf
+    # A factor above 1 would enlarge each part, and overflow earlier.
     if abs(factor) > 1:
         return None
     fragment = Fragment(view, index, match.nodes)

@@ -437,6 +437,7 @@ def computed_wide(model: ModelProto, weights: Path) -> ModelProto:
         for names in (node.input, node.output):
             names[:] = [renamed.get(name, name) for name in names]
     inner = (body for node in nodes for body in bodies(node))
+    # A Cast to bf16 rounds in the file, and has to round here too, though its result stays fp32.
     rounded = {
         renamed.get(node.output[0], node.output[0])
         for node in all_nodes(model)

@@ -86,6 +86,7 @@ def find_state(network: Network, given: Sequence[str]) -> State:
     if not given:
         for output in network.outputs:
             names = (re.sub(*convention, output, count=1) for convention in _CONVENTIONS)
+            # The first convention that makes an input's name of the output's decides.
             fed = (name for name in names if name != output and name in infos)
             sources |= dict.fromkeys(islice(fed, 1), output)
     if not sources:
@@ -295,6 +296,7 @@ def _cut(sample: Values, stream: Sequence[TensorInfo], past: int) -> list[Arrays
         sizes = sample[info.name].shape if info.name in sample else ()
         for axis, (dim, size) in enumerate(zip(info.shape or (), sizes, strict=False)):
             chunk = dim if isinstance(dim, int) else 1
+            # What an encoder made is the same in all steps.
             if size > chunk > 0 and not _ENCODER.search(f"{info.name} {dim}"):
                 cuts[info.name] = axis, chunk
     counts = [sample[name].shape[axis] // chunk for name, (axis, chunk) in cuts.items()]
@@ -302,6 +304,7 @@ def _cut(sample: Values, stream: Sequence[TensorInfo], past: int) -> list[Arrays
     for number, step in enumerate(steps):
         for name, (axis, chunk) in cuts.items():
             end = (number + 1) * chunk
+            # A mask covers the past as well, and grows with it.
             places = range(past + end) if _MASK.search(name) else range(end - chunk, end)
             step[name] = sample[name].take(places, axis=axis)
     return steps
@@ -314,9 +317,11 @@ def _drawn(network: Network, stream: Sequence[TensorInfo], data: Data, count: in
     for info in drawn:
         for index in network.consumers.get(info.name, ()):
             node = network.nodes[index]
+            # The rows of an embedding bound the tokens.
             table = network.stored(node.input[0]) if node.op_type == "Gather" else None
             if table is not None:
                 ranges.setdefault(info.name, (0, table.dims[0] - 1))
     samples = make_inputs(drawn, replace(data, iterations=count, val_range=ranges))
+    # What an encoder made, and scalars such as a sample rate, do not change between steps.
     constant = [info.name for info in drawn if _ENCODER.search(info.name) or not info.shape]
     return [sample | {name: samples[0][name] for name in constant} for sample in samples]

@@ -303,6 +303,7 @@ def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int) ->
     if not failing:
         text = f"{samples} {'sample matches' if samples == 1 else 'samples match'}, worst error {worst:.2g} of the tolerance"
         return Outcome(Ending.PASSED, "match", text, errors=errors)
+    # The reproducer gets one sample, so the worst one is named.
     number = max(
         failing,
         key=lambda sample: max(comparison.tolerance_ratio for comparison in failing[sample]),
@@ -328,6 +329,7 @@ def _worst_of_outputs(comparisons: Sequence[TensorComparison]) -> Iterable[Tenso
         needed = [detail.atol_needed for detail in details]
         rows = [detail.argmax for detail in details if detail.argmax is not None]
         if worst.details is not None:
+            # No tolerance passes where one sample needs NaN.
             atol = math.nan if any(map(math.isnan, needed)) else max(needed)
             argmax = sum(rows) / len(rows) if rows else None
             snr_db = min(

@@ -224,6 +224,8 @@ class Prober:
             assert original is not None, "the search asks about an original that it was not given"
             return Probe(original)
 
+        # One search runs in several branches, each under a guess of the answers that are not
+        # there yet.
         if self.workers > 1:
             speculation = Speculation(self.run_check, self.ledger, probe_for, self.workers)
             try:
@@ -295,6 +297,7 @@ class Prober:
         """
         limit = self.flakiness.passes_needed if probe.runs is None else probe.runs
         until = probe.until
+        # A steady failure is asked as often as it was measured, to see whether it passes now.
         if probe.again and probe.runs is None and self.flakiness.is_steady:
             limit = self.flakiness.runs
             until = Verdict.PASS

@@ -139,6 +139,7 @@ class Models:
             raise ModelRefusedError(
                 f"{settings.describe()} does not get to the end of a model: {reply.message}."
             )
+        # Something outside ended the process, which says nothing about the model.
         if isinstance(reply, Failed) and reply.kind == "lost":
             raise ResourceError(
                 f"{settings.describe()} could not run a model: {reply.message}. Free memory, or run fewer probes at a time "

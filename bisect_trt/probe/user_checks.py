@@ -52,6 +52,7 @@ def _of_samples(files: CandidateFiles, check: Callable[[CandidateFiles], Outcome
     result = None
     for sample_files in files.each_sample():
         outcome = check(sample_files)
+        # A single sample needs no name.
         if sample_files.sample is None:
             return outcome
         seconds += outcome.seconds
@@ -189,6 +190,7 @@ class CommandCheck(Check):
         gate.saw_children()
         if end.limit is not None:
             return end, False
+        # 137 is also what a check may return on purpose.
         wanted = end.code in (*self.fail_codes, *self.ignore_fail_codes)
         killed = end.code in _SHELL_KILLED or (end.code != 0 and oom_kills() > kills)
         return end, end.from_outside or (killed and not wanted)

@@ -149,6 +149,7 @@ def _resolve(
     """
     unresolved: list[Subset] = []
     for part in minimum.refused:
+        # A larger model that passes without the unit shows that it is needed, at no cost.
         passed = any(
             part <= units and not minimum.units <= units for units in oracle.heard(Verdict.PASS)
         )

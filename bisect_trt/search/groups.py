@@ -159,6 +159,7 @@ class Kept:
             and (max_needed is None or len(self.needed) <= max_needed)
         ):
             walk.step()
+        # What the walk could not decide is asked again with what it has learnt.
         if walk.later and not self._stops:
             self.lower(walk.later, density, dirty=False, max_needed=max_needed)
 

@@ -386,6 +386,7 @@ def minimise(
         mode is Mode.AUTO and worth_counting(failing, tally, inseparable, lost=lost)
     ):
         reason = "most candidates broke in other ways, so " if lost else ""
+        # Chance is about culprits that are few and independent; unresolved answers break both.
         if mode is Mode.AUTO and not tally.unresolved:
             failing = reduce_by_chance(failing, tally, inseparable)
         failing = reduce_by_counters(failing, tally, inseparable)
@@ -393,6 +394,7 @@ def minimise(
             f"{reason}delta debugging: {len(failing)} units left after {tally.questions - before} more questions"
         )
     before = tally.questions
+    # No heuristic before this line has to be right: the proof asks about each unit that is left.
     minimum = make_minimal(failing, tally, inseparable)
     steps.append(f"proof of 1-minimality: {tally.questions - before} questions")
     return replace(minimum, steps=tuple(steps))

@@ -56,6 +56,7 @@ def judge_export(
     subject = session.subject
     names = subject.network.outputs
     session.console.step(f"Does the exported model compute what {eager.title} computes?")
+    # Both sides compute in fp32, whatever the target may do.
     exact = replace(tolerance, precision=Precision.FP32, nonfinite_equal=True)
     lows = lows_of(subject.network.proto.graph)
     for number, sample in enumerate(subject.samples, 1):
@@ -74,6 +75,7 @@ def judge_export(
     runtime = reference.target.title
     check = CheckSettings(target=reference, tolerance=exact)
     rounding = rounding_alone(subject, check, mismatches)
+    # Where the evaluator agrees with ONNX Runtime, two read the file alike, so the file is wrong.
     opinion = ask_evaluator(subject, exact)
     whose: Whose = "unknown"
     sentence = f"The export or {runtime} is wrong: ONNX's reference evaluator has no vote."

@@ -100,6 +100,7 @@ def beside(network: Network, target: Layers, baseline: Layers) -> list[LatencyRo
         target: The target's layers, each with its nodes and milliseconds.
         baseline: The baseline's.
     """
+    # Nodes that are fused on either side cannot be timed apart on both.
     groups = {index: [index] for index in _timed(network)}
     placed = nodes_of(network, target), nodes_of(network, baseline)
     for nodes in chain(*placed):

@@ -302,6 +302,7 @@ def confirm_origins(look: Marking, layers: LayerComparison) -> LayerComparison:
     origins = set(layers.origins).difference(doubted)
     tensors = dict(layers.tensors)
     for origin in doubted:
+        # Upstream as far as nodes are right: the first that is wrong on its own made the error.
         before = _reached([origin], lambda index: sources(index) if is_right(index) else [])
         wrong = [index for index in before if not is_right(index)]
         origins.update(wrong or [origin])
@@ -362,6 +363,7 @@ def gather(
         refused = outcome_of_failure(reply).reason if reply.kind == "crash" else reply.message
         before = "the target does not run the model with"
         after = f"marked: {refused}"
+        # First without the tensors that compilers refuse to show most often; only then in halves.
         if gathered.builds == 1:
             gathered.refused = refused
             firm = [name for name in names if name not in fragile]
@@ -371,6 +373,8 @@ def gather(
                 pending.append(firm)
                 continue
         if len(group) > 1:
+            # Halves find few refused tensors in few builds, which is what a refusal usually is
+            # about.
             middle = (len(group) + 1) // 2
             pending += [group[:middle], group[middle:]]
         else:
@@ -433,6 +437,7 @@ def _spreading(network: Network, tensors: Mapping[str, TensorComparison]) -> set
     for index in reversed(network.order):
         seen = [tensors.get(name) for name in network.made(index)]
         suspect = [each for each in seen if each is None or each.is_suspect]
+        # NaN and Inf beside right readers are masked out, as attention does with -Inf.
         finite = any(each is None or each.kind not in _NONFINITE for each in suspect)
         ends = not network.returned.isdisjoint(network.made(index))
         readers = network.readers_of(network.made(index))

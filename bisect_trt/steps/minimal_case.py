@@ -217,6 +217,7 @@ def _between_ends(network: Network, units: Subset) -> list[int]:
     Without one of these two a runtime may compute in floats, and fail all the same without both.
     """
     nodes = {network.order[unit] for unit in units}
+    # The first and the last nodes only bring values into the case's types.
     fed = {index for index in nodes if nodes.isdisjoint(network.parents(index))}
     read = {parent for index in nodes for parent in network.parents(index)}
     first = {index for index in fed if network.nodes[index].op_type == "QuantizeLinear"}
@@ -235,6 +236,7 @@ def _followed(session: Session, minimum: Minimum, *, held: bool = False) -> Mini
     ledger = session.prober.ledger
     if not ledger.is_broken:
         return minimum
+    # Small parts first: the fewest nodes beside the wrong ones.
     for part in sorted(minimum.refused, key=lambda part: (len(part), sorted(part))):
         outcome = ledger.outcome(subject.cut(part, held=held).key)
         searched = [unit for unit in subject.units.searched if unit in part]

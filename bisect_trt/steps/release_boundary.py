@@ -559,6 +559,7 @@ def ask_newest(session: Session, check: Comparing, case: Candidate) -> Newest | 
         installed_versions(target) if is_reference else _failing_releases(session, target)
     )
     newest = Newest(package.name, failing, release)
+    # There is nothing to upgrade to.
     if any(Version(version) >= Version(release) for version in failing):
         console.say(f"  {release} is the newest")
         return newest

@@ -71,6 +71,7 @@ def check_folder(folder: Path, archive: Path | None, *, overwrite: bool) -> None
         raise OutputFileError(
             f"{link} is a symbolic link, and its target would be overwritten; remove it, or name another folder."
         )
+    # The nearest folder that exists decides whether the missing ones can be made.
     ground = next(path for path in folder.absolute().parents if path.exists())
     if not ground.is_dir() or not os.access(ground, os.W_OK):
         raise OutputFileError(

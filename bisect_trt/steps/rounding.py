@@ -186,6 +186,7 @@ def _amplifier(
         name: _relative_rms(perturbed[name], subject.reference.select([name])[name])
         for name in names
     }
+    # An error that grows in every layer grows as a product, so digits are added.
     gains = defaultdict[str, float](float)  # in digits of base 2; as a factor
     most = 0.0
     for index in network.order:
@@ -241,6 +242,7 @@ def perturb(
                 else 0.0
             )
 
+    # Rounding errors cancel in one draw and add up in another.
     for trial in range(trials):
         perturbed = run(_perturbed(model, units, trial))
         if isinstance(perturbed, str):
@@ -258,6 +260,7 @@ def _perturbed(model: onnx.ModelProto, units: Mapping[str, float], seed: int) ->
 
     def multiply(source: str, target: str, unit: float) -> None:
         factor = f"{target}__factor"
+        # Nodes with equal seeds would draw equal factors, whose effects cancel or add up.
         number = float(seed * 10_000 + len(nodes))
         drawn = helper.make_node(
             "RandomUniformLike", [source], [factor], low=1 - unit, high=1 + unit, seed=number
@@ -550,5 +553,6 @@ def _equal_choice(
         np.take_along_axis(array, index.astype(np.int64), axis)
         for array, index in ((values, right), (values, chosen), (slack, right))
     )
+    # Among exact inputs equal values are no choice: the standard says which index is first.
     undecided = (right == chosen) | (best != alternative) if is_exact else np.True_
     return bool((undecided & (np.abs(best - alternative) <= largest)).all())

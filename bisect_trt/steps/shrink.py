@@ -76,6 +76,8 @@ def axes_by_size(piece: Piece) -> dict[int, list[Axis]]:
     """Return the axes of inputs and weights that are longer than 1, by size, the sizes of the largest tensors first."""
     volume: Counter[int] = Counter()
     axes: dict[int, list[Axis]] = {}
+    # Axes of one size may be one dimension, so they are cut together; indices are cut and not
+    # counted.
     shapes = {name: (value.shape, True) for name, value in piece.inputs.items()}
     for tensor in piece.proto.graph.initializer:
         if tensor.data_type not in _UNCUT:
@@ -267,6 +269,7 @@ class _Shrinker:
         golden = self._session.subject.reference.compute(piece.proto, piece.inputs)
         if golden is None or not all(value.size for value in golden.values()):
             return None
+        # Shrinking must not replace the failure by a NaN of the reference's own.
         if any(any(count_nonfinite(golden[name])) for name in self._finite.intersection(golden)):
             return None
         return (

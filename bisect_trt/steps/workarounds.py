@@ -436,6 +436,7 @@ def work_around(
             workarounds += turn(session, fixed or {})
             workarounds.append(bar(session, nodes, output, most, everywhere=everywhere))
         passing = any(workaround.passes for workaround in workarounds)
+        # `diagnose` needs one that holds; `workaround` lists each kind.
         if everywhere or not passing:
             workarounds.append(
                 rewrite(

@@ -274,6 +274,7 @@ def _draw_numbers(source: Input, base: Array, variation: str, rng: np.random.Gen
         return np.asarray(base * base.dtype.type(factor))
     if variation in ("rows", "channels") and base.ndim > 1:
         return _scaled_apart(source, base, variation, rng)
+    # Inputs of other preprocessing: standardised for 0 to 1, and the other way round.
     if variation == "renormed" and source.kind is Kind.UNIT:
         return np.asarray(rng.standard_normal(base.shape)).astype(base.dtype)
     if variation == "renormed" and source.standard:
@@ -301,6 +302,7 @@ def _other_mask(base: Array, source: Input, rng: np.random.Generator) -> Array:
         rows = base.reshape(-1, length) == high
         falling = not (np.diff(rows.astype(np.int8), axis=-1) > 0).any()
         if falling and rows[:, 0].all() and base.ndim <= 2:
+            # At least half of the row stays: an empty text is no sample that a user has.
             ends = rng.integers((length + 1) // 2, length, size=len(rows), endpoint=True)
             mask = np.where(np.arange(length) < ends[:, None], high, low)
             return np.asarray(mask, base.dtype).reshape(base.shape)

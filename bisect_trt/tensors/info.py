@@ -304,6 +304,7 @@ def _masked_from(counts: NDArray[np.int64]) -> int:
         if not lower.size or counts[:, group].any(axis=1).all():
             return end
         gap = int(group[0] - lower[-1]) - 1
+        # Without a gap of many binades below them, large values are the tail of one distribution.
         if gap < _MASK_BINADES or gap * int(counts[:, lower].sum()) < _CERTAIN_BITS:
             return end
         end = int(lower[-1]) + 1

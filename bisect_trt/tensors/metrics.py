@@ -364,6 +364,7 @@ def _of_script(path: Path, name: str) -> OfSet:
                     function(**{parameter: arguments[parameter] for parameter in parameters})
                 )
         except UsageError:
+            # A script that cannot take NaN says that the target is as wrong as can be.
             if _all_finite(sides[0]) or not _all_finite(sides[1]):
                 raise
             return math.nan

@@ -87,6 +87,7 @@ class Environment:
             UsageError: A word is no requirement.
         """
         try:
+            # People put spaces around ==, and commas between bounds.
             words = shlex.split(re.sub(r"\s*([=<>!~]=?=?|,)\s*", r"\1", text.strip()))
             pythons = [match[1] for word in words if (match := _PYTHON.fullmatch(word))]
             wanted = [

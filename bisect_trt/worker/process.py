@@ -238,6 +238,7 @@ class ProcessLimits:
             self.past = "cancelled"
         elif not done and self._deadline is not None and now >= self._deadline:
             self.past = "time"
+        # Reading the memory of a process tree costs milliseconds, so it is not done at each turn.
         elif self._memory is not None and (done or now >= self._next_look):
             self.past = "memory" if holds_more(pid, self._memory) else None
             self._next_look = time.monotonic() + MEMORY_LOOK_SECONDS
