@@ -9,7 +9,8 @@ LOWEST := .venv-lowest
 # What the lowest allowed versions are tested on: the first Python 3.10 that runs, on PATH or pyenv's.
 PYTHON_LOWEST ?= $(shell for p in python3.10 $$HOME/.pyenv/versions/3.10.*/bin/python3.10; do \
 	$$p --version >/dev/null 2>&1 && echo $$p && break; done)
-PYTEST_WORKERS ?= 3
+# A test waits for the processes that it starts, so that two cores are not busy with three.
+PYTEST_WORKERS ?= 4
 # PyTorch without CUDA, from an index that has it.
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname)),+cpu)
 # Tests that the versions of libraries can change: models, values, runtimes, help and output. `make test-lowest LOWEST_TESTS=tests` runs all.
