@@ -266,8 +266,12 @@ class LoopRun:
             questions = count(1)
 
             def ask_some(units: Subset) -> Verdict:
-                if next(questions) > _MOST_QUESTIONS:
+                question = next(questions)
+                if question > _MOST_QUESTIONS:
                     raise _TooManyQuestions
+                self.subject.console.progress.step(
+                    f"which of {len(entries)} parts of the state carry the drift to step {step}, run {question}"
+                )
                 return ask([entries[unit] for unit in units])
 
             try:
