@@ -119,6 +119,10 @@ def compare_all(
     return comparisons
 
 
+_WIDE = (np.int16, np.uint16)
+"""The quantized types with steps that a low precision rounds away."""
+
+
 def compare_tensor(
     name: str,
     reference: Array,
@@ -152,17 +156,19 @@ def compare_tensor(
         return TensorComparison(passed=False, kind=ComparisonKind.SHAPE, **facts)
     if "U" in (reference.dtype.kind, target.dtype.kind):
         return _compare_strings(reference, target, facts)
-    resolved = tolerance.resolve(reference, precision or options.precision)
+    low = precision or options.precision
+    resolved = tolerance.resolve(reference, low)
     # A tolerance of the user holds as it is written, without an allowance for ties.
     step = None if tolerance != Tolerance() or options.validate else step
     # Behind a quantized tensor, one tie of rounding moves all values that depend on it a little.
     if step is not None and step.size is None and reference.dtype.kind == "f":
         ripple = max(resolved.atol, RIPPLE * finite_rms(reference))
         resolved = ResolvedTolerance(ripple, max(resolved.rtol, RIPPLE))
-    elif step is not None and reference.dtype.kind in "iu" and reference.size:
-        # A step of 16 bits is less than the rounding of fp16. The zero point is not known here.
-        values = reference - reference.mean(dtype=np.float64)
-        atol = automatic_tolerance(values, precision or options.precision).atol
+    elif step is not None and reference.dtype in _WIDE and low is not Precision.FP32:
+        # A step of 16 bits is less than the rounding of fp16. How far a value is from zero is not
+        # known without the zero point: at most as far as the ends are.
+        reach = np.ptp(reference.reshape(-1).astype(np.float64)) if reference.size else 0.0
+        atol = automatic_tolerance(np.full(1, reach), low).atol
         resolved = ResolvedTolerance(atol, resolved.rtol)
     facts |= {"atol": resolved.atol, "rtol": resolved.rtol}
     if reference.size:
@@ -175,8 +181,8 @@ def compare_tensor(
         # One wrong channel of many is lost in the scale of the whole tensor.
         automatic = tolerance == Tolerance() and stat is ErrorStat.ELEMWISE and step is None
         if options.by_channel and automatic and comparison.passed and is_floating(reference):
-            low = coarser(precision or options.precision, precision_of(reference.dtype))
-            return _with_channels(comparison, reference, target, low or options.precision)
+            coarsest = coarser(low, precision_of(reference.dtype))
+            return _with_channels(comparison, reference, target, coarsest or low)
         return comparison
     kind = ComparisonKind.NAN if "NaN" in invalid else ComparisonKind.INF
     return replace(comparison, passed=False, kind=kind, reason=invalid)
