@@ -35,7 +35,7 @@ from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import IN_JSON, Console, listed
-from bisect_trt.report.parts import Comparison, TradeOff, Unit, Use
+from bisect_trt.report.parts import FOR_FRESH, Comparison, TradeOff, Unit, Use
 from bisect_trt.report.reproducer import MIXED
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import named
@@ -189,7 +189,7 @@ def kept_units(task: Task, minimum: Minimum, units: Subset) -> list[Unit]:
                 proven if minimum.proven else "kept when the check passed; not proven to be needed"
             )
         else:
-            rule = "fresh sample"
+            rule = FOR_FRESH
             reason = "without it and others fresh samples fail"
         rows.append(structs.replace(node, rule=rule, reason=reason))
     return rows

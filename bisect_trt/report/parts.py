@@ -303,6 +303,10 @@ class WorkaroundTried(msgspec.Struct, frozen=True):
     cost: Cost | None = None
 
 
+FOR_FRESH = "fresh sample"
+"""The rule of a unit that is kept for fresh samples only."""
+
+
 class Unit(Node, frozen=True, kw_only=True):
     """A node or a Q/DQ group, with the reason why it stays in a wider precision."""
 

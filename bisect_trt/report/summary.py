@@ -14,6 +14,7 @@ from bisect_trt.errors import first_few
 from bisect_trt.onnxlib.nodes import Node, in_module
 from bisect_trt.report.charts import downsample
 from bisect_trt.report.parts import (
+    FOR_FRESH,
     CauseDetail,
     Cost,
     EngineLayer,
@@ -521,19 +522,25 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
         )
 
 
+def _why_kept(minimal: Sequence[Unit], units: Sequence[Unit]) -> str:
+    """Return why units outside the minimal set are kept."""
+    needed = {unit.outputs for unit in minimal}
+    rules = [unit.rule for unit in units if unit.outputs not in needed]
+    reasons = {
+        "lose values alone too": any(rule != FOR_FRESH for rule in rules),
+        "are for fresh samples": FOR_FRESH in rules,
+    }
+    return " or ".join(reason for reason, applies in reasons.items() if applies)
+
+
 def _smaller(result: Result, units: list[Unit], noun: str) -> Iterator[Row]:
     """Yield the smaller sets that were seen, and whether another command may find some."""
     minimal = result.minimal or ()
     proven = result.minimal_proven
     if len(minimal) < len(units):
         proof = "1-minimal" if proven else "unproven"
-        needed = {unit.outputs for unit in minimal}
-        fresh = [unit.rule == "fresh sample" for unit in units if unit.outputs not in needed]
-        reasons = ["lose values alone too"] * (not all(fresh)) + ["are for fresh samples"] * any(
-            fresh
-        )
         enough = f"For the given inputs {len(minimal)} of these {noun} are enough ({proof})"
-        yield "", f"{enough}; the others {' or '.join(reasons)}"
+        yield "", f"{enough}; the others {_why_kept(minimal, units)}"
     if result.command == "precision":
         rest = [point for point in result.curve or () if not point.recommended]
         # The smallest set that passes all samples is named however many are before it.

@@ -177,13 +177,21 @@ def extract_suspect(
             if step < GROWTH_STEPS:
                 at_end = step == 0 and network.nodes[index].op_type == "Cast"
                 console.say(f"  no: add its {'readers' if at_end else 'producers'}")
-                readers = network.readers_of(network.made(index))
-                parents = (node for unit in units for node in network.parents(network.order[unit]))
-                more = readers if at_end else parents
-                units |= {network.rank[node] for node in more if not network.constant[node]}
+                units |= _around(network, units, readers=at_end)
     if suspects:
         console.say("  no suspicious layer fails, alone or with its producers")
     return None
+
+
+def _around(network: Network, units: Subset, *, readers: bool) -> Subset:
+    """Return the units that read what some units make, or that make what they read."""
+    nodes = [network.order[unit] for unit in units]
+    around = (
+        network.readers_of(network.made_by(nodes))
+        if readers
+        else (parent for node in nodes for parent in network.parents(node))
+    )
+    return frozenset(network.rank[node] for node in around if not network.constant[node])
 
 
 def find_minimum(
