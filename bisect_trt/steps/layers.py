@@ -413,7 +413,7 @@ def find_origins(
         tensors: The comparisons.
         severity: The smallest severity of a mismatch that counts as wrong.
     """
-    spreading = _spreading(network, tensors)
+    spreads = spreading(network, tensors)
     clean: dict[str, bool] = {}
     origins: list[int] = []
     harmless: list[int] = []
@@ -424,16 +424,16 @@ def find_origins(
             comparison is not None and not comparison.passed and comparison.severity >= severity
             for comparison in comparisons
         )
-        spreads = index in spreading
-        clean |= dict.fromkeys(network.made(index), ancestors_clean and not (is_wrong and spreads))
+        goes_on = is_wrong and index in spreads
+        clean |= dict.fromkeys(network.made(index), ancestors_clean and not goes_on)
         if ancestors_clean and is_wrong:
-            (origins if spreads else harmless).append(index)
+            (origins if goes_on else harmless).append(index)
     return origins or harmless
 
 
-def _spreading(network: Network, tensors: Mapping[str, TensorComparison]) -> set[int]:
+def spreading(network: Network, tensors: Mapping[str, TensorComparison]) -> set[int]:
     """Return the nodes with an error that is finite, at an output, or shown by a node that reads it."""
-    spreading = set[int]()
+    nodes = set[int]()
     for index in reversed(network.order):
         seen = [tensors.get(name) for name in network.made(index)]
         suspect = [each for each in seen if each is None or each.is_suspect]
@@ -441,9 +441,9 @@ def _spreading(network: Network, tensors: Mapping[str, TensorComparison]) -> set
         finite = any(each is None or each.kind not in _NONFINITE for each in suspect)
         ends = not network.returned.isdisjoint(network.made(index))
         readers = network.readers_of(network.made(index))
-        if suspect and (finite or ends or not spreading.isdisjoint(readers)):
-            spreading.add(index)
-    return spreading
+        if suspect and (finite or ends or not nodes.isdisjoint(readers)):
+            nodes.add(index)
+    return nodes
 
 
 def compare_own(

@@ -106,7 +106,7 @@ def find_suspects(session: Session, show: Callable[[LayerComparison], None]) -> 
         The nodes, the first in topological order first; none where the tensors do not show any, or
             nothing is compared.
     """
-    from bisect_trt.steps.layers import Marking, compare_layers, find_origins  # noqa: PLC0415 - as the module says
+    from bisect_trt.steps.layers import Marking, compare_layers, find_origins, spreading  # noqa: PLC0415 - as the module says
 
     subject = session.subject
     ledger = session.prober.ledger
@@ -128,11 +128,8 @@ def find_suspects(session: Session, show: Callable[[LayerComparison], None]) -> 
     if not layers.outputs_fail:
         return []
     # A sensitive node before them differs too, but NaN and Inf are born elsewhere.
-    lost = (
-        find_origins(subject.network, layers.tensors, math.inf)
-        if ledger.severity == math.inf
-        else []
-    )
+    spreads = spreading(subject.network, layers.tensors)
+    lost = filter(spreads.__contains__, find_origins(subject.network, layers.tensors, math.inf))
     return [*dict.fromkeys([*lost, *layers.origins])]
 
 

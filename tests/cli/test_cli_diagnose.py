@@ -111,6 +111,17 @@ def test_a_cast_that_overflows_is_probed_with_its_readers(cli: CommandLine, here
     assert [node["op"] for node in ran.result["culprits"]] == ["Mul"]
 
 
+def test_an_overflow_comes_before_a_sensitive_layer(cli: CommandLine, here: Path) -> None:
+    """A difference of large values loses its digits, which nothing after it shows; the squares after it overflow."""
+    weights = {"thousand": np.float32(1000), "tiny": np.float32(1e-4), "one": np.float32(1)}
+    body = """large = Add(x, thousand) back = Sub(large, thousand) small = Mul(back, tiny) near = Add(small, one)
+        scaled = Mul(near, thousand) squares = Mul(scaled, scaled) more = Add(squares, one) y = Div(scaled, more)"""
+    onnx.save(text_model("(float[8] x) => (float[8] y)", body, weights), str(here / "m.onnx"))
+    ran = cli("diagnose", "m.onnx", "--onnxrt", "--fp16", "--json", "r.json").ended(0)
+    assert ran.result["first_mismatch"]["node"]["name"] == "back"
+    assert [node["name"] for node in ran.result["culprits"]] == ["squares"]
+
+
 def test_layers_that_only_round_are_not_the_first_mismatch(cli: CommandLine) -> None:
     model = rounding_then_overflow(Path("model.onnx"))
     result = cli("layerwise", model, "--onnxrt", "--fp16", "--json", "r.json").ended(0).result
