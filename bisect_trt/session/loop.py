@@ -51,7 +51,7 @@ _MOST_QUESTIONS = 200
 """Runs of a step to find the inputs, and as many to find the places, that carry a drift."""
 _LEAST_POINTS = 8
 """Steps that a rate of growth needs."""
-_OUTLIER = 3
+_OUTLIER = 5
 """A wrong step is off by so many times what half of the matching steps are off by, else it is the worst of their rounding."""
 
 

@@ -509,7 +509,9 @@ def test_errors_that_add_up_in_many_positions_are_not_searched_for_long(
     assert "Feedback of 'cache' magnifies" in " ".join(ran.out.split())
 
 
-@pytest.mark.parametrize(("ratios", "kind"), [((0.9, 1.9), "drift"), ((0.1, 1.9), "step")])
+@pytest.mark.parametrize(
+    ("ratios", "kind"), [((0.9, 1.9), "drift"), ((0.5, 2.1), "drift"), ((0.1, 1.9), "step")]
+)
 def test_the_worst_of_the_usual_rounding_is_no_faulty_step(
     ratios: tuple[float, float], kind: str
 ) -> None:
