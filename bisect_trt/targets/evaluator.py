@@ -116,7 +116,13 @@ def _mended(opset: int) -> list[type[Any]]:
     # training.
     newer = {"DequantizeLinear": 19, "BatchNormalization": 14}
     used = [name for name, since in newer.items() if opset < since]
-    return mended + [type(name, (load_op("", name, newest),), {"op_domain": ""}) for name in used]
+    # ONNX Runtime's quantizer writes types of 16 bits before opset 21 with its own operators, which
+    # compute as ONNX's.
+    domains = [(name, "") for name in used]
+    domains += [(name, "com.microsoft") for name in ("QuantizeLinear", "DequantizeLinear")]
+    return mended + [
+        type(name, (load_op("", name, newest),), {"op_domain": domain}) for name, domain in domains
+    ]
 
 
 class EvaluatorSession:
