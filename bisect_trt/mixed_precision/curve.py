@@ -100,6 +100,7 @@ class Point:
     def cures(self) -> bool:
         """Whether the remaining error may be rounding that adds up, and no overflow."""
         ratios = [output.details.snr_db for output in self.outputs if output.details]
+        # A high signal-to-noise ratio in every output is rounding, however many tolerances it is.
         alike = all(ratio is not None and ratio >= _CURED_DB for ratio in ratios)
         worst = max(self.errors, default=math.inf)
         if self.suspects_only:

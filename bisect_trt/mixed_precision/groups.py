@@ -84,6 +84,7 @@ class GroupSpace(PrecisionSpace):
         chosen = _chosen_groups(subject, quantized, settings)
         self.plain = make_plain(subject, chosen, settings.options.reference)
         assert not subject.has_reference, "it would be a run of the quantized model"
+        # The quantized model is what is doubted, so the floats it was made of are right.
         subject.truth = self.plain.truth
         self.groups = self.plain.groups
         self._settings = settings
@@ -306,6 +307,7 @@ def tolerance_of(
         options: The tolerance of the user.
         bits: The quantized types, of ``SHARES``; the widest share applies.
     """
+    # 8 bits have no automatic tolerance of their own; bf16's is the widest that there is.
     options = replace(options, precision=Precision.BF16)
     if (
         options.compare_func_script is not None
@@ -319,6 +321,7 @@ def tolerance_of(
     for name, value in subject.reference.select(subject.network.outputs).items():
         if value.dtype.kind in "fiub" and value.size:
             exact = value.astype(np.float64)
+            # A constant offset is no signal; where there is nothing else, its size has to do.
             size = float(np.mean(np.abs(exact - exact.mean()))) or float(np.mean(np.abs(exact)))
             atol[name] = max(share * size, 1e-12)
     return replace(

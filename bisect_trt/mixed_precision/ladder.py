@@ -58,6 +58,7 @@ def deliver_ladder(fix: Fix) -> Result:
         low = {network.order[unit] for unit in task.lowering.main if unit not in groups}
         result.ladder = _ladder(task, node_rungs(network, {}, low, half, types))
         return result
+    # Of what cannot be quantized, most may still be in half precision.
     upper, why = _climb(fix, space)
     floats = space.lowering.floats(groups)
     low = set[int]()
@@ -183,6 +184,7 @@ def quantized_nodes(network: Network) -> dict[int, str]:
     rungs = {index: "int8" for index, node in enumerate(network.nodes) if inside([node])}
     for group in quantized.groups:
         rungs |= {index: group.rung for pair in group.pairs for index in pair.nodes}
+        # A group around many operators joins residual sums, of which most compute in floats.
         if len(group.pairs) > 1 or len(group.operators) <= HUB:
             for operator in group.operators:
                 rungs |= dict.fromkeys((operator, *_epilogue(network.flat, operator)), group.rung)

@@ -186,6 +186,7 @@ class LayerLowering(Lowering):
             self.cast.write(keep, path)
         subject = self._subject
         engine = engine_path(path)
+        # The engine that passed is the answer; another build may take other tactics.
         built = subject.workspace.files(self.candidate(keep).key).folder / ENGINE
         if built.exists():
             try:
@@ -409,6 +410,7 @@ def make_lowering(
     Raises:
         UsageError: A pattern matches nothing, or there is nothing to lower.
     """
+    # A calibrated layer that is kept runs in half precision, so that is what units have to allow.
     lowest = "fp16" if settings.calibrated else settings.precision
     target = settings.target
     options = settings.options

@@ -313,6 +313,7 @@ def _bounds(network: Network, pair: Pair) -> tuple[float | None, float | None]:
     """The bounds between which all readers let values through: quantizers leave no room for what a Relu or Clip cuts off."""
     names = [network.nodes[index].output[0] for index in pair.dequantize]
     readers = [network.nodes[reader] for reader in network.readers_of(names)]
+    # Another reader, or the user, sees the values that a Relu would cut off.
     if not readers or any(name in network.outputs for name in names):
         return None, None
     if all(node.op_type == "Relu" for node in readers):
@@ -335,6 +336,7 @@ def _problems(
     """The problem of a tensor with a valid scale, if there is one."""
     room = f"[{float(((grid.low - zero) * scale).min()):.4g}, {float(((grid.high - zero) * scale).max()):.4g}]"
     had = f"[{misfit.low:.4g}, {misfit.high:.4g}]"
+    # In octaves: a channel that is half is as bad as one that is twice as large.
     worst = int(np.argmax(np.abs(np.log2(scale / fitted))))
     ratio = float(scale[worst] / fitted[worst])
     clips = f"{misfit.clipped:.1%} of the values are clipped: there is room for {room}, values are in {had}"

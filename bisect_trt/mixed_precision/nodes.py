@@ -74,6 +74,8 @@ class NodeSpace(PrecisionSpace):
         if settings.calibrated or subject.models.build_only:
             return
         tolerance = settings.tolerance or ToleranceOptions()
+        # A loose tolerance of the user's hides which nodes lose digits; the automatic one shows
+        # it.
         tolerances = [tolerance, ToleranceOptions()]
         self._meters = [
             self._meter(bound) for bound in tolerances[: 1 + bool(tolerance.atol or tolerance.rtol)]
@@ -325,6 +327,7 @@ class _Ranges:
                 if value is not None and value.dtype.kind == "f"
                 else (0.0, 0.0)
             )
+            # A mask overflows to -Inf, which Softmax takes as it is meant.
             is_mask = low <= _MASK and high <= min(FP16_MAX, -low / 1000)
             self._known[name] = (0.0, 0.0) if is_mask and not self._masks else (low, high)
         return self._known[name]

@@ -288,6 +288,7 @@ def _same(subject: Subject, one: Network, rounded: Network) -> bool:
     exact = {
         name: value.astype(np.float64) for name, value in first.items() if value.dtype.kind == "f"
     }
+    # A few large differences are another model; many small ones are rounding of fp32.
     norm = np.linalg.norm
     return all(
         norm(value - second[name]) <= _SAME * norm(value) + 1e-12 for name, value in exact.items()
@@ -318,6 +319,8 @@ def _activations(subject: Subject, pairs: Sequence[Pair]) -> dict[str, Clip]:
         if scale is None or zero is None or scale.size != 1:
             continue
         (lowest, highest), middle = _STEPS[pair.type_name], float(zero.reshape(-1)[0])
+        # A quantizer with its zero point at the lowest value replaces a Relu; one with room up to
+        # 6, a Relu6.
         if pair.tensor in named or (middle == lowest and not named):
             top = (highest - middle) * float(scale.reshape(-1)[0])
             activations[pair.tensor] = 0.0, _SIX if abs(top - _SIX) < _SIX / 1000 else None

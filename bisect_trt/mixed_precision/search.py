@@ -325,6 +325,7 @@ class PrecisionSpace(ABC):
         for unit in units.intersection(self.lowering.main):
             index = network.order[unit]
             readers = (network.consumers.get(name, ()) for name in network.made(index))
+            # Compilers move the boundary of a precision by one layer where a fusion crosses it.
             ranks = (network.rank[node] for node in chain(network.parents(index), *readers))
             neighbours |= dict.fromkeys(candidates.intersection(ranks), unit)
         reason = f"beside {{}}; the target fails with the suspects in {self.high}"

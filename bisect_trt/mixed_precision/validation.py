@@ -115,7 +115,9 @@ class Fresh:
             sample_bytes = sum(
                 value.nbytes for value in (*self._subject.samples[0].values(), *first.values())
             )
+            # Samples of large networks are bounded by bytes, so that a round ends.
             wanted = max(min(self._count, _MOST_BYTES // max(sample_bytes, 1)), 1)
+            # Samples that the reference cannot judge are replaced.
             for attempt in range(3):
                 missing = range(self._next, self._next + wanted - len(samples))
                 self._next = missing.stop

@@ -32,6 +32,7 @@ class EngineCache:
         count = len(files.keep or ())
         with self._lock:
             best = self._best
+            # An engine is as large as the model's weights, so only the best one stays.
             if not passed or (best is not None and best[0] <= count and best[1] != engine):
                 engine.unlink(missing_ok=True)
                 return

@@ -428,6 +428,7 @@ def make_vet(subject: Subject) -> Vet:
     @cache
     def runs_original() -> bool:
         reference = subject.reference
+        # A reference that fails on the whole model proves nothing about a piece.
         if reference.refused is not None or reference.missing:
             return False
         return not (

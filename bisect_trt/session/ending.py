@@ -67,6 +67,7 @@ def system_errors(call: Call | None = None) -> Iterator[None]:
         yield
     except OSError as error:
         fix = "check its path, permissions and disk"
+        # Each worker holds pipes and files.
         if error.errno == errno.EMFILE:
             fix = "raise the limit (ulimit -n), or give a smaller --workers"
         run = (

@@ -96,6 +96,7 @@ class ModelFacts:
     def identity(self) -> Candidate:
         """A model that has nothing to fail: zeros of the types and shapes of the inputs pass through Identity nodes."""
         infos: dict[str, TensorInfo] = {}
+        # A model without inputs makes its outputs of weights alone.
         for name in self.network.inputs or self.network.outputs:
             if name in self.infos:
                 sizes = tuple(

@@ -53,6 +53,7 @@ class Freed:
                 and None in dims
                 and len(dims) == len(self.ranges[value.name][0])
             ):
+                # What the case has fixed stays fixed at all three ends of the profile.
                 low, usual, high = (
                     tuple(dim or size for dim, size in zip(dims, shape, strict=True))
                     for shape in self.ranges[value.name]

@@ -106,6 +106,7 @@ class LoopRun:
         for steps in self._chunks(_CHUNK, "the reference"):
             for step in steps:
                 save_npz(self.file("inputs", step), self.subject.stream[step - 1])
+            # A resumed run has the values of the steps before it was killed.
             missing = [step for step in steps if not self.file("golden", step).exists()]
             if isinstance(self.eager, Eager):
                 self._run_module(self.eager, missing)
@@ -255,6 +256,7 @@ class LoopRun:
             state = dict(right)
             for name, mask in entries:
                 state[name] = np.where(mask, own[name], state[name])
+            # The step's own inputs are right on both sides; the state alone is mixed.
             save_npz(mixed.inputs, self.subject.stream[step - 1] | state)
             reply = self.subject.workers.ask(self._request(mixed))
             comparisons = [] if isinstance(reply, Failed) else list(reply.comparisons)
@@ -281,6 +283,7 @@ class LoopRun:
 
         names = [*taken]
         whole = np.array(True)
+        # Whole tensors first, so that the search over places is about the few that matter.
         some = fewest([(name, whole) for name in names])
         chosen = names if some is None else [names[unit] for unit in some]
         growing = self.subject.state.growing
@@ -312,6 +315,8 @@ class LoopRun:
             parts.append({})
             for name in golden.keys() - subject.state.taken.values():
                 for axis, size in enumerate(golden[name].shape):
+                    # Only an axis that is as many times longer as there are steps is the axis of
+                    # steps.
                     if self.steps * size == values[name].shape[axis] != size:
                         parts[-1][name] = np.split(values[name], self.steps, axis)
         errors: Errors = {}
@@ -344,6 +349,7 @@ def _differing(state: Array, right: Array, axis: int | None) -> dict[int, Array]
     }
     if axis is None:
         sizes = right.shape
+        # The axis along which the fewest places differ is the one of positions or channels.
         axis = min(along, key=lambda at: (along[at].size / sizes[at], -sizes[at]), default=0)
     shape = [-1 if at == axis else 1 for at in range(differs.ndim)]
     numbers = np.arange(right.shape[axis]).reshape(shape) if shape else np.zeros(())
@@ -418,6 +424,7 @@ def scaled(steps: Errors, reference: Errors | None = None) -> Errors:
         widest[comparison.name] = max(widest.get(comparison.name, 0.0), comparison.atol or 0.0)
 
     def matched(comparison: TensorComparison) -> TensorComparison:
+        # A step with small values has a small tolerance, though the state that it joins is large.
         ratio = (comparison.max_abs or 0.0) / (widest[comparison.name] or math.inf)
         if comparison.kind is not ComparisonKind.MISMATCH or not ratio <= 1:
             return comparison
@@ -433,6 +440,7 @@ def _way(steps: Errors, feedback: Mapping[str, str]) -> StepsWay:
     worst: list[Comparison] = []
     tokens: list[int] = []
     for step, comparisons in steps.items():
+        # Of two that fail, the one further past its tolerance; of two that match, likewise.
         each = max(comparisons, key=lambda each: (not each.passed, each.tolerance_ratio))
         worst.append(Comparison.of(structs.replace(each, sample=step)))
         chosen = [

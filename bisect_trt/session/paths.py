@@ -227,6 +227,7 @@ def _named(entry: Option, values: Mapping[str, Any]) -> Iterator[Path]:
         if not isinstance(item, str | os.PathLike) or "\0" in str(item):
             continue
         yield Path(item)
+        # `check.py:function` names a file with a part.
         script, colon, _ = str(item).rpartition(":")
         if colon and entry.kind is str:
             yield Path(script)
@@ -239,6 +240,7 @@ def _roles(
     writes = [(entry, path) for entry, path in named if entry.writes]
     reads = [(entry, path) for entry, path in named if not entry.writes and entry.metavar != "DIR"]
     yield from ((path, entry.flag, True) for entry, path in writes)
+    # A cache is read and written on purpose.
     updated = {(entry.updates, _identity(path)) for entry, path in writes}
     for entry, path in reads:
         if (entry.name, _identity(path)) not in updated:

@@ -93,6 +93,7 @@ def look_around(subject: Subject, target: TargetSettings) -> None:
     plugin = target.target
     packages = tuple(dict.fromkeys([*(package.name for package in plugin.packages), "numpy"]))
     for place in dict.fromkeys(subject.workers.places):
+        # A target that stays on this machine runs in no place.
         if place in subject.seen or plugin.stays:
             continue
         reply = subject.workers.ask(Look(target, packages), place=place)
@@ -116,6 +117,7 @@ def _require_alike(subject: Subject) -> None:
                 f"the places {first} and {place} differ ({unlike}), so their verdicts are not comparable; use places that are "
                 "alike."
             )
+    # Written at the first run, and read by `resume`.
     file = subject.workspace.folder / PLACES_FILE
     if not file.exists():
         with replacing(file) as stream:

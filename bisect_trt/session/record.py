@@ -163,6 +163,7 @@ def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> lis
     if result.artifacts.get("reproducer"):
         script = Path(str(result.artifacts["reproducer"])) / "reproduce.py"
         commands.insert(0, ("Reproduce the failure without bisect-trt", ["python", str(script)]))
+    # A run that has tried everything has nothing to continue.
     unfinished = result.status in ("interrupted", "inconclusive", "error")
     if argv and unfinished and result.probes["run"] and not result.page.exhausted:
         commands.append(("Continue the run", ["bisect-trt", "resume", str(folder)]))

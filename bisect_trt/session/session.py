@@ -352,6 +352,8 @@ class Session:
         flakiness = self.prober.flakiness
         if not minimum.proven:
             return "unproven", minimum.why
+        # A candidate that was ended from outside may be smaller than the answer, or its
+        # neighbour.
         lost = next(
             (record for record in self.prober.ledger.records if record.signature == LOST), None
         )
@@ -467,6 +469,7 @@ def unless_lost(algorithm: Callable[[Ask], Minimum], ask: Ask, everything: Subse
         The result of the search; ``FAILURE_LOST`` if all units together do not fail.
     """
     transcript: set[Units] = set()
+    # A bisection that sees no failure in that many questions follows one that is not there.
     patience = len(everything).bit_length() + 1
     fails = False
 

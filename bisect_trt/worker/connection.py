@@ -175,6 +175,7 @@ class Connection:
             content = files[digest]
             size = len(content) if isinstance(content, bytes) else content.stat().st_size
             with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as file:
+                # An empty file is one empty part.
                 for offset in range(0, max(size, 1), _FILE_PART):
                     last = offset + _FILE_PART >= size
                     self.call(
@@ -256,6 +257,7 @@ class Connection:
         """Why there is no answer, with the last lines of what the other end wrote to stderr."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
+            # The last words arrive with the end of the process.
             self._process.wait(_LAST_WORDS_SECONDS)
         self._errors.seek(0)
         lines = [

@@ -403,6 +403,7 @@ def run_tool(
         **(environment or {}),
     }
     seconds = _SECONDS if timeout is None else min(timeout, _SECONDS)
+    # uv would read the project file of the user's folder.
     with scratch() as empty:
         log = Path(empty, "log")
         try:

@@ -388,6 +388,7 @@ def gpus() -> list[dict[str, str]]:
         )
     except (OSError, subprocess.SubprocessError):
         return []
+    # nvidia-smi lists all GPUs, whatever CUDA may use.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     rows = [
         [word.strip() for word in line.split(",")]

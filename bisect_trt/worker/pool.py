@@ -269,6 +269,7 @@ class WorkerPool:
 def _failed(death: WorkerDied, hint: str) -> Failed:
     """The death of a worker as a reply; ``hint`` says after a time-out how to allow more time."""
     end = death.end
+    # The kernel ends the largest process, which may not be the one that asked for memory.
     if death.outside is not None and death.out_of_memory:
         return Failed(
             "memory", f"out of memory: {death.outside}, {MOST_LOST} times", f"run: {OUT_OF_MEMORY}"
@@ -294,6 +295,7 @@ def visible_gpus() -> list[str]:
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         entries = (entry.strip() for entry in listed.split(","))
+        # CUDA ignores what follows the first entry that is none.
         return list(takewhile(lambda entry: entry and not entry.startswith("-"), entries))
     files = sum(path.name.removeprefix("nvidia").isdigit() for path in _DEVICES.glob("nvidia*"))
     return [str(number) for number in range(files)]

@@ -316,6 +316,7 @@ class Worker:
                 if len(request.samples) > 1
                 else results
             )
+            # A probe is decided by the first sample that fails.
             if not request.every and not all(result.passed for result in results):
                 break
         latency = None
@@ -453,6 +454,7 @@ def _ranges(request: Compare) -> dict[str, Sequence[Sizes]]:
 
     A runtime that compiles for a range of shapes needs them before it sees the second sample.
     """
+    # One sample needs no profile: its shape is built as it is.
     if len(request.samples) < 2 or not request.target.target.compiles:
         return {}
     shapes = [shapes_of(feed_of(request, sample)) for sample in request.samples]

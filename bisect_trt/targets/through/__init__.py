@@ -91,6 +91,7 @@ class ThroughTarget(Target):
     def versions(self, settings: TargetSettings) -> Mapping[str, str]:
         """Return the version of the Python package that has the tool, if that is installed in this environment."""
         words = shlex.split(settings.of(ThroughSettings).through or "")
+        # A tool of another environment has a version that this one does not know.
         if not words or Path(shutil.which(words[0]) or "").parent != Path(sys.executable).parent:
             return {}
         names: list[str] = []

@@ -272,6 +272,7 @@ def name_nodes(model: ModelProto) -> None:
     counts = Counter(node.name for node in model.graph.node)
     used = set(counts)
     for node in model.graph.node:
+        # The last of several equal names keeps it: the others have been renamed by then.
         if node.name and counts[node.name] == 1:
             continue
         counts[node.name] -= 1
@@ -305,4 +306,5 @@ def free_dimensions(model: ModelProto, settings: TargetSettings) -> None:
             )
         for place in [place for place in range(len(dims)) if low[place] != high[place]]:
             dims[place].dim_param = f"{value.name}_{place}"
+    # Inferred shapes have the fixed sizes, and the parser believes them.
     del model.graph.value_info[:]

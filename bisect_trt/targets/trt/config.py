@@ -307,6 +307,7 @@ def set_ranges(trt: Any, config: Any, network: Any, settings: Plain, cuda: Any) 
             trt, cuda, data, None if cache is None else pathlib.Path(cache)
         )
         return
+    # INT8 without scales is refused by the builder, though the other precisions would do.
     kinds = {network.get_layer(index).type for index in range(network.num_layers)}
     if not kinds & {trt.LayerType.QUANTIZE, trt.LayerType.DEQUANTIZE}:
         config.clear_flag(flag)

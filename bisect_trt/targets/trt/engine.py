@@ -343,6 +343,8 @@ class TrtSession:
         if self._origins is None:
             return []
         inspected = layers_in(inspect_engine(self._trt, self.engine), self._origins)
+        # The selector knows tactics that can be pinned, the inspector what they run; neither
+        # knows both.
         took = {
             name: {"tactic": chosen[len(name) + 1 :], "pins": count > 1}
             for name, chosen, count in self._took
@@ -371,6 +373,7 @@ class TrtSession:
                 )
         outputs = self._execute(fitted)
         for name in self._types.keys() & outputs.keys():
+            # Engines widen integers and booleans at their ends; the model's types are compared.
             outputs[name] = outputs[name].astype(dtype_from_name(self._types[name]), copy=False)
         return {name: outputs[name] for name in self._outputs}
 

@@ -260,6 +260,7 @@ def constrain(trt: Any, parsed: ParsedNetwork, settings: Plain) -> None:
         parsed: The network; the types of its layers are set.
         settings: Plain values: the fields of ``TargetSettings`` and ``TrtSettings``.
     """
+    # Without either, the builder is free to choose, as in the user's build.
     if settings["keep"] or settings["held"]:
         low = trt.DataType.BF16 if settings["bf16"] else trt.DataType.HALF
         fp32_nodes = {
@@ -292,6 +293,7 @@ def hold(trt: Any, layer: Any, precision: Any) -> None:
         for i, tensor in enumerate(outputs)
         if tensor.dtype in (trt.DataType.FLOAT, trt.DataType.HALF)
     ]
+    # Shape tensors are computed on the host, and take no precision.
     if not floats or any(outputs[index].is_shape_tensor for index in floats):
         return
     layer.precision = precision

@@ -72,6 +72,7 @@ def _switches(request: str, name: str, values: str, names: Sequence[str]) -> Ite
         raise UnknownNameError(f"--compiler-switch {request}: its values are not known; give them.")
     for value in chosen:
         option = f"{name}={value}"
+        # Some options write files, connect to hosts or end the process.
         if not harmful(option):
             yield Switch(
                 f"pass:{option}",
@@ -87,6 +88,7 @@ def _known(routes: str) -> dict[str, list[str]]:
     for option in PUBLIC:
         name, _, value = option.partition("=")
         options.setdefault(name, []).append(value)
+    # Releases that list their own options have the last word on the values.
     for knob in json.loads(routes or "{}").get("tuner_options", ()):
         name, _, values = str(knob["allowed_values"]).removeprefix("-").partition("=")
         listed = re.fullmatch(r"\[(.*)\]", values)

@@ -157,6 +157,8 @@ class TrtRunner:
         }
         if self._settings["build_only"]:
             result["partition"] = partition(self._process, self._settings, path, hints)
+        # A build that fails has recorded no tactics, and the other switches are known without
+        # them.
         if times and hasattr(trt, "IAlgorithmSelector"):
             with contextlib.suppress(BuildError):
                 result["tactics"] = self._build(path, feed, hints, record=True).took

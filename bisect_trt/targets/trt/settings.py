@@ -276,6 +276,7 @@ def trt_switches(settings: TargetSettings, looked: Looked) -> list[Switch]:
     """Return all switches that this version has, by the trace of a build: tactics, then options, then precisions."""
     options = settings.of(TrtSettings)
     trace = looked.trace or {}
+    # A prebuilt engine has no choices left.
     if options.load_engine is not None:
         return []
     switches = {
@@ -330,6 +331,7 @@ def _given(options: TrtSettings) -> Iterator[Switch]:
 def _other(options: TrtSettings, trace: Plain) -> Iterator[Switch]:
     """Yield what is not given: levels and limits that ask little of TensorRT, and flags."""
     builder_settings = dict(options.builder_settings)
+    # At level 0 the first tactic that runs is taken, so other kernels are in the engine.
     if options.builder_optimization_level is None:
         yield Switch("option:builder_optimization_level=0", setting(builder_optimization_level=0))
     if not options.pool_limits:
