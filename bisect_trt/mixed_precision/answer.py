@@ -104,8 +104,10 @@ def write_answer(fix: Fix) -> Minimum:
         problem = None  # the original is refused too
     fill_in(fix, outcome, record)
     task.score_whole(written)
-    if task.result.metric:
-        task.result.metric = structs.replace(task.result.metric, streams=fix.streams)
+    metric = task.result.metric
+    if metric:
+        probes = tuple(each for each in metric.probes if each.probe not in fix.stream_probes)
+        task.result.metric = structs.replace(metric, streams=fix.streams, probes=probes)
     _add_sampling_error(task)
     why = _why_unproven(fix, record, problem)
     return fix.minimum if why is None else replace(fix.minimum, proven=False, why=why)

@@ -205,6 +205,7 @@ class Fix(Watcher):
             and whether it passes on the given samples; where ``everywhere``.
         streams: The scores of the kept units on other streams, where a metric is measured over
             drawn steps.
+        stream_probes: The numbers of the probes on other streams.
     """
 
     def __init__(self, task: Task) -> None:
@@ -221,6 +222,7 @@ class Fix(Watcher):
         self.curve: list[Point] = []
         self.why: str | None = ENDED
         self.streams: tuple[float, ...] = ()
+        self.stream_probes = set[int]()
         self.everywhere = False
         self.forms: dict[tuple[str, ...], bool] = {}
         self.traded: Point | None = None
@@ -454,6 +456,7 @@ class Fix(Watcher):
                 )
                 for number, check in enumerate(checks)
             ]
+            self.stream_probes |= {record.number for record in records}
             outcomes = [prober.ledger.outcome(record.key) for record in records]
             self.streams = tuple(
                 math.nan if outcome is None or outcome.metric is None else outcome.metric.candidate

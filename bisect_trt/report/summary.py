@@ -168,10 +168,14 @@ def describe_placement(layers: Sequence[Entry]) -> str:
 def describe_steps(steps: Steps) -> str:
     """Return in some sentences which step of a loop is wrong first, and of which kind the failure is."""
     own_run = steps.own
-    if steps.kind == "none":
-        return (
-            f"All {steps.steps} steps match, with the target's own state and with the reference's."
+    right = f"error at most {steps.right.worst:.2g} of the tolerance"
+    if steps.right.first:
+        # The worst of rounding is no faulty step, and is said so.
+        right += (
+            f", past it first in step {steps.right.first}, less than five times the usual error"
         )
+    if steps.kind == "none":
+        return f"No step of {steps.steps} is wrong, with the target's own state and with the reference's ({right})."
     free = f"with its own state the target is wrong from step {own_run.first} on"
     if own_run.first is None:
         free = "with its own state no step is past the tolerance"
@@ -188,8 +192,8 @@ def describe_steps(steps: Steps) -> str:
         carriers = first_few(entries, _SHOWN)
         rate = f", about {steps.rate:.3g} times a step" if steps.rate else ""
         return (
-            f"Drift: no step of {steps.steps} is wrong with the state of the reference (error at most {steps.right.worst:.2g} of "
-            f"the tolerance); {free}. Feedback of {carriers} magnifies small errors{rate}, to {own_run.worst:.3g} times the "
+            f"Drift: no step of {steps.steps} is wrong with the state of the reference ({right}); "
+            f"{free}. Feedback of {carriers} magnifies small errors{rate}, to {own_run.worst:.3g} times the "
             "tolerance."
         )
     worst = next(error for error in steps.right.errors if error.sample == steps.step)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from building import save_text, text_model
 from conftest import CommandLine
+from msgspec import structs
 from support import arrays, onnx_tool
 
 import bisect_trt
@@ -16,6 +17,7 @@ from bisect_trt.errors import BisectError
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.state import find_state, make_steps
 from bisect_trt.options.shared import Data
+from bisect_trt.report.summary import describe_steps
 from bisect_trt.session.loop import judge
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 from bisect_trt.tensors.files import load_runs, save_samples
@@ -462,6 +464,7 @@ def test_precision_holds_over_other_random_steps(cli: CommandLine, here: Path) -
     assert "big" in [name for node in ran.result["minimal"] for name in node["outputs"]]
     streams = ran.result["metric"]["streams"]
     assert len(streams) == 4
+    assert not {probe["candidate"] for probe in ran.result["metric"]["probes"]} & {*streams}
     assert min(streams) >= 0.99
     assert "On other random steps: " in ran.out
     assert ran.err.count("warning: 24 samples are few for a metric; give more (--steps)") == 1
@@ -530,6 +533,17 @@ def test_the_worst_of_the_usual_rounding_is_no_faulty_step(
         for step, ratio in enumerate([usual] * 8 + [worst, usual], 1)
     }
     assert judge({"h": "hn"}, steps, steps, {}, strict=False).kind == kind
+    matching = {
+        step: [
+            structs.replace(each, passed=True, kind=ComparisonKind.MATCH, of_tolerance=usual)
+            for each in errors
+        ]
+        for step, errors in steps.items()
+    }
+    answer = judge({"h": "hn"}, matching, steps, {}, strict=False)
+    assert answer.kind == ("step" if kind == "step" else "none")
+    said = f"error at most {worst} of the tolerance, past it first in step 9"
+    assert (said in describe_steps(answer)) == (kind == "drift")
 
 
 def test_the_cache_of_an_encoder_is_not_zeros() -> None:
