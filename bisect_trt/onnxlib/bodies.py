@@ -142,6 +142,7 @@ class Outer:
             values = [*state, *slices]
         fed = dict(zip((value.name for value in body.input), values, strict=False))
         for value in body.input[:_LOOP_FIRST] if self.node.op_type == "Loop" else ():
+            # Exporters declare the number and the condition with rank 0 or 1.
             rank = len(value.type.tensor_type.shape.dim)
             fed[value.name] = fed[value.name].reshape((1,) * rank)
         return self._opened(body, fed)
@@ -238,6 +239,7 @@ class Outer:
         """Return the model with a body in the place of the node."""
         model = clone(self.model)
         graph = model.graph
+        # Names of the body hide those around it.
         local = defined_names(body)
         del graph.node[self.place]
         for entries in (graph.input, graph.initializer, graph.value_info):
@@ -249,6 +251,7 @@ class Outer:
             graph.input.append(
                 helper.make_tensor_value_info(name, element_type(value.dtype), value.shape)
             )
+        # A body may return what it reads; that is no result of a node.
         computed = {name for node in body.node for name in node.output}
         outputs = {value.name: value for value in body.output if value.name in computed}
         keep_only(graph.output, outputs.values())
@@ -263,6 +266,7 @@ def _pruned(
         return None
     network = Network(model)
     piece = between(network, (), network.outputs)
+    # A captured tensor without a value would leave the model without an input.
     if not all(name in values for name in piece.inputs):
         return None
     pruned = splice(network, piece, {}, nothing_stored).proto

@@ -49,6 +49,7 @@ class Folding:
         self.network = network
         computable: set[int] = set()
         for index in network.order:
+            # A folded QuantizeLinear would hide the scale that is searched.
             quantizes = network.nodes[index].op_type in QUANTIZING
             if (
                 network.constant[index]
@@ -262,6 +263,7 @@ def anonymise(proto: onnx.ModelProto) -> Anonymous:
 def _randomise(tensor: TensorProto, generator: np.random.Generator) -> bool:
     """Replace the values of a weight; return whether none is left that could identify the model."""
     kind = str(TensorProto.DataType.Name(tensor.data_type))
+    # Indices and shapes decide what a model computes, and say nothing about its weights.
     if kind in _INDICES or math.prod(tensor.dims) <= 1:
         return True
     if kind not in _RANDOM or tensor.data_location == TensorProto.EXTERNAL:

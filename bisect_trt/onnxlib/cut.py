@@ -140,6 +140,7 @@ def between(network: Network, inputs: Collection[str], outputs: Sequence[str]) -
     Returns:
         The needed nodes; and the needed inputs, the given ones in their order, then the graph's.
     """
+    # A skeleton: copies of it cost nothing, however large the weights are.
     piece = network.skeleton.copy()
     tensors = piece.tensors()
     piece.inputs = [

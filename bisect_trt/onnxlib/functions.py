@@ -64,6 +64,7 @@ def opened(model: ModelProto) -> Iterator[tuple[str, NodeProto, GraphProto]]:
         for node in graph.node:
             for body in bodies(node):
                 names = defined_names(body) - {""}
+                # A name that is defined twice would be two tensors in one view.
                 if defined.isdisjoint(names) and any(map(is_end, inner_nodes(body.node))):
                     defined |= names
                     waiting.append((f"{prefix}{label(node)}/", body))
@@ -81,6 +82,7 @@ def flattened(model: ModelProto) -> ModelProto:
         return model
     flat = clone(model)
     inner: list[NodeProto] = []
+    # Inner bodies first, since an outer one that is emptied has no inner one left.
     for prefix, outer, body in reversed([*opened(flat)]):
         outer.input.extend(value.name for value in body.output)
         nodes = [clone(node) for node in body.node]

@@ -113,6 +113,7 @@ def external_files(model: ModelProto) -> dict[str, int]:
             raise ModelFileError(
                 f"the external weight '{tensor.name}' names no valid file and range; export the model again."
             )
+        # Several weights share a file; it has to reach to the end of the last.
         files[location] = max(files.get(location, 0), place.offset + place.length)
     return files
 
@@ -228,6 +229,7 @@ def _embed_contexts(model: ModelProto, folder: Path) -> None:
             raise ModelFileError(
                 f"the compiled context {file} cannot be read: {error.strerror}; copy it beside the model."
             ) from error
+        # The file is named relative to the model, which candidates are not beside.
         mode.i = 1
 
 
@@ -459,6 +461,7 @@ def _check_tensor(tensor: TensorProto) -> None:
     _check_rank(subject, tensor.dims)
     if any(dim < 0 for dim in tensor.dims):
         raise _invalid(f"{subject} has the shape {list(tensor.dims)}")
+    # A truncated download parses: protobuf needs no end.
     stored = _stored(tensor)
     if stored is not None and stored[0] != stored[1]:
         raise ModelFileError(

@@ -286,6 +286,7 @@ def _derive(graph: GraphProto, sizes: ShapeValues) -> list[int]:
     nodes = []
     for index, node in enumerate(graph.node):
         sources = set(node.input)
+        # A body may read anything, so nothing follows about its results.
         if any(bodies(node)):
             continue
         if node.op_type in ("Shape", "Size") or (
@@ -329,6 +330,7 @@ def _shape_arithmetic(
                     TensorProto.DOUBLE,
                 ):
                     return False
+            # An output of the graph is read by what is not known.
             elif position < 0 or (position in slots[index].inputs and index not in size_nodes):
                 return False
         return True

@@ -261,6 +261,7 @@ class _Lowering(Rewriter):
             return self._outer.half(name)
         if name in self._half:
             return self._half[name]
+        # One low copy serves all readers.
         target = self._half[name] = self.fresh_low(name)
         if name in self._weights:
             values = read_weight(self._weights[name], self._weights_folder or Path())
@@ -293,6 +294,7 @@ class _Lowering(Rewriter):
         """Take out unread weights and constants."""
         graph = self.graph
         read = {value.name for value in graph.output}
+        # Bodies read tensors of the graph around them without naming them as inputs.
         read = read.union(*({*node.input, *captured_names(node)} for node in graph.node))
         unused = self._replaced - read
         drop(graph.initializer, unused)

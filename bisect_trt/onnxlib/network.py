@@ -277,6 +277,7 @@ class Network:
                 input=self.reads[index],
                 output=self.made(index),
             )
+        # An empty tensor stands for the data, which a walk does not need.
         for name in self.initializers:
             graph.initializer.add(name=name, data_type=onnx.TensorProto.UINT8, dims=[0])
         for field, names in ((graph.input, self.inputs), (graph.output, self.outputs)):

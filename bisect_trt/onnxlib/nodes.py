@@ -170,6 +170,7 @@ def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodePro
     new.input[:] = [names.get(name, name) for name in node.input]
     for body in bodies(new):
         local = defined_names(body)
+        # A body's own tensor of that name is another one.
         outer = {name: new_name for name, new_name in names.items() if name not in local}
         keep_only(body.node, [rename_reads(inner, outer) for inner in body.node])
         for value in body.output:
@@ -287,6 +288,7 @@ def containing(
     def has_one(nodes: Iterable[onnx.NodeProto]) -> bool:
         return any(wanted(node) or function_key(node) in functions for node in inner_nodes(nodes))
 
+    # Functions call functions, so callers of callers are added until none is new.
     while (
         callers := {
             function_key(function) for function in model.functions if has_one(function.node)

@@ -337,6 +337,7 @@ def _computing(network: Network, pair: Pair) -> Sizes:
             outputs = network.made(index)
             if is_end(node):
                 continue
+            # A move between two pairs is a group of its own.
             again = any(is_quantize(network.nodes[r]) for r in network.readers_of(outputs))
             if node.op_type in MOVES and not again and network.returned.isdisjoint(outputs):
                 waiting += outputs

@@ -129,6 +129,7 @@ class NetworkView:
                 if to not in LOW_TYPES.values()
                 else None
             )
+        # Constants of patterns are scalars and axes; weights are never read here.
         if tensor is None or tensor.external_data or tensor.ByteSize() > _SMALL_BYTES:
             return None
         return np.asarray(numpy_helper.to_array(tensor))
@@ -154,6 +155,7 @@ class NetworkView:
         """Return the axes of the reduction that makes a tensor; ``None`` if it names none, or drops the dimensions."""
         node = self.network.nodes[self.network.producer[name]]
         named = attribute(node, "axes")
+        # Since opset 13 (ReduceSum) and 18 the axes are an input.
         if named is None and len(node.input) > 1 and node.input[1]:
             value = self.value(node.input[1])
             named = None if value is None else value.reshape(-1).tolist()

@@ -330,6 +330,7 @@ class _Emulation(Rewriter):
         for tensor in self.graph.initializer:
             if tensor.data_type != self.low:
                 continue
+            # Copies in fp32 of large weights would fill the memory.
             if uses_external_data(tensor) or tensor.name in declared:
                 renamed[tensor.name] = self.fresh(f"{tensor.name}_fp32")
                 self.cast(tensor.name, renamed[tensor.name], TensorProto.FLOAT)

@@ -71,6 +71,7 @@ def make_raw(tensor: TensorProto) -> None:
     for field, kind in _FIELDS.items():
         if not tensor.HasField("raw_data") and (numbers := getattr(tensor, field)):
             values = np.array(numbers, dtype=kind)
+            # The field is wider than the type: int32_data holds 8 and 16 bits too.
             if kind[0] in "iu" and width < values.itemsize:
                 values = values.astype(f"u{width}")
             tensor.raw_data = values.astype(values.dtype.newbyteorder("<")).tobytes()
@@ -272,6 +273,7 @@ def _write_weights(tensors: Iterable[TensorProto], weights: Path, data: Path) ->
                     load_inside(tensor, weights)
             elif outside:
                 place = place_of(tensor)
+                # Tied weights refer to one range, and have to stay tied.
                 if place not in written:
                     written[place] = _align(writer)
                     _copy_range(weights / place.location, place, writer)

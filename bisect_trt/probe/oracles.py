@@ -419,6 +419,7 @@ class EngineCheck(Check):
     def _judge(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
         """Run the command on an engine."""
         if not self.command.names_placeholder and files.engine is not None:
+            # A command written for Polygraphy reads Polygraphy's file.
             theirs = any(POLYGRAPHYS_ENGINE.name in word for word in self.command.argv)
             fixed = POLYGRAPHYS_ENGINE if theirs else FIXED_ENGINE
             try:

@@ -335,6 +335,7 @@ class Prober:
         for outcome in self._each(probe, repeat, cancel):
             if outcome.cancelled:
                 return outcome
+            # Nothing can be searched while something ends the processes.
             if outcome.signature == LOST:
                 raise ResourceError(
                     f"the original model cannot be probed: {outcome.reason}. Free memory, or end what ends it, and start again."

@@ -163,6 +163,7 @@ class Models:
 
         wide = self._widened(request.model) if self.computes_wide else None
         reply = ask(wide or request.model)
+        # Only a refusal to build is about missing kernels.
         if self.computes_wide or not isinstance(reply, Failed) or reply.kind != "build":
             return reply
         wide = self._widened(request.model)
@@ -409,6 +410,7 @@ class Reference:
             problem = self._try(nodes)
         while problem is not None:
             broken, problem = self._first_broken(nodes, problem)
+            # Other nodes of an operator that is unknown need no run of their own.
             alike = [
                 index
                 for index in nodes
@@ -461,6 +463,7 @@ class Reference:
             return self._collect(
                 mark_outputs(network, list(dict.fromkeys([*network.computed, *returned])), {})
             )
+        # Weights that nodes compute are no activations, unless nothing else is left.
         computed = [index for index in nodes if not network.constant[index]] or nodes
         outputs = network.made_by(computed)
         return self._collect(cut(network, nodes, {}, nothing_stored, outputs).proto)

@@ -210,6 +210,7 @@ class Speculation:
             self._ledger.check_budget()
         for question, running in list(self._running.items()):
             if running.future.done():
+                # Out of the table first: the ledger may stop the search.
                 del self._running[question]
                 running.cancel.close()
                 self._ledger.end(running.identity, running.future.result())

@@ -157,6 +157,7 @@ class CommandCheck(Check):
         )
         note_command(files, f"{copy}{shlex.join(argv)}")
         for number in range(MOST_LOST):
+            # The command may have changed or removed what it was given.
             if number or (files.sample or 1) > 1:
                 files.renew()
             end, doubtful = self._end(argv, files, cancel)
@@ -330,6 +331,7 @@ class FunctionCheck(Check):
             answer = self.function(files.model, **values)
         except BisectError:
             raise
+        # An assertion is the check's way to say bad; other exceptions are faults of the check.
         except AssertionError as error:
             signature = "AssertionError"
             reason = f"AssertionError: {_first_line(error)}".rstrip(": ")
@@ -401,6 +403,7 @@ class PromptCheck(Check):
                     .strip()
                     .lower()
                 )
+            # The user has left the terminal, as with Ctrl-C.
             except EOFError:
                 raise KeyboardInterrupt from None
             meant = next((end for name, end in _ANSWERS.items() if answer in (name, name[0])), None)

@@ -70,6 +70,7 @@ class VerdictCache:
 
     def read(self, key: str) -> Outcome | None:
         """Return the outcome of a question; ``None`` where there is none, or the record is damaged."""
+        # A remote store is asked once about what it lacks.
         if key in self._missing or (AGAIN in key and not self._proof):
             return None
         try:

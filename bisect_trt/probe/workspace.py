@@ -318,6 +318,7 @@ def _refuse_foreign(path: Path) -> None:
             entry.key == _MARK
             for entry in onnx.load(str(path), load_external_data=False).metadata_props
         )
+    # Whatever cannot be read as a model was not written here.
     except Exception:
         ours = False
     if not ours:

@@ -310,6 +310,7 @@ def confirm_enough(minimum: Minimum, oracle: Oracle, flakiness: Flakiness) -> Mi
     failures, (passes,) = confirmations(flakiness.runs, [1], 1 - flakiness.confidence)
     if passes and oracle(Again(Units(minimum.units), runs=passes)) is not Verdict.PASS:
         return _unproven(minimum, "the answer passed, and did not when asked again")
+    # The failure with nothing kept is what makes each unit look needed.
     nothing = Again(Units(frozenset()), runs=failures, until=Verdict.PASS)
     if failures and oracle(nothing) is not Verdict.FAIL:
         return _unproven(minimum, "with nothing kept it failed, and did not when asked again")

@@ -99,6 +99,7 @@ class Density:
 
     def cleared(self, count: int) -> None:
         """The next ``count`` units are not needed."""
+        # Suspects and the rest have densities of their own.
         if 0 < self._suspects < count:
             before = int(self._suspects)
             self.cleared(before)
@@ -155,6 +156,8 @@ class Density:
         if not self._run or not self._taken:
             return bool(self._run) and self._chance_of_any(1) > _SURE
         place = self._run - 1
+        # A unit that was taken unasked is asked about in the proof, which costs more when it is
+        # wrong.
         allowed = _TRUST * (self._runs[place][0] - _RUNS[place][0])
         return (
             self._run < len(_RUNS)

@@ -181,6 +181,7 @@ class Kept:
         runs = sum(unit + 1 not in self.needed for unit in self.needed)
         looks = int(self._looked < len(_LOOKS) and runs >= _LOOKS[self._looked])
         self._looked += looks
+        # A long run of needed units is what a wrong answer early on looks like.
         if self._run >= self._alarm:
             looks = _BURST
             self._alarm = 2 * self._alarm
@@ -293,6 +294,7 @@ def skipping(size: int, sizes: range) -> Iterator[int]:
     """A size, and the few that are nearest to it, to try where it is unresolved."""
     tried = 0
     for distance in range(len(sizes)):
+        # At distance 0 both are one size.
         for neighbour in dict.fromkeys((size - distance, size + distance)):
             if neighbour in sizes:
                 yield neighbour

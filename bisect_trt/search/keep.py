@@ -337,6 +337,7 @@ class _Known:
 
     def smallest(self, pool: Subset, *, sure: bool) -> Subset | None:
         """A 1-minimal set within a pool; ``sure`` to ask whether there is one before it is looked for."""
+        # Less than what was not enough is not enough.
         if any(pool <= failed for failed in self._failed()):
             return None
         single = None if sure and not self.passes(pool) else self._single(pool)
@@ -370,6 +371,8 @@ class _Known:
                 continue
             if remainder := group[len(first) :]:
                 groups.append(remainder)
+            # A group that cannot be judged may hold the unit, so its parts are asked about, a few
+            # times.
             if verdict is Verdict.UNRESOLVED and len(first) > 1 and broken < _MOST_SINGLES:
                 broken += 1
                 groups.append(first)

@@ -58,6 +58,7 @@ class History:
                 stretches[len(stretches) - (not passed) :] = [
                     (place if passed else stretches[-1][0], place)
                 ]
+            # An unresolved place neither ends a stretch nor begins one.
             passed = verdict is Verdict.PASS or (passed and verdict is not Verdict.FAIL)
         return stretches
 
@@ -226,6 +227,7 @@ def _by_worth(
         ]
         if not gaps:
             return
+        # A gap between two verdicts has a boundary in it for certain.
         _, width, one = max(gaps)
         yield sizes[one + width // 2]
 

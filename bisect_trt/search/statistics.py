@@ -64,6 +64,7 @@ class Flakiness:
             return 1
         if not self.failures:
             return self.runs
+        # Each verdict of the search may be wrong, so they share what is allowed (Bonferroni).
         allowed = (1 - self.confidence) / max(self.verdicts, 1)
         return next(
             number

@@ -49,6 +49,7 @@ def worth_counting(
     if len(units) <= _SMALL:
         return False
     smaller = (complete(units - {unit}) for unit in sorted(units, reverse=True))
+    # A few units are asked about: where one can go, many may.
     tried = islice((without for without in smaller if 0 < len(without) < len(units)), _TRIED)
     return lost or any(ask(without) is Verdict.FAIL for without in tried)
 

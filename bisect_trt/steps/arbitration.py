@@ -270,6 +270,7 @@ class Opinions:
                 else f"{self.reference_name} does not run it either"
             )
             return self._unknown(f"{self.target_name} does not run the case, and {neither}")
+        # Where the evaluator computes other values, it does not vouch for the model.
         if not self.own.passed and self.drawing is None:
             return self._unknown(
                 f"{self.target_name} does not run the case, and {runtimes} differ by {self.own}"

@@ -181,6 +181,7 @@ def _finder(tensors: Values, lows: Mapping[str, Precision]) -> Callable[[Array],
     exact = ToleranceOptions()
 
     def find(value: Array) -> frozenset[str]:
+        # A few places tell most tensors apart; only those that agree are compared in full.
         stride = slice(None, None, max(value.size // _PLACES, 1))
         limit = _ROUGH * np.max(np.abs(value), initial=0, where=np.isfinite(value))
         candidates = (

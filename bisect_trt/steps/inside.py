@@ -189,6 +189,7 @@ def _search(level: _Level, inner: Session, body: Body, levels: list[Inside]) -> 
     check = inner.prober.check
     network = inner.subject.network
     suspects: list[int] = []
+    # Without a comparison there are no wrong tensors to begin with.
     if check.compares:
         suspects = find_suspects(inner, lambda _: None)
     case = extract_suspect(inner, check.runtime, suspects) or Case(
@@ -245,6 +246,7 @@ def _first_wrong(level: _Level, ledger: Ledger) -> int:
     passing = 0
     failing = _count(level)
     prober = replace(session.prober, ledger=ledger)
+    # Once an iteration is wrong, what it carries is: the first one is found by bisection.
     while failing - passing > 1:
         count = (passing + failing) // 2
         model, inputs, _ = level.outer.limited(count)
@@ -280,6 +282,7 @@ def _state(level: _Level, number: int) -> list[np.ndarray] | None:
         values = outer.values
         names = [outer.node.input[place] for place in outer.carried]
     else:
+        # The loop cut short gives the carried values, on the reference.
         model, inputs, names = outer.limited(number - 1)
         computed = level.session.subject.reference.compute(model, inputs)
         values = {} if computed is None else computed

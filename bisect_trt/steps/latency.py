@@ -49,6 +49,7 @@ def named_in(name: str, known_names: Collection[str]) -> list[str]:
             (a, b)
             for a in range(len(words))
             for b in range(len(words), a, -1)
+            # A single word in the middle (`relu`) is a name of many layers.
             if a == 0 or b - a > 1
         )
         names += [part for a, b in spans if (part := "".join(words[a:b])) in known_names][:1]
@@ -181,6 +182,7 @@ def profile(session: Session, target: TargetSettings, place: Place | None = None
     feed = models.feed("profile.in", session.subject.values(original, original.inputs))
     proto = clone(original.proto)
     for node in proto.graph.node:
+        # A profile names layers by their nodes, so each gets a name.
         node.name = node.name or first_output(node)
     trace = Trace(target, models.write("profile", proto), feed, "profile", place)
     layers: Layers = (

@@ -497,6 +497,7 @@ def _frozen(subject: Subject) -> Arrays:
             first, *outputs = (
                 sample.select([name])[name] for sample in (reference, *reference.more)
             )
+            # A tensor of sizes that differ between samples is no constant.
             if all(np.array_equal(first, output) for output in outputs):
                 frozen[name] = first
     return frozen

@@ -205,6 +205,7 @@ def find_minimum(
     def search(oracle: Oracle) -> Minimum:
         minimum = session.minimise(oracle, mode, suspect)
         inner = _between_ends(subject.network, minimum.units)
+        # The integers alone may fail; then their ends are not needed.
         if inner and oracle(Units(frozenset(inner))) is Verdict.FAIL:
             minimum = session.minimise(oracle, mode, searched=inner)
         if confirm and minimum is not FAILURE_LOST:

@@ -59,6 +59,7 @@ class Panel:
             if len(names) > _FEW_NAMES
             else " and ".join(names)
         )
+        # Without its low precision there is nothing to hold.
         keeps_low = self.base.held and (settings.fp16 or settings.bf16)
         keep = self.base.keep if keeps_low or not self.base.held else None
         title = f"{self.base.title}, with {switches} changed" if names else self.base.title

@@ -146,6 +146,7 @@ class ReleaseCheck(Check):
         """Return the outcome with the signature of the failure looked for, if another release reports it in other words."""
         if outcome.ending is not Ending.BROKEN:
             return outcome
+        # Releases word one refusal in different ways, so kinds are compared and not texts.
         refusal = refusal_of(outcome, self.network)
         if self.failure is not None and refusal_of(self.failure, self.network) == refusal:
             return replace(outcome, signature=self.failure.signature)
@@ -170,6 +171,7 @@ def refusal_of(failure: Outcome | Record, network: Network) -> str:
     operators = {node.op_type for node in network.nodes}
     if nodes := named_nodes(network, failure.reason):
         return f"{kind}: {network.nodes[nodes[0]].op_type} {network.nodes[nodes[0]].name}"
+    # Where no node is named, the operator is what messages have in common.
     named = next((word for word in re.findall(r"\w+", failure.reason) if word in operators), None)
     return error_class(failure.signature) if named is None else f"{kind}: {named}"
 

@@ -296,6 +296,7 @@ def carry(target: TargetSettings, folder: Path) -> tuple[TargetSettings, list[st
     carried: list[str] = []
 
     def copy(path: str) -> str:
+        # Two files may have one name.
         name = f"{len(carried) + 1}-{Path(path).name}"
         with writing(folder):
             folder.mkdir(exist_ok=True)
@@ -312,6 +313,7 @@ def carry(target: TargetSettings, folder: Path) -> tuple[TargetSettings, list[st
 
 def _try_script(session: Session, folder: Path, seconds: float) -> Trial:
     """Run the script where the target runs, as often as a flaky failure needs."""
+    # A fresh process starts the runtime anew, which may take longer than the probe.
     limit = 10 * seconds + _GRACE_SECONDS
     trial = Trial()
     remaining = session.subject.workers.deadline.seconds_left()

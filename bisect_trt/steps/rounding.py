@@ -499,6 +499,7 @@ def _difference(one: Array, second: Array | None, unit: float | None) -> float:
         return 0.0
     if unit is not None:
         return float(np.max(np.abs(one), initial=0.0)) * unit
+    # What one side does not have may differ by anything.
     if second is None or second.shape != one.shape:
         return math.inf
     with np.errstate(all="ignore"):

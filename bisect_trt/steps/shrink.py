@@ -254,6 +254,7 @@ class _Shrinker:
         record = self._session.prober.probe(candidate)
         comparisons = self._session.outcome(record).comparisons
         is_same = record.fails and record.signature == self._signature
+        # A milder failure may be another one, such as a tie of rounding.
         if not is_same or _distance(comparisons) < self._least:
             return False
         self.piece = replace(piece, proto=proto)
