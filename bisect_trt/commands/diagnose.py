@@ -73,5 +73,6 @@ def _check_outputs(call: Call, folder: Path, archive: Path | None) -> None:
     for number in range(1, MOST_FAILURES + 1 if options.find_all else 2):
         place = folder_of(folder, number)
         call.paths.add_outputs([place / name for name in (*WRITTEN, ISSUE, NOTES, MIXED)])
+        # A resumed run may replace what it has written, and nothing else.
         ours = call.paths.wrote([place / MODEL, place / INPUTS, place / GOLDEN, *packed])
         check_folder(place, archive if number == 1 else None, overwrite=options.overwrite or ours)

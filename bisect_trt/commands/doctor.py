@@ -138,6 +138,7 @@ def examine(workers: WorkerPool, folder: Path, place: Place | None) -> dict[str,
             return Examined(facts=reply if isinstance(reply, dict) else {})
         lines = (
             log.read_text(errors="replace").strip().splitlines()
+            # A crash has no message; the last line of its output is the nearest to one.
             if reply.kind == "crash" and log.exists()
             else ()
         )

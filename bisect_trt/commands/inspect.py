@@ -69,6 +69,7 @@ def read_words(word: str | None, path: Path | None) -> tuple[str, Path]:
     """
     if word is None:
         raise MissingOptionError("no file to inspect; name one.")
+    # One word is a file; its suffix tells the kind.
     if path is None:
         path = Path(word)
         suffix = Path(word).suffix.lower()
@@ -211,6 +212,7 @@ def describe_data(path: Path, values: int | None = None) -> Entry:
         plain = _statistics(tensor)
         if values is None:
             return plain
+        # NumPy shortens arrays of more elements than this.
         limit = sys.maxsize if values < 0 else 2 * values
         text = np.array2string(tensor, threshold=limit, edgeitems=max(values, 1), separator=", ")
         return {**plain, "values": " ".join(text.split())}

@@ -243,6 +243,7 @@ def _last_curve(task: Task) -> Result:
     for file in files:
         try:
             last = read_result(file)
+        # A run that was killed, or of another version, has no curve to offer.
         except UnavailableError:
             continue
         if (last.command, last.model.sha256, last.precision) == wanted and last.curve:

@@ -96,6 +96,7 @@ def _reduce(session: Session, settings: Reduce, search: Search, arbiter: Arbiter
     try:
         case = _find_case(session, settings, search)
     except RebuiltPasses:
+        # With fixed shapes the failure is gone; with free ones it may be there.
         if not free_where_needed(session):
             raise
         case = _find_case(session, settings, search)

@@ -81,6 +81,7 @@ def run(call: Call) -> Result:
         raise ConflictError("--fusion: only TensorRT reports its fusions; drop it.")
     check = call.check(target)
     opened = call.open(check)
+    # A command decides by itself; the target only names the package.
     check = replace(check, target=None) if check.argv else check
     with (
         opened.subject(check.timeout, check.target, older=True) as subject,
@@ -94,6 +95,7 @@ def run(call: Call) -> Result:
         )
         console.step("Probe each release" if options.find_all else "Bisect the releases")
         model = subject.original
+        # The evaluator judges one sample, and knows nothing of a user's check.
         asks = not check.argv and len(subject.samples) == 1
         doubt = ask_evaluator(subject) if asks else None
         if isinstance(doubt, Disagreement):
@@ -138,6 +140,7 @@ def _none_fails(boundaries: Boundaries) -> BisectError:
     releases = boundaries.releases
     silent = [row for row in boundaries.rows() if row[1] == Verdict.UNRESOLVED.value]
     unknown = f"verdict ({silent[0][0]}: {silent[0][2]})" if silent else ""
+    # Without a verdict, 'none fails' would be no finding.
     if len(silent) == len(releases):
         return PlaceError(f"no release of {package} has a {unknown}.")
     unknown = f"; {len(silent)} of {len(releases)} have no {unknown}" if silent else ""

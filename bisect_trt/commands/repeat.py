@@ -211,6 +211,7 @@ def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
                 files=story.sort(record, number, choices) if story.what == "build" else {},
             )
         )
+        # A build that broke in another way says nothing about the rate of this failure.
         if record.verdict is not Verdict.UNRESOLVED:
             builds.append(Build(f"{story.what} {number}", record.passes, choices))
     counts = Counter(build.verdict for build in build_verdicts)

@@ -154,6 +154,8 @@ def _compare(
     table = Table(session.console, session.result, call[Plots])
     result = _compare_target(session, target, tolerance, options, table, runs)
     wrong = result.status != "found"
+    # Saved outputs may come from anywhere, so rounding of this machine explains nothing about
+    # them.
     if wrong and not (runs or options.onnx_outputs):
         check = CheckSettings(target=target, tolerance=tolerance)
         worst = max(table.comparisons, key=lambda comparison: comparison.severity)
@@ -672,6 +674,7 @@ def _matching(
     for pattern in patterns:
         labels = operators if pattern.startswith(OPERATOR) else dict(zip(known, known, strict=True))
         matching = (name for name in known if fnmatchcase(labels.get(name, ""), pattern))
+        # Exporters write names with brackets, which a glob would read as a set.
         names = [pattern] if pattern in known else [*matching]
         if not names:
             raise UnknownNameError(

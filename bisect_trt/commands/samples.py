@@ -89,6 +89,7 @@ class _Reduction:
                     shortened[name] = shortened[name].take(sorted(units), axis=axis)
                 return shortened
 
+            # Inputs that share a dimension are shortened together, or no longer fit.
             if size > 1 and all(values[name].shape[axis] == size for name, axis in places):
                 self._keep_fewest(size, build, f"positions along {symbol}", least=1)
         return before != shapes_of(self.values)
@@ -271,6 +272,7 @@ def _deliver(
         for name, value in values.items()
         for index in np.argwhere(is_nonzero(value))
     ]
+    # A failure that comes and goes is to be measured first.
     name = "repeat" if not steady else "reduce" if check.target is None else "run"
     command = session.command(name, check, inputs=output)
     before = _sizes(session.subject.samples[number - 1])[1]

@@ -110,6 +110,7 @@ def _values(folding: Folding, subject: Subject) -> dict[str, onnx.TensorProto]:
     """Return the values to store; values that are too large or cannot be computed remain nodes."""
     network = folding.network
     stored: dict[str, onnx.TensorProto] = {}
+    # What is stored makes further nodes foldable.
     while missing := [name for name in folding.stored() if name not in stored]:
         constants = {
             name: constant_value(network.nodes[network.producer[name]]) for name in missing

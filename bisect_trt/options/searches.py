@@ -395,6 +395,7 @@ class Repeat:
         Raises:
             UsageError: ``-n`` and ``--until`` are both numbers.
         """
+        # Polygraphy's `--until N` is a number of runs.
         if self.until is not None and str(self.until).isdecimal():
             if self.number is not None:
                 raise ConflictError("-n conflicts with --until N; drop one.")

@@ -135,6 +135,7 @@ class Option:
         words = [
             (f"{name}{between}" if name else "") + _word(item_value) for name, item_value in pairs
         ]
+        # An empty list is a value too, and has to survive being written and read.
         return [self.flag, *(words or ["none"])]
 
     def parse(self, value: Any, called: str) -> Any:  # noqa: ANN401 - of many types
@@ -344,6 +345,7 @@ def make_group(group: type[Group], values: Mapping[str, Any], *, words: bool = F
     arguments = dict[str, Any]()
     for entry in entries(group):
         value = values.get(entry.name)
+        # Typer gives an empty list where nothing was given.
         if value is not None and not (words and value == []):
             arguments[entry.name] = entry.parse(value, entry.flag if words else f"{entry.name}:")
     return group(**arguments)

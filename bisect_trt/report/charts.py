@@ -92,6 +92,7 @@ def error_curve(tensors: Sequence[Comparison], limit: int = MOST_POINTS) -> Curv
     """Return the error along the network, of at most so many tensors."""
     ratios = [tensor.tolerance_ratio for tensor in tensors]
     first_wrong = [place for place, tensor in enumerate(tensors) if not tensor.passed][:1]
+    # The first wrong tensor stays, however many points are left out.
     places = downsample(ratios, limit, first_wrong)
     points = [
         CurvePoint(

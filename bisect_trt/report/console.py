@@ -144,6 +144,7 @@ class ProgressLine:
     def parts(self) -> Iterator[str]:
         """Yield the number of probes, about how many the search takes and how long, and the longest work."""
         probes = self.probes - self.before
+        # Runs of a repeated probe count as parts of it, or the time left would jump.
         done = probes + max(self.run - 1, 0) / self.runs
         if self.expected:
             yield f"{probes} of {self._about}{plural(self.expected, 'probe')}"
@@ -166,6 +167,7 @@ class ProgressLine:
             from rich.live import Live  # noqa: PLC0415 - as above
 
             rows = partial(self._rows, screen)
+            # A terminal gets lines that change; a log gets one now and then.
             self._live = Live(
                 console=screen, get_renderable=rows, refresh_per_second=_REFRESHES, transient=True
             )
@@ -190,6 +192,7 @@ class ProgressLine:
         from rich.text import Text  # noqa: PLC0415 - as above
 
         code = screen.encoding
+        # The terminal may not have the characters of the model's names.
         lines = [line.encode(code, "backslashreplace").decode(code) for line in self.lines()]
         rows: list[RenderableType] = [
             Text(line, "yellow" if self.stopping else "", no_wrap=False, overflow="fold")
@@ -371,6 +374,7 @@ class Console(Watcher):
         """Count a probe; print it with ``-v``."""
         self._probes = record.number
         self.progress.probed(record)
+        # The output of a kind of failure is printed once; `log` has the rest.
         first = record.signature not in self._kinds
         failed = record.fails
         self._kinds.add(record.signature)
@@ -406,6 +410,7 @@ def _question(candidate: Identity, answered: Sequence[Record]) -> Iterator[str]:
     if not answered:
         yield f"Question 1: the original model ({plural(candidate.size, 'node')}), which has to be bad."
         return
+    # A person answers each question, so the number left matters more than the time.
     remaining = max(expected_probes(answered[0].size) + 1 - number, 1)
     yield (
         f"Question {number}, about {remaining} left if one node fails alone: "

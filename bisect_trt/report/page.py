@@ -59,6 +59,7 @@ def _badge(result: Result) -> tuple[str, str]:
             if (status == "found") == (command == "run")
             else ("Mismatch", "bad")
         )
+    # An answer without its proof looks like one that is not there yet.
     unproven = status == "found" and result.minimality != "1-minimal"
     return _BADGES.get("inconclusive" if unproven else status, (status, "neutral"))
 
@@ -223,6 +224,7 @@ def render(result: Result) -> str:
         if result.report and result.report.graph:
             files.insert(0, "vendor/dagre.min.js")
         code = "\n".join(map(template, files))
+        # The page runs its own script and no other: a report may come from a stranger.
         digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
         policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
         page = environment().get_template("page.html")

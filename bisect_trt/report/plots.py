@@ -39,6 +39,7 @@ def check_plots(options: Plots) -> None:
     for entry in (option for option in fields(options) if getattr(options, option.name)):
         flag = f"--{entry.name.replace('_', '-')}"
         value = getattr(options, entry.name)
+        # Found, not imported: that takes a second, and the run may end without a plot.
         if find_spec("matplotlib") is None:
             raise PackageError(
                 f"{flag} needs matplotlib, which is not installed; run: pip install matplotlib"

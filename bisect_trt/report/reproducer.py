@@ -181,6 +181,7 @@ class Reproducer:
     def title(self) -> str:
         """Return a title: runtime, symptom and operators, without names of the model."""
         nodes = self.model.graph.node
+        # Culprits first: a title has room for three operators.
         ordered = (nodes[place] for place in dict.fromkeys((*self.blamed, *range(len(nodes)))))
         operators = dict.fromkeys(
             f"{'' if n.domain in DEFAULT_DOMAINS else f'{n.domain}.'}{n.op_type}" for n in ordered
@@ -227,6 +228,7 @@ class Reproducer:
         tools = importlib.import_module(self.target.target.tools)
         tolerances = [(entry.atol or 0.0, entry.rtol or 0.0) for entry in self.comparisons]
         absolute, relative = zip(*tolerances or [(0.0, 0.0)], strict=True)
+        # The tools take one tolerance for all outputs, and the strictest shows the failure.
         bounds = (min(absolute), min(relative))
         return list(
             tools.tool_commands(self.target, self.target_model, TOOL_INPUTS, bounds, self.lowered)

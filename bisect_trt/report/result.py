@@ -310,6 +310,7 @@ def read_result(path: Path) -> Result:
     file = path / RESULT_FILE if path.is_dir() else path
     try:
         if path.is_dir():
+            # A run folder may come from someone else: no links out of it, and no endless files.
             plain = strict_json(read_inside(path, RESULT_FILE, _MOST_BYTES))
         else:
             with path.open("rb") as stream:

@@ -85,6 +85,7 @@ def summary_lines(result: Result) -> Iterator[Row]:
     while sum(len(lines) for _, lines in wrapped) > MOST_LINES:
         last = max(place for place, row in enumerate(wrapped) if row[0] not in _VERBATIM)
         head = max((place for place, row in enumerate(wrapped[: last + 1]) if row[0]), default=last)
+        # Some rows make no sense in part, and go as a whole.
         first = head if wrapped[head][0] in _WHOLE else last
         del wrapped[first : last + 1]
     for label, lines in wrapped:
@@ -161,6 +162,7 @@ def describe_placement(layers: Sequence[Entry]) -> str:
             f"{kind} ({times}{f': {reasons[kind]}' if kind in reasons else ''})"
             for kind, times in kinds.most_common()
         ]
+        # Where most nodes run is no news; the exceptions are named.
         parts.append(f"{count} on {provider}{f': {first_few(operators, _KINDS)}' if place else ''}")
     return f"Of {plural(len(placed), 'node')} {'; '.join(parts)}." if placed else ""
 
@@ -357,6 +359,7 @@ def _other_origins(result: Result, origins: Sequence[Origin]) -> Iterator[Row]:
     for origin in origins:
         is_clean = doubtful.isdisjoint(origin.inputs)
         inputs = "correct inputs" if is_clean else "inputs that are slightly wrong or were not seen"
+        # An origin with doubtful inputs may only pass an error on.
         groups.setdefault(inputs, []).append(origin.node)
     for inputs, nodes in groups.items():
         text = f"{plural(len(nodes), 'more node')} with {inputs} and wrong outputs"
@@ -382,6 +385,7 @@ def _cause(result: Result) -> Iterator[Row]:
     detail = result.cause_detail
     if not detail:
         return
+    # A patched model is the better fix, so one switch is enough beside it.
     for entry in detail.alternatives[: 1 if result.artifacts.get("patched") else 2]:
         subject = "the model" if entry.whole else "the minimal case, but not the whole model,"
         yield (

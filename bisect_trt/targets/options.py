@@ -170,6 +170,7 @@ def target_group() -> type[TargetOptions]:
         for name, hint in _shared().items()
     ]
     for plugin in selectable():
+        # Annotations are text until they are asked for.
         hints = typing.get_type_hints(plugin.own, include_extras=True)
         new = [
             entry

@@ -249,6 +249,7 @@ def precision_switches(settings: TargetSettings) -> list[Switch]:
 
     def without(precision: Plain, settings_before: TargetSettings) -> TargetSettings:
         turned = replace(settings_before, **precision)
+        # Kept nodes and held types mean nothing in fp32.
         return turned if turned.fp16 or turned.bf16 else replace(turned, keep=(), held=False)
 
     return [

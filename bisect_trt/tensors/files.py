@@ -591,6 +591,7 @@ def _decode(entry: Fields) -> Any:  # noqa: ANN401 - whatever the file holds
     kind = entry.get(_CLASS)
     if kind == "ndarray":
         values = read_npy(io.BytesIO(base64.b64decode(entry["array"])))
+        # bfloat16 and 8-bit floats are stored as integers, which every NumPy reads.
         if "dtype" in entry:
             return viewed(values, dtype_from_name(str(entry["dtype"])))
         return values

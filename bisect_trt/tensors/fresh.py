@@ -188,6 +188,7 @@ def _learn(samples: Sequence[Array], size: int | None) -> Input:
     if values.dtype.kind not in "fiub" or not pooled.size or not np.isfinite(pooled).all():
         return Input(Kind.FIXED, arrays)
     distinct = np.unique(pooled)
+    # Two values in a tensor are a mask, unless it is as short as two values.
     two = len(distinct) == 2 and values.size > 2
     if values.dtype.kind == "b" or (two and size is None):
         return Input(Kind.MASK if two or values.ndim > 1 else Kind.FIXED, arrays)
@@ -200,6 +201,7 @@ def _learn_numbers(arrays: tuple[Array, ...], pooled: Array) -> Input:
     low = float(pooled.min())
     high = float(pooled.max())
     std = float(pooled.std(dtype=np.float64))
+    # Images and probabilities must not leave the range that the model was trained on.
     if low >= 0 and high <= 1 and pooled.size >= _FEW:
         return Input(Kind.UNIT, arrays, axis=_uneven_axis(arrays))
     standard = low < 0 and abs(float(pooled.mean(dtype=np.float64))) < std / 2 and 1 / 2 < std < 2
@@ -240,6 +242,7 @@ def _uneven_axis(samples: Sequence[Array]) -> int | None:
     best = _UNEVEN
     uneven = None
     for axis, length in enumerate(values.shape):
+        # A long axis is one of positions, and a few values say nothing about a channel.
         if not 1 < length <= _LARGEST_AXIS or values.size // length < _FEW:
             continue
         remaining_axes = tuple(index for index in range(values.ndim) if index != axis)

@@ -273,6 +273,7 @@ def _unmasked(values: Array) -> tuple[int, float, float]:
         finite = numbers[np.isfinite(numbers)]
         nonzero = finite[finite != 0]
         zeros += finite.size - nonzero.size
+        # A histogram by powers of two needs one pass, whatever the range is.
         binades = np.frexp(nonzero)[1] - _LEAST_EXPONENT
         for sign, chosen in enumerate((nonzero > 0, nonzero < 0)):
             counts[sign] += np.bincount(binades[chosen], minlength=_BINADES)

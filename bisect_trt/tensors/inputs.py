@@ -383,6 +383,7 @@ def _random_samples(infos: Sequence[TensorInfo], data: Data) -> list[Sample]:
 def _check_memory(infos: Sequence[TensorInfo], samples: int) -> None:
     """Refuse random values that take over a quarter of the free memory: a comparison holds several copies of them."""
     sizes = [math.prod(info.sizes or ()) for info in infos]
+    # NumPy draws in float64.
     needed = samples * (sum(sizes) * np.dtype(np.float64).itemsize + _SAMPLE_BYTES)
     free = _ASSUMED_FREE if (measured := free_bytes()) is None else measured
     if 4 * needed > free:

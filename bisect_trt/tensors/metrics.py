@@ -296,6 +296,7 @@ def _worst_signal(
     for name in names:
         ours = reference[name]
         theirs = outputs.get(name)
+        # What is missing is as unlike as can be.
         if theirs is None or theirs.shape != ours.shape:
             return -best, 1.0
         if ours.size:
@@ -415,6 +416,7 @@ class Evaluation:
         count = 0
         labelled = False
         for inputs, labels in samples:
+            # A mean over some labels and some guesses would be neither.
             if count and labelled is (labels is None):
                 raise InputValuesError(
                     f"sample {count} and those before it differ in having labels; give all of them labels, or none."

@@ -55,6 +55,7 @@ def signal_to_noise(reference: Vector, outputs: Vector) -> float:
     noise = float(np.square(outputs - reference).sum())
     if not noise:
         return math.inf
+    # Any noise in a silent signal is all there is.
     if not (signal and math.isfinite(noise)):
         return math.nan if math.isnan(noise) else -math.inf
     return 10 * math.log10(signal / noise)

@@ -29,6 +29,7 @@ def state_after(state: Mapping[str, str], outputs: Path | Values | None) -> Arra
         return values
     source = NpzFile(outputs) if isinstance(outputs, Path) else outputs
     for name, output in state.items():
+        # The next token is the likeliest one of the last position.
         greedy = GREEDY.fullmatch(output)
         value = source.get(greedy[1] if greedy else output)
         if value is None:

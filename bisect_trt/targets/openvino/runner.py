@@ -234,6 +234,7 @@ class OpenVinoSession:
         self._compiled = compiled
         self._names = names
         self.request: Any = None
+        # Compiling drops inputs that nothing reads.
         if len(declared) != len(compiled.inputs):
             declared = [port.get_node().get_friendly_name() for port in compiled.inputs]
         self.inputs = []
