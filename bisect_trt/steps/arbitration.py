@@ -8,7 +8,7 @@ method :meth:`~Opinions.judge` compares them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -29,6 +29,7 @@ from bisect_trt.report.text import Entry, Json
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
 from bisect_trt.steps.rounding import (
+    FEW_ULPS,
     MUCH_WORSE,
     ULP,
     UNITS,
@@ -38,6 +39,7 @@ from bisect_trt.steps.rounding import (
     mark_decisions,
     perturb,
     rounding_turns,
+    roundings,
     turned_decision,
     with_decision,
 )
@@ -133,6 +135,7 @@ class Opinions:
         rounded: The reference's with each tensor rounded to ``low``, or in fp32 perturbed at random
             by its rounding. Empty where rounding cannot make such a difference.
         low: The low precision of the target, where it is emulated here.
+        keep: The nodes that the target keeps in fp32, by address.
         plain: The outputs of the evaluator in fp32, where rounding may explain the difference.
         tolerance: How far the target may be off.
         target_name: The target in sentences.
@@ -156,6 +159,7 @@ class Opinions:
     wide: bool = True
     rounded: Computed = ""
     low: str | None = None
+    keep: Collection[str] = ()
     plain: Values = field(default_factory=dict)
 
     def judge(self) -> Fault:
@@ -355,12 +359,12 @@ class Opinions:
         return replace(self._unknown("run once more, the target does not fail"), is_seen=False)
 
     def _rounded(self) -> Fault | None:
-        """Rounding alone, without the target, makes the same error."""
+        """Rounding alone, without the target, makes the same error, or approximations in the low precision do."""
         if isinstance(self.rounded, str):
             return None
         alone = self._error(self.reference, self.rounded)
         if alone.passed or self.seen.times(alone) > MUCH_WORSE:
-            return None
+            return self._approximated()
         what = f"these values: rounding alone, without the target, is off by {alone}"
         advice = "keep these nodes in a wider precision"
         figures: Entry = {}
@@ -381,6 +385,30 @@ class Opinions:
                 what = f"this value: {largest:.5g} exceeds its maximum, {limit:.5g}"
         sentence = f"{self.low or 'fp32'} cannot represent {what}. This is not a bug in {self.target_name}: {advice}."
         return self._fault("rounding" if self.low is None else "precision", sentence, **figures)
+
+    def _approximated(self) -> Fault | None:
+        """Nodes that are each off by a few units in the last place make the same error, without the target."""
+        if self.low is None or not is_continuous(self.model):
+            return None
+        emulated = lower_roundtrip(self.model, self.keep, low=LOW_TYPES[self.low])
+        casts = {node.input[0] for node in emulated.graph.node if node.op_type == "Cast"}
+        unit = FEW_ULPS * UNITS[Precision(self.low)]
+        # A few units on an input would excuse a single node that cancels.
+        units = dict.fromkeys(casts - self.inputs.keys(), unit)
+        alone = perturb(
+            emulated, units, self.reference, lambda model: self.run(model, self.inputs), _TRIALS
+        )
+        if isinstance(alone, str):
+            return None
+        error = self._error(self.reference, alone)
+        if error.passed or self.seen.times(error) > MUCH_WORSE:
+            return None
+        sentence = (
+            f"{self.low} is too coarse for these nodes: if each is off by up to {FEW_ULPS} units in the last place, "
+            f"as approximations are, the case is off by {error} without the target. This is not a bug in "
+            f"{self.target_name}: keep these nodes in a wider precision."
+        )
+        return self._fault("precision", sentence)
 
     def _reference_is_off(self) -> Fault | None:
         """The reference does not match float64; the target may. Or nothing else is known."""
@@ -502,6 +530,7 @@ def arbitrate(
         not isinstance(exact, str),
         rounded,
         low,
+        settings.keep,
         {} if isinstance(plain, str) else plain,
     ).judge()
     if refusal and subject.models.computes_wide and target.target.title == right:
@@ -558,7 +587,8 @@ def _round(
     if refused or not is_continuous(model) or lows_of(model.graph):
         return None, ""
     unit = UNITS[Precision.TF32] if "tf32" in settings.low_precisions else ULP
-    outputs = _attempt(lambda: perturb(model, Network(model).infos, unit, golden, run, _TRIALS))
+    units = roundings(model, Network(model).infos, unit)
+    outputs = _attempt(lambda: perturb(model, units, golden, run, _TRIALS))
     return None, "" if isinstance(outputs, str) else outputs
 
 

@@ -47,6 +47,8 @@ ULP = 2.0**-23
 """One unit in the last place of float32, relative to the value."""
 UNITS = {Precision.TF32: 2.0**-10, Precision.FP16: 2.0**-10, Precision.BF16: 2.0**-7}
 """One unit in the last place of lower precisions, relative to the value."""
+FEW_ULPS = 4
+"""Kernels of low precision approximate a function to this many units in the last place."""
 _TRIALS = 2
 _MEANINGLESS = 0.1
 """No tolerance above this share of an output is recommended."""
@@ -115,7 +117,7 @@ def rounding_alone(
         made = subject.models.run("perturbed", model, fed)
         return made.message if isinstance(made, Failed) else made
 
-    perturbed = perturb(proto, subject.infos, ULP, golden, run, _TRIALS)
+    perturbed = perturb(proto, roundings(proto, subject.infos, ULP), golden, run, _TRIALS)
     if isinstance(perturbed, str):
         return None
     alone = _failing(compare_all(golden, perturbed, check.tolerance))
@@ -179,7 +181,7 @@ def _amplifier(
         > _MOST_BYTES
     ):
         return None, False
-    perturbed = run(_perturbed(subject.marked(names), _roundings(network.proto, infos, ULP), 0))
+    perturbed = run(_perturbed(subject.marked(names), roundings(network.proto, infos, ULP), 0))
     if isinstance(perturbed, str):
         return None, False
     errors = {
@@ -214,23 +216,20 @@ def is_continuous(model: onnx.ModelProto) -> bool:
 
 def perturb(
     model: onnx.ModelProto,
-    infos: Mapping[str, TensorInfo],
-    unit: float,
+    units: Mapping[str, float],
     golden: Values,
     run: Callable[[onnx.ModelProto], Computed],
     trials: int,
 ) -> Computed:
-    """Return the outputs of a model with its fp32 tensors perturbed at random by their rounding: of several trials the worst.
+    """Return the outputs of a model with fp32 tensors perturbed at random: of several trials the worst.
 
     Args:
         model: The model.
-        infos: Types and shapes of its tensors.
-        unit: The relative size of a rounding.
+        units: The largest relative perturbation of each tensor.
         golden: The outputs of the model as it is, by name.
         run: Runs a model on the reference.
         trials: How many times it is perturbed.
     """
-    units = _roundings(model, infos, unit)
     outputs = Arrays()
 
     def off(value: Array, right: Array) -> float:
@@ -284,7 +283,7 @@ def _perturbed(model: onnx.ModelProto, units: Mapping[str, float], seed: int) ->
     return result
 
 
-def _roundings(
+def roundings(
     model: onnx.ModelProto, infos: Mapping[str, TensorInfo], unit: float
 ) -> dict[str, float]:
     """Return the rounding error of each float32 tensor that a node makes, relative to its value."""

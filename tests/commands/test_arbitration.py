@@ -26,7 +26,7 @@ from bisect_trt.report.parts import Amplified
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.subject import ModelSettings, Subject
 from bisect_trt.steps.arbitration import Fault, Opinions
-from bisect_trt.steps.rounding import is_continuous, perturb, rounding_alone
+from bisect_trt.steps.rounding import is_continuous, perturb, rounding_alone, roundings
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
@@ -158,7 +158,7 @@ RIGHT = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
 def opinions(**seen: Any) -> Opinions:
     """Opinions on an elementwise node of which ``RIGHT`` is right, unless another value is given."""
-    model = text_model("(float[3, 4] x) => (float[3, 4] y)", "y = Tanh(x)")
+    model = text_model("(float[3, 4] x) => (float[3, 4] y)", "y = Mul(x, k)", {"k": 1.0})
     known = {"reference": RIGHT, "target": RIGHT, "right": RIGHT.astype(np.float64), **seen}
     rows: dict[str, Any] = {
         name: {"y": value} if isinstance(value, np.ndarray) else value
@@ -223,6 +223,24 @@ def test_a_target_is_measured_by_rounding(size: float, times: float) -> None:
         )
         == "unknown"
     )
+
+
+@given(st.floats(0.5, 3), st.integers(0, 99))
+def test_an_approximation_that_the_network_amplifies_is_no_bug(ulps: float, seed: int) -> None:
+    """Sigmoid next to 0.5: the difference loses all digits but a few, and rounding alone may be lucky."""
+    ends = "(float[3, 4] x) => (float[3, 4] y)"
+    model = text_model(ends, "s = Sigmoid(x) y = Sub(s, half)", {"half": 0.5})
+    x = np.random.default_rng(seed).uniform(-0.01, 0.01, (3, 4)).astype(np.float16)
+    feed: dict[str, Any] = {"x": x.astype(np.float32)}
+    right = evaluate(model, feed)["y"]
+
+    def whose(units: float) -> str:
+        sides = {"target": right + np.float32(units * 2**-11), "reference": right, "right": right}
+        case = opinions(**sides, rounded=right, low="fp16")
+        return verdict(replace(case, model=model, inputs=feed), Precision.FP16)
+
+    assert whose(ulps) == "precision"
+    assert whose(100 * ulps) == "target"
 
 
 def test_a_refusal_is_a_bug_where_all_others_run_the_model() -> None:
@@ -339,7 +357,9 @@ def movement(model: onnx.ModelProto, x: np.ndarray) -> float:
     """How far rounding is foreseen to move the output."""
     golden = evaluate(model, {"x": x})
     infos = Network(model).infos
-    moved = perturb(model, infos, ULP, golden, lambda each: evaluate(each, {"x": x}), 6)
+    moved = perturb(
+        model, roundings(model, infos, ULP), golden, lambda each: evaluate(each, {"x": x}), 6
+    )
     assert not isinstance(moved, str)
     return float(np.abs(moved["y"] - golden["y"]).max())
 
@@ -397,7 +417,7 @@ def test_the_order_of_a_sum_is_no_bug(times: int, whose: str) -> None:
     def run(each: onnx.ModelProto) -> Any:
         return evaluate(each, feed)
 
-    moved = perturb(model, Network(model).infos, ULP, reference, run, 6)
+    moved = perturb(model, roundings(model, Network(model).infos, ULP), reference, run, 6)
     plain: dict[str, Any] = {"y": target}
     case = Opinions(model, ("y",), feed, reference, off, right, rounded=moved, plain=plain, **SIDES)
     assert not case.seen.passed

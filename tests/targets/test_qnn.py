@@ -126,3 +126,30 @@ def test_a_provider_that_is_not_there(
 ) -> None:
     ran = cli("run", overflowing(here / "model.onnx"), "--onnxrt", "--ep", provider)
     assert (ran.status, "BT2003" in ran.err, says in ran.err) == (4, True, True), ran.err
+
+
+def approximated(path: Path) -> Path:
+    """MatMuls with Tanh and Sigmoid by turns, which HTP approximates; next to 0 the differences lose digits."""
+    luck = np.random.default_rng(8)
+    nodes = []
+    weights = {"half": np.asarray(0.5, np.float32), "two": np.asarray(2, np.float32)}
+    last = "x"
+    for number in range(4):
+        weights[f"w{number}"] = luck.normal(0, 0.35, (16, 16)).astype(np.float32)
+        nodes.append(helper.make_node("MatMul", [last, f"w{number}"], [f"m{number}"]))
+        last = f"a{number}"
+        if number % 2:
+            nodes.append(helper.make_node("Sigmoid", [f"m{number}"], [f"s{number}"]))
+            nodes.append(helper.make_node("Sub", [f"s{number}", "half"], [f"d{number}"]))
+            nodes.append(helper.make_node("Mul", [f"d{number}", "two"], [last]))
+        else:
+            nodes.append(helper.make_node("Tanh", [f"m{number}"], [last]))
+    return save(path, nodes, weights, inputs={"x": [4, 16]}, outputs={last: [4, 16]})
+
+
+@needs_qnn
+@pytest.mark.slow
+def test_approximations_of_functions_blame_nobody(cli: CommandLine, here: Path) -> None:
+    words = ["reduce", approximated(here / "model.onnx"), *HTP, "--fp16", "-o", "small.onnx"]
+    cli(*words, "--json", "r.json").ended(0)
+    assert read_json(Path("r.json"))["fault"]["whose"] == "precision"
