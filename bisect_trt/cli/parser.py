@@ -221,12 +221,14 @@ def _annotation(
 ) -> tuple[Any, Any]:
     """Return the annotation and the default of a parameter for Typer, which converts numbers and choices only."""
     words = option.read is not None or option.form == "named"
+    # Typer completes paths only of what it knows to be one.
     one: Any = Path if option.placeholder == "FILE" else str if words else option.kind
     kind = list[one] if option.several else one
     if option.required:
         default: Any = inspect.Parameter.empty
     else:
         default, kind = (0, one) if option.count else (None, Optional[kind])  # noqa: UP045 - not a type expression
+    # A default is shown where it tells more than that there is none.
     plain = (
         option.required
         or option.several

@@ -476,6 +476,7 @@ def _compare_saved(call: Call) -> Result:
         )
     call[MetricOptions].check(bounded=False)
     tolerance = tolerance_options(call[CompareOptions], None, nonfinite_equal=False)
+    # The last file is the reference, as the order of words says.
     *runs, right = [run for path in options.load_outputs for run in load_runs(path)]
     if not runs:
         raise MissingOptionError(

@@ -70,7 +70,7 @@ def _why_unproven(fix: Fix, record: Record, problem: str | None) -> str | None:
         return f"it is as slow as the model in {task.space.high}"
     if point is None or point.holds:
         return None
-    if fix.traded is not None:
+    if fix.traded not in (None, point):
         return "the written model fails the tolerance by rounding"
     return f"the fix does not hold: {row_of(point.to_part())}"
 
@@ -586,6 +586,7 @@ def find_fix(
     part = Result("precision")  # of its own, so that the answer of the diagnosis stays as it is
     fix = None
     try:
+        # One probe tells whether precision is the reason, before nodes are searched.
         record = fixer.probe(alone)
         if record.verdict is not Verdict.PASS:
             console.say(f"  no: the minimal case does not pass in fp32 either: {record.reason}")
@@ -595,6 +596,7 @@ def find_fix(
         fix.search(nothing_may_pass=bool(check.tolerance.peaks))
         minimum = write_answer(fix)
     except BudgetSpent as error:
+        # A validated set is worth more than none, however the search ended.
         if fix is not None:
             leave_best(fix)
         console.say(f"  {error} This goes on: {command}")

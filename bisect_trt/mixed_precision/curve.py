@@ -419,6 +419,7 @@ class Fix(Watcher):
         known = minimal | task.space.certain
         not_judged = _why_not_judged(task)
         self.why = not_judged or self._fresh.why_none
+        # Nodes that lose values on any input are kept from the start, if the check agrees.
         enough = known == minimal or (not_judged is None and self._passes_on_given(known))
         self._start = known if enough else minimal
         samples = None if self.why else self._first_round or self._fresh.round(0)
@@ -428,6 +429,7 @@ class Fix(Watcher):
             return
         task.console.step("Validate on fresh inputs")
         task.console.say(f"  fresh samples: {self._fresh.drawn}")
+        # The smaller set is a point of the curve that some would ship.
         if minimal != self._start and task.cheap:
             self._run_on(minimal, samples)
         cured = None
@@ -563,6 +565,7 @@ class Fix(Watcher):
         on_user_samples = self._fresh.given
         outcome = run_on(task, units, samples, f"{len(samples)} fresh samples")
         errors = outcome.errors
+        # A sample that fails with all nodes kept is no fault of the set.
         failing = self._really_failing(
             samples, [place for place, error in enumerate(errors) if error > 1]
         )
@@ -593,6 +596,7 @@ class Fix(Watcher):
         if not point.holds:
             failing.sort(key=lambda place: -errors[place])
             self._learned.update(failing)
+            # The failing ones that are furthest apart teach most about what else is needed.
             additions = [samples[place] for place in _spread(failing, _MOST_FAILING)]
             self._failing = (
                 [samples[place] for place in sorted(self._learned)]

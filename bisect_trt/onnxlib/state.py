@@ -182,6 +182,7 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
     end = max((first[name].shape[axis] for name, axis in state.growing.items()), default=0)
     if not inputs:
         inputs = _drawn(network, resized(stream, shapes), data, count)
+    # One sample for many steps is a stream that has not been cut yet.
     elif len(inputs) == 1 < count:
         inputs = _cut(inputs[0], stream, end)
     if len(inputs) < count:
@@ -197,7 +198,9 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
         tokens = (
             value.shape[1] for name, value in fed.items() if value.ndim > 1 and _TOKENS.search(name)
         )
+        # A prompt is several tokens in one step; later steps have one each.
         end += next(tokens, 1)
+        # Positions, lengths and masks follow from the tokens so far.
         counted = {info.name: _counted(info, start, end) for info in stream}
         fed = {name: value for name, value in counted.items() if value is not None} | fed
         steps.append(validate_sample(infos if number == 1 else stream, fed, f"Step {number}"))

@@ -160,6 +160,7 @@ class LimitCheck(BuiltinCheck):
             text = f"{_said(request, measured)}, too slow in {measured.over} of {len(measured.seconds)} {kind}"
             findings.append((measured.slow, SLOW, text))
         failed = next((finding for finding in findings if finding[0]), None)
+        # An exceeded limit decides, whatever else is undecided.
         undecided = next((finding for finding in findings if finding[0] is None), None)
         figures: Fields = {"measured": _plain(measured), "latency_ms": _ms(measured.seconds)}
         if failed is not None:

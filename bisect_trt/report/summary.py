@@ -335,6 +335,7 @@ def _nodes(result: Result) -> Iterator[Row]:
     if (free := result.dynamic) and free.needed:
         names = ", ".join(f"'{dimension.name}'" for dimension in free.dimensions)
         yield "", f"Fails only with dynamic dimensions ({names}); passes with fixed shapes"
+    # What the answer names already is not repeated among the origins.
     known = [each.name for each in culprits or [origin.node for origin in origins[:1]]]
     others = [origin for origin in origins if origin.node.name not in known]
     yield from _other_origins(result, others)
@@ -520,6 +521,7 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     if times:
         names = {"lowered": f"all in {low}"}
         texts = [f"{names.get(name, name)} {value:.3g} ms" for name, value in times.items()]
+        # This machine may have no kernels of the low precision; the one that it is for may.
         slow = times.get("lowered", 0.0) >= times.get("fp32", float("inf"))
         here = f" ({low} is no faster here: measure where it is deployed)" if slow else ""
         yield "", f"latency: {', '.join(texts)}{here}"

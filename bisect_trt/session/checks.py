@@ -512,6 +512,7 @@ def make_scale(subject: Subject, options: MetricOptions, other: int = 0) -> Scal
         state = state_after(data.state, data.golden(data.count - 2) if data.count > 1 else None)
         last = {**stream[-1], **state}
         [*subject.with_sizes([({name: last[name] for name in subject.samples[0]}, None)])]
+    # The reference's own score is what a drop is measured from.
     reference = data.score(metric, (load_npz(data.golden(place)) for place in range(data.count)))
     bound = options.bound(reference, lower_is_better=metric.lower_is_better)
     _check_reference(metric, reference, bound, drop=options.max_drop is not None)

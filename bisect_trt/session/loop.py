@@ -368,6 +368,7 @@ def judge(
         one_run: The same in one run.
         strict: As for :func:`wrong_steps`.
     """
+    # A state grows over steps, so its tolerance is that of its largest values.
     right = scaled(right, free_run)
     free_run, one_run = map(scaled, (free_run, one_run))
     pair = [_way(errors, feedback) for errors in (free_run, right)]

@@ -366,6 +366,7 @@ def _random_samples(infos: Sequence[TensorInfo], data: Data) -> list[Sample]:
         raise InputValuesError(
             f"Random values are numbers, and {quoted(texts)} takes strings; give --load-inputs or --data-loader-script"
         )
+    # NumPy's message about a negative seed names no option.
     if data.seed < 0:
         raise ValueRefusedError(f"The seed {data.seed} is negative; give a number from 0 up")
     _check_memory(infos, data.iterations or 1)
