@@ -138,6 +138,7 @@ def leave_best(fix: Fix) -> None:
 
 def _leave_best(fix: Fix) -> None:
     task, space = fix.task, fix.task.space
+    # What is on the disk has been validated, though no search has ended with it.
     if fix.units is None and fix.written is not None:
         fix.units, fix.minimum = fix.written, Minimum(fix.written, proven=False)
     if fix.units is None:
@@ -149,6 +150,7 @@ def _leave_best(fix: Fix) -> None:
     fill_in(fix, task.outcome_of(fix.units), None)
     task.result.culprits = space.culprits(fix.units)
     count = f"{len(fix.units)} of {space.count(len(task.lowering.units))} in {space.high}"
+    # A file of another set must not stand for this one.
     if fix.written != fix.units:
         task.result.uses = []
         task.result.artifacts["mixed"] = None
@@ -497,6 +499,7 @@ def _use_lines(result: Result) -> Iterator[str]:
     ):
         verdict = {True: "seen to pass", False: "does not pass", None: "not tried"}[use.passed]
         reason = "" if use.passed else f" ({use.reason})"
+        # A file that passed without a command has been named above.
         if use.command or not use.passed:
             yield f"{verdict}{reason}: {use.what}{': ' if use.command else ''}{use.command}"
 

@@ -109,6 +109,7 @@ class NodeSpace(PrecisionSpace):
             )
             for errors in self._errors
         )
+        # By the automatic tolerance: what loses digits is no matter of what the user accepts.
         self.losing = _certain(by_automatic[0] if by_automatic else self.suspects)
         self.measured = any(self._errors) or bool(self.losing)
 

@@ -198,6 +198,7 @@ def _original(subject: Subject, path: Path) -> Network:
         raise UnsuitableModelError(
             f"--reference: {path} is quantized itself; give the model from before quantization."
         )
+    # Quantizers rename outputs; as many in the same order are the same ones.
     theirs = [value.name for value in graph.output]
     if len(theirs) == len(quantized.outputs) and not set(quantized.outputs) <= set(theirs):
         _rename_outputs(proto, quantized)

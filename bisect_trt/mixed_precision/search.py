@@ -507,6 +507,7 @@ def refusal(task: Task, units: Subset) -> DoesNotReproduce:
             f"the check passes {of_all}: {record.reason}. So {space.cause} is not the reason for a failure seen elsewhere, and "
             f"no {space.noun} has to stay in {space.high}; try {data} the deployment{reference}, or a tighter tolerance."
         )
+    # The record of the probe has the output that the user needs to see.
     log = shlex.join(["bisect-trt", "log", str(prober.workspace.folder), str(record.number)])
     details = f' It printed: "{record.said}"; `{log}` shows the rest.' if record.said else ""
     return DoesNotReproduce(

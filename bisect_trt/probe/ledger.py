@@ -441,6 +441,7 @@ def read_journal(path: Path) -> Iterator[Line]:
         raise RunFolderError(f"the journal {path} cannot be read: {error.strerror}.") from error
     with file:
         for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
+            # A kill may cut the last line short, and what it says was not decided then.
             if line.endswith(b"\n") or len(line) == _LONGEST_LINE:
                 try:
                     yield _opened(line)

@@ -347,6 +347,8 @@ class Weights:
         """Have candidates of a model find its weights, in the folder ``weights``; large ones inside it go into a file."""
         files = external_files(model)
         inside = sum(map(inner_bytes, model.graph.initializer))
+        # Small weights beside a file stay where they are; copies for each candidate would cost as
+        # much as the model.
         if (
             files
             and inside <= EMBED_LIMIT_BYTES

@@ -361,6 +361,7 @@ class RemoteRunner:
         files: dict[str, bytes | Path] = {(model := hashlib.sha256(content).hexdigest()): content}
         weights = {}
         if "weights" in hints:
+            # The other machine has no path to the weights, so they are sent by their hash.
             for location in external_files(onnx.load_from_string(content)):
                 weights[location] = file_hash(Path(hints["weights"], location))
                 files[weights[location]] = Path(hints["weights"], location)

@@ -290,6 +290,7 @@ class Worker:
         session: RuntimeSession | None = None
         for inputs, to in zip(request.inputs, request.to):  # noqa: B905 - there are as many
             feed: Feed = load_npz(inputs) | state_after(request.state, before)
+            # The first feed gives the shapes; a state that grows is run by the same session.
             session = session or self._runtime(request.target).load(request.model, feed)
             self._tell(LOADED)
             before = to

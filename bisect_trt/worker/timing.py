@@ -49,6 +49,7 @@ class Timed:
         began = time.monotonic()
         while len(seconds) < _WARM_RUNS and time.monotonic() - began < _WARM_SECONDS:
             seconds += timed.times(max(1, round(_BLOCK_SECONDS / 2 / seconds[-1])))
+        # The fastest run is the one that nothing else disturbed.
         fastest = max(min(seconds), 1e-7)
         least_runs = 1 if fastest > _LONG_SECONDS else _LEAST_RUNS
         return cls(

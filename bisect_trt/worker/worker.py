@@ -248,6 +248,7 @@ def _outside(end: ProcessEnd, *, begun: bool, memory: bool) -> str | None:
         return None
     if memory:
         return f"its process was ended ({status}) because memory ran out"
+    # A worker that had not read the request cannot have died of the model.
     if not begun:
         return f"its process ended before it began ({status})"
     return f"its process was ended from outside ({status})" if end.from_outside else None

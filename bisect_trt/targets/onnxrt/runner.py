@@ -437,6 +437,7 @@ def find_providers(requested: Any) -> list[str]:
         short[short_name(name)] if short_name(name) in short else _register(name)
         for name in requested
     ]
+    # ONNX Runtime assigns devices of plug-in packages by another call than built-in providers.
     if _plugged(names) and len(set(names)) > 1:
         raise ConflictError(
             f"{', '.join(names)}: a provider of a package runs with the CPU provider alone; give it alone."
@@ -589,6 +590,7 @@ def heard(log: str) -> dict[str, list[str]]:
     """Return the passes in ONNX Runtime's most verbose log that ``ran``, and that ``changed`` the model; none before 1.17."""
     ran: dict[str, bool] = {}
     for name in re.findall(r"Applying graph transformer (\S+) on step", log):
+        # A pass is logged once for each level, and may change the model at one of them.
         ran.setdefault(name, False)
     for name, changed in re.findall(r"GraphTransformer (\S+) modified: (\d)", log):
         ran[name] = ran.get(name, False) or changed == "1"
