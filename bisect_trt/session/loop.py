@@ -402,12 +402,13 @@ def wrong_steps(series: StepsWay, *, strict: bool) -> list[int]:
 
     Args:
         series: The errors of one way.
-        strict: Whether any error past the tolerance counts; else it has to be as severe as the
-            worst one is, and no rounding as in other steps.
+        strict: Whether any error past the tolerance counts; else it may be no rounding as in the
+            matching steps, and where none matches, it has to be as severe as the worst one is.
     """
     matching = [error.tolerance_ratio for error in series.errors if error.passed]
-    usual = _OUTLIER * median(matching or [0.0])
-    severity = 1.0 if strict else max(required_severity(series.worst), usual)
+    severity = _OUTLIER * median(matching) if matching else required_severity(series.worst)
+    if strict:
+        severity = 1.0
     return [
         error.sample or 1
         for error in series.errors

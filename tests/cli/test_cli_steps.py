@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from building import save_text, text_model
 from conftest import CommandLine
-from msgspec import structs
 from support import arrays, onnx_tool
 
 import bisect_trt
@@ -512,6 +511,24 @@ def test_errors_that_add_up_in_many_positions_are_not_searched_for_long(
     assert "Feedback of 'cache' magnifies" in " ".join(ran.out.split())
 
 
+def of_ratios(*ratios: float) -> dict[int, list[TensorComparison]]:
+    """Steps that are off by so many tolerances."""
+    kinds = (ComparisonKind.MISMATCH, ComparisonKind.MATCH)
+    return {
+        step: [
+            TensorComparison(
+                "y",
+                passed=ratio <= 1,
+                kind=kinds[ratio <= 1],
+                atol=1.0,
+                max_abs=ratio,
+                of_tolerance=ratio,
+            )
+        ]
+        for step, ratio in enumerate(ratios, 1)
+    }
+
+
 @pytest.mark.parametrize(
     ("ratios", "kind"), [((0.9, 1.9), "drift"), ((0.5, 2.1), "drift"), ((0.1, 1.9), "step")]
 )
@@ -519,31 +536,23 @@ def test_the_worst_of_the_usual_rounding_is_no_faulty_step(
     ratios: tuple[float, float], kind: str
 ) -> None:
     usual, worst = ratios
-    steps = {
-        step: [
-            TensorComparison(
-                "y",
-                passed=ratio <= 1,
-                kind=ComparisonKind.MATCH if ratio <= 1 else ComparisonKind.MISMATCH,
-                atol=1.0,
-                max_abs=ratio,
-                of_tolerance=ratio,
-            )
-        ]
-        for step, ratio in enumerate([usual] * 8 + [worst, usual], 1)
-    }
+    steps = of_ratios(*[usual] * 8, worst, usual)
     assert judge({"h": "hn"}, steps, steps, {}, strict=False).kind == kind
-    matching = {
-        step: [
-            structs.replace(each, passed=True, kind=ComparisonKind.MATCH, of_tolerance=usual)
-            for each in errors
-        ]
-        for step, errors in steps.items()
-    }
-    answer = judge({"h": "hn"}, matching, steps, {}, strict=False)
+    answer = judge({"h": "hn"}, of_ratios(*[usual] * 10), steps, {}, strict=False)
     assert answer.kind == ("step" if kind == "step" else "none")
     said = f"error at most {worst} of the tolerance, past it first in step 9"
     assert (said in describe_steps(answer)) == (kind == "drift")
+
+
+@pytest.mark.parametrize(
+    ("ratios", "step"), [((0.01, 0.01, 1.2, 40), 3), ((0.5, 0.5, 2.1, 40), 4), ((1.2, 1.4, 40), 3)]
+)
+def test_the_first_faulty_step_may_be_off_by_less_than_the_worst(
+    ratios: tuple[float, ...], step: int
+) -> None:
+    """Where the other steps match by far; else it is their rounding."""
+    steps = of_ratios(*ratios)
+    assert judge({"h": "hn"}, steps, steps, {}, strict=False).step == step
 
 
 def test_the_cache_of_an_encoder_is_not_zeros() -> None:

@@ -82,6 +82,7 @@ PLANTED = [
     Planted("scattered", "middle", "short", "sin", 22, 21),
     Planted("eight_bits", "middle", "rescale", "layers.1/dequantize_value", 1, 0.036),
     Planted("eight_bits", "small", "swapped", "layers.0/cache_value", 2),
+    Planted("eight_bits", "large", "rescale", "layers.5/dequantize_key", 2, 0.036),
     Planted("linear_attention", "middle", "gain", "layers.1/faded", 2, 1.05),
     Planted("linear_attention", "small", "overflow", "layers.0/memory", 26, None),
     Planted("recurrent_filter", "middle", "before_reset", "layers.1/gru", 2),
