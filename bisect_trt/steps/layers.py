@@ -8,6 +8,7 @@ side by side in one model, so that only its own error is left.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -413,7 +414,7 @@ def find_origins(
         tensors: The comparisons.
         severity: The smallest severity of a mismatch that counts as wrong.
     """
-    spreads = spreading(network, tensors)
+    spreads = _spreading(network, tensors)
     clean: dict[str, bool] = {}
     origins: list[int] = []
     harmless: list[int] = []
@@ -431,7 +432,7 @@ def find_origins(
     return origins or harmless
 
 
-def spreading(network: Network, tensors: Mapping[str, TensorComparison]) -> set[int]:
+def _spreading(network: Network, tensors: Mapping[str, TensorComparison]) -> set[int]:
     """Return the nodes with an error that is finite, at an output, or shown by a node that reads it."""
     nodes = set[int]()
     for index in reversed(network.order):
@@ -444,6 +445,32 @@ def spreading(network: Network, tensors: Mapping[str, TensorComparison]) -> set[
         if suspect and (finite or ends or not nodes.isdisjoint(readers)):
             nodes.add(index)
     return nodes
+
+
+def find_births(
+    network: Network, tensors: Mapping[str, TensorComparison]
+) -> list[tuple[bool, bool, list[int]]]:
+    """Find the nodes that make NaN or Inf of tensors without.
+
+    Returns:
+        Each with the nodes that its NaN or Inf reaches, to the first finite tensors after it. Before
+            these whether it stays inside, away from all outputs, and whether such a tensor is almost
+            right, as the Softmax behind a mask. The likely ones first.
+    """
+    lost = {name for name, each in tensors.items() if each.severity == math.inf}
+    births: list[tuple[bool, bool, list[int]]] = []
+    for index in network.order:
+        if lost.isdisjoint(network.made(index)) or not lost.isdisjoint(network.reads[index]):
+            continue
+        nodes = _reached(
+            [index], lambda node: network.readers_of(lost.intersection(network.made(node)))
+        )
+        made = {*network.made_by(nodes)}
+        inside = lost.isdisjoint(network.returned & made)
+        ends = [tensors[name].severity for name in made - lost if name in tensors]
+        if not inside or any(ends):
+            births.append((inside, min(ends, default=10) < required_severity(math.inf), nodes))
+    return sorted(births, key=lambda birth: birth[:2])
 
 
 def compare_own(

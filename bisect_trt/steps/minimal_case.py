@@ -6,7 +6,6 @@ than their import.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -106,7 +105,7 @@ def find_suspects(session: Session, show: Callable[[LayerComparison], None]) -> 
         The nodes, the first in topological order first; none where the tensors do not show any, or
             nothing is compared.
     """
-    from bisect_trt.steps.layers import Marking, compare_layers, find_origins, spreading  # noqa: PLC0415 - as the module says
+    from bisect_trt.steps.layers import Marking, compare_layers, find_births  # noqa: PLC0415 - as the module says
 
     subject = session.subject
     ledger = session.prober.ledger
@@ -128,8 +127,14 @@ def find_suspects(session: Session, show: Callable[[LayerComparison], None]) -> 
     if not layers.outputs_fail:
         return []
     # A sensitive node before them differs too, but NaN and Inf are born elsewhere.
-    spreads = spreading(subject.network, layers.tensors)
-    lost = filter(spreads.__contains__, find_origins(subject.network, layers.tensors, math.inf))
+    births = find_births(subject.network, layers.tensors)[:SUSPECTS_TRIED]
+
+    def harms(nodes: Sequence[int]) -> bool:
+        """Return whether NaN or Inf, and no error beside it, makes the tensors at its end wrong."""
+        units = frozenset(map(subject.network.rank.__getitem__, nodes))
+        return session.prober.probe(subject.cut(units)).fails
+
+    lost = next((nodes[:1] for inside, _, nodes in births if not inside or harms(nodes)), [])
     return [*dict.fromkeys([*lost, *layers.origins])]
 
 

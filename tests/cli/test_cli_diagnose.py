@@ -122,6 +122,31 @@ def test_an_overflow_comes_before_a_sensitive_layer(cli: CommandLine, here: Path
     assert [node["name"] for node in ran.result["culprits"]] == ["squares"]
 
 
+@pytest.mark.parametrize(
+    ("much", "after", "culprit"),
+    [
+        (1000, "y = Softmax(masked)", "back"),
+        (
+            100,
+            """part = Softmax(masked) scaled = Mul(part, thousand) squares = Mul(scaled, scaled)
+            more = Add(squares, one) y = Div(scaled, more)""",
+            "squares",
+        ),
+    ],
+)
+def test_a_mask_before_a_wrong_softmax_is_not_blamed(
+    much: int, after: str, culprit: str, cli: CommandLine, here: Path
+) -> None:
+    """The Softmax is wrong as its scores lost digits, ``much`` or little; that the mask is -Inf in fp16 changes nothing."""
+    mask = np.where(np.arange(8) < 3, 0, np.finfo(np.float32).min).astype(np.float32)
+    weights = {"thousand": np.float32(1000), "one": np.float32(1), "mask": mask}
+    weights["much"] = np.float32(much)
+    body = f"far = Add(x, much) back = Sub(far, much) masked = Add(back, mask) {after}"
+    onnx.save(text_model("(float[2,8] x) => (float[2,8] y)", body, weights), str(here / "m.onnx"))
+    ran = cli("diagnose", "m.onnx", "--onnxrt", "--fp16", "--json", "r.json").ended(0)
+    assert [node["name"] for node in ran.result["culprits"]] == [culprit]
+
+
 def test_layers_that_only_round_are_not_the_first_mismatch(cli: CommandLine) -> None:
     model = rounding_then_overflow(Path("model.onnx"))
     result = cli("layerwise", model, "--onnxrt", "--fp16", "--json", "r.json").ended(0).result
