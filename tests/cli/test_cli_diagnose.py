@@ -147,6 +147,21 @@ def test_a_mask_before_a_wrong_softmax_is_not_blamed(
     assert [node["name"] for node in ran.result["culprits"]] == [culprit]
 
 
+def test_a_mask_of_several_layers_is_tried_after_an_overflow(cli: CommandLine, here: Path) -> None:
+    """The mask is -Inf from the first layer on, where it is right, to the output, which the squares make NaN."""
+    low = np.finfo(np.float32).min
+    weights = {"half": np.float32(0.5), "zero": np.float32(0), "low": low, "big": np.float32(900)}
+    body = """seen = Greater(keep, half) mask = Where(seen, zero, low) first = Add(x, mask) part = Softmax(first)
+        scaled = Mul(part, big) squares = Mul(scaled, scaled) second = Add(squares, mask) y = Softmax(second)"""
+    ends = "(float[8] keep, float[2,8] x) => (float[2,8] y)"
+    onnx.save(text_model(ends, body, weights), str(here / "m.onnx"))
+    keep = np.array([1, 1, 1, 0, 0, 0, 0, 0], np.float32)
+    np.savez("m.npz", keep=keep, x=np.eye(2, 8, dtype=np.float32) * 3)
+    words = ("diagnose", "m.onnx", "--onnxrt", "--fp16", "--load-inputs", "m.npz")
+    ran = cli(*words, "--json", "r.json").ended(0)
+    assert [node["name"] for node in ran.result["culprits"]] == ["squares"]
+
+
 def test_layers_that_only_round_are_not_the_first_mismatch(cli: CommandLine) -> None:
     model = rounding_then_overflow(Path("model.onnx"))
     result = cli("layerwise", model, "--onnxrt", "--fp16", "--json", "r.json").ended(0).result
