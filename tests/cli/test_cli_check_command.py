@@ -241,3 +241,12 @@ def test_the_last_line_of_the_check_stands_beside_its_exit_status(
     )
     end = cli("reduce", model, "-o", "out.onnx", "--check", f"./{check}", "{model}")
     assert "Fails    exit status 3\n         The check printed: cosine 0.31\n" in end.out
+
+
+@pytest.mark.parametrize("repeat", [(), ("--repeat", "2")])
+def test_a_check_that_passes_at_first_may_fail_only_sometimes(
+    cli: CommandLine, here: Path, repeat: tuple[str, ...]
+) -> None:
+    chain(here / "model.onnx", 3)
+    ran = cli("reduce", "model.onnx", "-o", "out.onnx", *repeat, "--check", "true").ended(1)
+    assert ("add --repeat 20" in " ".join(ran.out.split())) is not bool(repeat)
