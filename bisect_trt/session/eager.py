@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.errors import InputValuesError, ScriptError
+from bisect_trt.errors import InputValuesError, ScriptError, quoted
 from bisect_trt.onnxlib.nodes import INSIDE_TORCH, Node
 from bisect_trt.tensors.files import Values
 from bisect_trt.tensors.info import dtype_from_name, is_extension
@@ -160,13 +160,33 @@ class Eager:
             for name, value in sample.items()
         }
         if self.example is None:
-            by_name = tensors.keys() <= inspect.signature(self.module.forward).parameters.keys()
+            parameters = inspect.signature(self.module.forward).parameters
+            by_name = tensors.keys() <= parameters.keys()
+            self._require_inputs([*(tensors if by_name else [*parameters][: len(tensors)])])
             return ((), tensors) if by_name else (tuple(tensors.values()), {})
         remaining = iter(tensors.values())
         bound: Arguments = torch.utils._pytree.tree_map_only(
             torch.Tensor, lambda one: next(remaining).to(one), self.example
         )
         return bound
+
+    def _require_inputs(self, names: Sequence[str]) -> None:
+        """Check that the exported model has all inputs that the module cannot do without.
+
+        Raises:
+            UsageError: It lacks some; the exporter has made constants of them.
+        """
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        lacking = [
+            name
+            for name, parameter in inspect.signature(self.module.forward).parameters.items()
+            if parameter.kind in kinds and parameter.default is parameter.empty
+        ]
+        if lacking := [name for name in lacking if name not in names]:
+            raise InputValuesError(
+                f"{self.title} takes {quoted(lacking)}, and the exported model has no such input: the export holds the value of "
+                "its example, so it is wrong for others. Export the module so that its outputs depend on that input."
+            )
 
     def _call(self, arguments: Arguments, watch: AbstractContextManager[object]) -> list[Any]:
         """Return the tensors that the module returns.

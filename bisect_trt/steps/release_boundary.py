@@ -306,6 +306,11 @@ class Boundaries:
         """The release that passes at an edge; ``None`` if no release does."""
         return None if edge is None or edge.passing is None else self.releases[edge.passing]
 
+    @property
+    def any_passes(self) -> bool:
+        """Whether a release that was probed passes."""
+        return Verdict.PASS in self.history.seen.values()
+
     def doubt(self) -> str | None:
         """Why a boundary is not known exactly, if so."""
         for edge, event in ((self.history.oldest, "appeared"), (self.history.newest, "was fixed")):

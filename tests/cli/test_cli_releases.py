@@ -323,7 +323,8 @@ def test_the_last_step_of_a_diagnosis(here: Path, monkeypatch: pytest.MonkeyPatc
     assert result["releases"] == seen("PFP")
     issue = (here / "out" / "NOTES.md").read_text()
     assert issue.startswith("> **Fixed in a newer release**")
-    assert "fixed in a newer release?** " in issue
+    # There is nothing to file, so no question of a tracker is answered.
+    assert "fixed in a newer release?** " not in issue
 
 
 def test_the_newer_release_of_this_environment_is_the_fix(
@@ -377,7 +378,8 @@ def test_the_newest_release_on_the_index_is_the_fix(
     assert ran.result.get("upgrade") == upgrade
     issue = (here / "out" / ("ISSUE.md" if upgrade is None else "NOTES.md")).read_text()
     assert issue.startswith("> **Fixed in a newer release**") is (upgrade is not None)
-    assert f"**Is it a regression, or fixed in a newer release?** {tried}" in issue
+    asked = f"**Is it a regression, or fixed in a newer release?** {tried}"
+    assert (asked in issue) is (upgrade is None)
     assert (f"Fix: {upgrade}." in ran.out) is (upgrade is not None)
 
 
@@ -570,6 +572,19 @@ def test_an_index_without_such_releases(
     cli("releases", chain(Path("model.onnx")), "--onnxrt", "--from", "9").refused(
         "BT2005", "from 9"
     )
+
+
+def test_a_check_that_passes_in_no_release_proves_nothing(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Index(here / "index")
+    for number in range(3):
+        index.add("brittle", f"1.{number}", {"brittle.py": f"version = {number}"})
+    index.tell(monkeypatch)
+    words = ["model.onnx", "--package", "brittle", "--check", "{python}", "missing.py", "{model}"]
+    status, result, out = ask(here, *words)
+    assert (status, result["minimality"]) == (3, "unproven")
+    assert "passes in no release" in " ".join(out.split())
 
 
 def test_a_function_cannot_be_a_check(here: Path) -> None:

@@ -250,3 +250,23 @@ def test_a_branch_that_a_later_step_takes(cli: CommandLine, here: Path) -> None:
     words = ("diagnose", "m.onnx", "--onnxrt", "--load-inputs", "x.npz", "--reference", "net.py")
     ran = cli(*words, "--steps", "6", "--json", "r.json").ended(0)
     assert (ran.result["steps"]["step"], ran.result["fault"]["source"]) == (4, "net.py:7")
+
+
+def test_an_input_of_which_the_exporter_made_a_constant(cli: CommandLine, here: Path) -> None:
+    text = """import torch
+
+class Net(torch.nn.Module):
+    def forward(self, x, lengths):
+        return x[:, : int(lengths.max())].sum(1)
+
+make = Net
+"""
+    (here / "net.py").write_text(text)
+    save_text(
+        here / "net.onnx",
+        "(float[2, 4] x) => (float[2] y)",
+        "y = ReduceSum<keepdims=0>(x, axis)",
+        {"axis": np.array([1])},
+    )
+    error = cli("run", "net.onnx", "--onnxrt", "--reference", "net.py").ended(2).err
+    assert "takes 'lengths', and the exported model has no such input" in " ".join(error.split())
