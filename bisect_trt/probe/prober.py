@@ -286,10 +286,11 @@ class Prober:
             raise ModelRefusedError(
                 f"the target runs the model, and the reference does not, so there is nothing to compare with: {refused}."
             )
-        message = f"the failure does not reproduce on the original model: {record.reason}."
-        if record.passes and self.check.runs_user_code and not self.measured:
-            message += " If it fails only sometimes, add --repeat 20."
-        raise DoesNotReproduce(message)
+        may_be_flaky = record.passes and self.check.runs_user_code and not self.measured
+        advice = " If it fails only sometimes, add --repeat 20." if may_be_flaky else ""
+        raise DoesNotReproduce(
+            f"the failure does not reproduce on the original model: {record.reason}.{advice}"
+        )
 
     def run_check(self, probe: Probe, cancel: Cancel | None = None) -> Outcome:
         """The first failure, or the last of enough passes; or the other way round, if the question says so.
