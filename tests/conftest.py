@@ -85,9 +85,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """The collector of garbage walks what the tests make, not the tests themselves, and less often."""
+    """The collector of garbage runs less often; frozen objects would hide from Hypothesis who holds its generators."""
     gc.collect()
-    gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
 

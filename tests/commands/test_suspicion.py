@@ -241,8 +241,11 @@ def test_nodes_are_not_measured_where_that_takes_too_long(
         monkeypatch.setattr("bisect_trt.mixed_precision.nodes._MOST_WORK", 5e5)
         meter = Sensitivity(subject, order, "fp16", allowed)
         assert [len(meter.errors(samples * 2)) for _ in range(2)] == [2, 0]
+        monkeypatch.setattr("bisect_trt.mixed_precision.nodes._MOST_WORK", 1e10)
         monkeypatch.setattr("bisect_trt.mixed_precision.nodes._PATIENCE", 1e-4)
-        assert Sensitivity(subject, order, "fp16", allowed).errors(samples) == []
+        # So many rows that no run is done before it is first looked at.
+        large = [{"x": np.ones((1_000_000, 8), np.float32)}]
+        assert Sensitivity(subject, order, "fp16", allowed).errors(large) == []
 
 
 @pytest.mark.parametrize("inside", [False, True])
