@@ -162,7 +162,9 @@ class Eager:
         if self.example is None:
             parameters = inspect.signature(self.module.forward).parameters
             by_name = tensors.keys() <= parameters.keys()
-            self._require_inputs([*(tensors if by_name else [*parameters][: len(tensors)])])
+            self._require_inputs(
+                parameters, [*(tensors if by_name else parameters)][: len(tensors)]
+            )
             return ((), tensors) if by_name else (tuple(tensors.values()), {})
         remaining = iter(tensors.values())
         bound: Arguments = torch.utils._pytree.tree_map_only(
@@ -170,7 +172,9 @@ class Eager:
         )
         return bound
 
-    def _require_inputs(self, names: Sequence[str]) -> None:
+    def _require_inputs(
+        self, parameters: Mapping[str, inspect.Parameter], names: Sequence[str]
+    ) -> None:
         """Check that the exported model has all inputs that the module cannot do without.
 
         Raises:
@@ -179,10 +183,12 @@ class Eager:
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         lacking = [
             name
-            for name, parameter in inspect.signature(self.module.forward).parameters.items()
-            if parameter.kind in kinds and parameter.default is parameter.empty
+            for name, parameter in parameters.items()
+            if parameter.kind in kinds
+            and parameter.default is parameter.empty
+            and name not in names
         ]
-        if lacking := [name for name in lacking if name not in names]:
+        if lacking:
             raise InputValuesError(
                 f"{self.title} takes {quoted(lacking)}, and the exported model has no such input: the export holds the value of "
                 "its example, so it is wrong for others. Export the module so that its outputs depend on that input."

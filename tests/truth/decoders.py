@@ -75,6 +75,22 @@ class Graph:
         split = self.op("Reshape", value, self.ints(1, -1, heads, size))
         return self.op("Transpose", split, perm=[0, 2, 1, 3])
 
+    def project(self, value: str, heads: int, size: int) -> list[str]:
+        """Query, key and value of each head."""
+        width = heads * size
+        return [self.heads(self.linear(value, width, width, name), heads, size) for name in "qkv"]
+
+    def keep(self, layer: int, cache: Sequence[str], dims: Dims) -> None:
+        """Return the key and the value of a layer for the next step."""
+        for kind, each in zip(("key", "value"), cache, strict=True):
+            self.returned(f"present.{layer}.{kind}", each, dims)
+
+    def with_logits(self, hidden: str, width: int) -> onnx.ModelProto:
+        """The model, with an output of one token's logits."""
+        logits = self.linear(self.norm(hidden, width, "norm"), width, VOCABULARY, "head")
+        self.returned("logits", logits, [1, 1, VOCABULARY])
+        return self.model()
+
     def attend(self, q: str, k: str, v: str, size: int, bias: str | None) -> str:
         keys = self.op("Transpose", k, perm=[0, 1, 3, 2])
         scores = self.op("MatMul", q, keys, name="scores")
@@ -189,9 +205,7 @@ def whisper(layers: int = 2, heads: int = 4, size: int = 8, seed: int = 0) -> on
         dims = [1, heads, length, size]
         past = [graph.fed(f"past_{kind}_self_{layer}", dims) for kind in ("key", "value")]
         normed = graph.norm(hidden, width, "norm")
-        q, k, v = (
-            graph.heads(graph.linear(normed, width, width, name), heads, size) for name in "qkv"
-        )
+        q, k, v = graph.project(normed, heads, size)
         cache = [
             graph.op("Where", here, new, before, name=f"cache_{kind}")
             for kind, before, new in zip(("key", "value"), past, (k, v), strict=True)
@@ -209,9 +223,7 @@ def whisper(layers: int = 2, heads: int = 4, size: int = 8, seed: int = 0) -> on
         graph.scope = ""
         for kind, each in zip(("key", "value"), cache, strict=True):
             graph.returned(f"present_{kind}_self_{layer}", each, dims)
-    logits = graph.linear(graph.norm(hidden, width, "norm"), width, VOCABULARY, "head")
-    graph.returned("logits", logits, [1, 1, VOCABULARY])
-    return graph.model()
+    return graph.with_logits(hidden, width)
 
 
 def mamba(layers: int = 2, heads: int = 4, size: int = 8, seed: int = 0) -> onnx.ModelProto:
@@ -360,9 +372,7 @@ def window(layers: int = 2, heads: int = 4, size: int = 8, seed: int = 0) -> onn
         past = [graph.fed(f"past_key_values.{layer}.{kind}", dims) for kind in ("key", "value")]
         graph.scope = f"layers.{layer}/"
         normed = graph.norm(hidden, width, "norm")
-        q, k, v = (
-            graph.heads(graph.linear(normed, width, width, name), heads, size) for name in "qkv"
-        )
+        q, k, v = graph.project(normed, heads, size)
         cache = []
         for kind, before, new in zip(("key", "value"), past, (k, v), strict=True):
             joined = graph.op("Concat", before, new, name=f"joined_{kind}", axis=2)
@@ -371,11 +381,8 @@ def window(layers: int = 2, heads: int = 4, size: int = 8, seed: int = 0) -> onn
         mixed = graph.flat(graph.attend(q, cache[0], cache[1], size, bias), width)
         hidden = graph.op("Add", hidden, graph.linear(mixed, width, width, "o"), name="residual")
         graph.scope = ""
-        for kind, each in zip(("key", "value"), cache, strict=True):
-            graph.returned(f"present.{layer}.{kind}", each, dims)
-    logits = graph.linear(graph.norm(hidden, width, "norm"), width, VOCABULARY, "head")
-    graph.returned("logits", logits, [1, 1, VOCABULARY])
-    return graph.model()
+        graph.keep(layer, cache, dims)
+    return graph.with_logits(hidden, width)
 
 
 def crossed(layers: int = 2, heads: int = 4, size: int = 8, seed: int = 0) -> onnx.ModelProto:
@@ -406,9 +413,7 @@ def crossed(layers: int = 2, heads: int = 4, size: int = 8, seed: int = 0) -> on
     for layer in range(layers):
         graph.scope = f"layers.{layer}/"
         normed = graph.norm(hidden, width, "norm")
-        q, k, v = (
-            graph.heads(graph.linear(normed, width, width, name), heads, size) for name in "qkv"
-        )
+        q, k, v = graph.project(normed, heads, size)
         own = [
             graph.op("Concat", past[layer, "decoder", kind], new, name=f"cache_{kind}", axis=2)
             for kind, new in (("key", k), ("value", v))
@@ -429,9 +434,7 @@ def crossed(layers: int = 2, heads: int = 4, size: int = 8, seed: int = 0) -> on
         for (side, places), cache in zip(lengths.items(), (own, passed), strict=True):
             for kind, each in zip(("key", "value"), cache, strict=True):
                 graph.returned(f"present.{layer}.{side}.{kind}", each, [1, heads, places, size])
-    logits = graph.linear(graph.norm(hidden, width, "norm"), width, VOCABULARY, "head")
-    graph.returned("logits", logits, [1, 1, VOCABULARY])
-    return graph.model()
+    return graph.with_logits(hidden, width)
 
 
 def scattered(layers: int = 2, heads: int = 4, size: int = 8, seed: int = 0) -> onnx.ModelProto:
@@ -458,9 +461,7 @@ def scattered(layers: int = 2, heads: int = 4, size: int = 8, seed: int = 0) -> 
         past = [graph.fed(f"past_key_values.{layer}.{kind}", dims) for kind in ("key", "value")]
         graph.scope = f"layers.{layer}/"
         normed = graph.norm(hidden, width, "norm")
-        q, k, v = (
-            graph.heads(graph.linear(normed, width, width, name), heads, size) for name in "qkv"
-        )
+        q, k, v = graph.project(normed, heads, size)
         q = _rotated(graph, q, cos, sin, size)
         k = _rotated(graph, k, cos, sin, size)
         cache = [
@@ -470,11 +471,8 @@ def scattered(layers: int = 2, heads: int = 4, size: int = 8, seed: int = 0) -> 
         mixed = graph.flat(graph.attend(q, cache[0], cache[1], size, bias), width)
         hidden = graph.op("Add", hidden, graph.linear(mixed, width, width, "o"), name="residual")
         graph.scope = ""
-        for kind, each in zip(("key", "value"), cache, strict=True):
-            graph.returned(f"present.{layer}.{kind}", each, dims)
-    logits = graph.linear(graph.norm(hidden, width, "norm"), width, VOCABULARY, "head")
-    graph.returned("logits", logits, [1, 1, VOCABULARY])
-    return graph.model()
+        graph.keep(layer, cache, dims)
+    return graph.with_logits(hidden, width)
 
 
 def eight_bits(layers: int = 2, heads: int = 4, size: int = 8, seed: int = 0) -> onnx.ModelProto:
@@ -489,9 +487,7 @@ def eight_bits(layers: int = 2, heads: int = 4, size: int = 8, seed: int = 0) ->
         past = [graph.fed(name, [1, heads, "past", size], TensorProto.INT8) for name in names]
         graph.scope = f"layers.{layer}/"
         normed = graph.norm(hidden, width, "norm")
-        q, k, v = (
-            graph.heads(graph.linear(normed, width, width, name), heads, size) for name in "qkv"
-        )
+        q, k, v = graph.project(normed, heads, size)
         cache = []
         for kind, before, new in zip(("key", "value"), past, (k, v), strict=True):
             scale = graph.const(0.03)
@@ -504,9 +500,7 @@ def eight_bits(layers: int = 2, heads: int = 4, size: int = 8, seed: int = 0) ->
         mixed = graph.flat(graph.attend(q, cache[0], cache[1], size, None), width)
         hidden = graph.op("Add", hidden, graph.linear(mixed, width, width, "o"), name="residual")
         graph.scope = ""
-    logits = graph.linear(graph.norm(hidden, width, "norm"), width, VOCABULARY, "head")
-    graph.returned("logits", logits, [1, 1, VOCABULARY])
-    return graph.model()
+    return graph.with_logits(hidden, width)
 
 
 def linear_attention(
