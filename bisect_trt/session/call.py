@@ -24,7 +24,7 @@ from bisect_trt.plugins import conflicting_builds
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.verdict_cache import VerdictCache
 from bisect_trt.probe.workspace import Workspace
-from bisect_trt.report.console import Console
+from bisect_trt.report.console import Console, is_interactive
 from bisect_trt.report.result import Result, environment
 from bisect_trt.session.binding import Binding, bind_function, weight_files
 from bisect_trt.session.checks import CheckSettings, make_prober, open_ledger, tolerance_options
@@ -166,8 +166,16 @@ class Call:
             UsageError: An option of the check is wrong, or has no effect.
         """
         options, (metric, limits) = self[CheckOptions], self.deciding()
-        if self.source is not None and not self.has_check and target is None:
-            raise MissingOptionError("no check: give check (a function or a command) or target.")
+        if target is None and not self.has_check:
+            if self.source is not None:
+                raise MissingOptionError(
+                    "no check: give check (a function or a command) or target."
+                )
+            if not is_interactive():
+                # Said before the reference runs, which takes minutes for a large model.
+                raise MissingOptionError(
+                    "no check: give a --check command, or a target such as --onnxrt. Prompts for each candidate need a terminal."
+                )
         if self.function is not None and target is not None:
             raise ConflictError(f"target='{target.runtime}' has no effect beside check; drop one.")
         if target is None and (measured := metric or limits) is not None:

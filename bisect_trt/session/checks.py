@@ -15,7 +15,6 @@ import onnx
 
 from bisect_trt.errors import (
     ConflictError,
-    MissingOptionError,
     ModelRefusedError,
     OutputFileError,
     UnsuitableModelError,
@@ -37,7 +36,7 @@ from bisect_trt.probe.scale import Scale
 from bisect_trt.probe.user_checks import CommandCheck, FunctionCheck, PromptCheck
 from bisect_trt.probe.verdict_cache import VerdictCache
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH, CandidateFiles
-from bisect_trt.report.console import Console, is_interactive
+from bisect_trt.report.console import Console
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.oracle import Oracle
 from bisect_trt.session.places import require_fit, require_reference
@@ -170,7 +169,7 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
     """Return the user's function or command, else the built-in comparison, else a prompt.
 
     Raises:
-        UsageError: None of them is possible, or an option of commands is given without one.
+        UsageError: Options of the check conflict.
     """
     options = settings.options
     target = settings.target
@@ -192,10 +191,6 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
         return command
     if target is not None:
         return _runtime_check(settings, workers, target)
-    if not is_interactive():
-        raise MissingOptionError(
-            "no check: give a --check command, or a target such as --onnxrt. Prompts for each candidate need a terminal."
-        )
     return PromptCheck()
 
 

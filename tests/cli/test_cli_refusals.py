@@ -407,6 +407,18 @@ def test_a_model_that_is_truncated(cli: CommandLine, command: str) -> None:
     assert not list(Path().glob("out*"))
 
 
+@pytest.mark.parametrize(
+    ("command", "options"), [("reduce", ["-o", "out"]), ("precision", ["--fp16", "-o", "out.onnx"])]
+)
+def test_no_check_is_said_before_anything_runs(
+    cli: CommandLine, here: Path, command: str, options: list[str]
+) -> None:
+    """The reference may take minutes for a large model; without a terminal nobody can answer a prompt."""
+    chain(Path("model.onnx"))
+    cli(command, "model.onnx", *options).refused("BT1004", "--check")
+    assert not (here / ".bisect-trt").exists()
+
+
 def test_an_unknown_operator(cli: CommandLine) -> None:
     save(
         Path("model.onnx"),
