@@ -18,13 +18,8 @@ from bisect_trt.onnxlib.nodes import (
 )
 
 
-def narrow_ends(model: ModelProto, low: int = TensorProto.FLOAT16) -> ModelProto:
-    """Return a lowered model with its fp32 inputs and outputs in the low precision too.
-
-    Args:
-        model: The lowered model; nodes in topological order.
-        low: ``TensorProto.FLOAT16`` or ``BFLOAT16``.
-    """
+def narrow_ends(model: ModelProto) -> ModelProto:
+    """Return a model that was lowered to fp16, nodes in topological order, with its fp32 inputs and outputs in fp16 too."""
     types = Network(model).element_types
     narrowed = clone(model)
     graph = narrowed.graph
@@ -38,7 +33,7 @@ def narrow_ends(model: ModelProto, low: int = TensorProto.FLOAT16) -> ModelProto
     used = mentioned_names(graph)
     wide: dict[str, str] = {}
     for value in ends:
-        value.type.tensor_type.elem_type = low
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
         wide.setdefault(value.name, free_name(f"{value.name}_fp32", used))
         used.add(wide[value.name])
     fed = [value.name for value in inputs if value.name in wide]
@@ -47,16 +42,19 @@ def narrow_ends(model: ModelProto, low: int = TensorProto.FLOAT16) -> ModelProto
         nodes.append(rename_reads(node, wide))
         nodes[-1].output[:] = [wide.get(name, name) for name in node.output]
     nodes += [
-        helper.make_node("Cast", [wide[name]], [name], to=low) for name in wide if name not in fed
+        helper.make_node("Cast", [wide[name]], [name], to=TensorProto.FLOAT16)
+        for name in wide
+        if name not in fed
     ]
     # A Cast up behind a new Cast down is the identity, and would be two kernels more.
-    _drop_round_trips(nodes, {*fed, *(name for name in types if types[name] == low)}, low)
+    lowered = (name for name in types if types[name] == TensorProto.FLOAT16)
+    _drop_round_trips(nodes, {*fed, *lowered})
     keep_only(graph.node, nodes)
     remove_unread(narrowed)
     return narrowed
 
 
-def _drop_round_trips(nodes: Sequence[NodeProto], narrow: Container[str], low: int) -> None:
+def _drop_round_trips(nodes: Sequence[NodeProto], narrow: Container[str]) -> None:
     """Write an Identity for each Cast to fp32 and back, which changes no value; ``narrow`` are the tensors of low precision."""
     widened = {
         node.output[0]: node.input[0]
@@ -64,7 +62,7 @@ def _drop_round_trips(nodes: Sequence[NodeProto], narrow: Container[str], low: i
         if node.op_type == "Cast" and attribute(node, "to") == TensorProto.FLOAT
     }
     for node in nodes:
-        if node.op_type == "Cast" and attribute(node, "to") == low:
+        if node.op_type == "Cast" and attribute(node, "to") == TensorProto.FLOAT16:
             source = widened.get(node.input[0], "")
             if source in narrow:
                 node.CopyFrom(helper.make_node("Identity", [source], node.output))

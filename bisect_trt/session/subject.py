@@ -513,12 +513,12 @@ class Subject:
         fix_input_shapes(proto, common_shapes(self.samples), assume=False)
         return replace(self.original, made=proto, title="the original, with fixed shapes")
 
-    def rest(self, taken: Subset, *, held: bool = False) -> Candidate | None:
+    def rest(self, taken: Subset) -> Candidate | None:
         """Return the model without some units and what depends on them for a value; ``None`` if nothing is left."""
         units = self.units.independent(taken.intersection(self.units.searched) or taken)
         if not units:
             return None
-        candidate = self.cut(self.units.with_weights(units), held=held)
+        candidate = self.cut(self.units.with_weights(units))
         return replace(candidate, title=f"the rest: {candidate.title}")
 
     def cut(

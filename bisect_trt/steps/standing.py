@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx
 
-from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, all_nodes, attribute
+from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, all_nodes, attribute, opset_of
 
 _RECURRENT = ("GRU", "LSTM", "RNN")
 _RECURRENT_OBEYED = {"hidden_size", "direction", "linear_before_reset"}
@@ -18,9 +18,7 @@ _LENGTHS = 4
 
 def objection(model: onnx.ModelProto) -> str:
     """Return why the evaluator has no vote on a model; empty if it has one."""
-    opset = next(
-        (opset.version for opset in model.opset_import if opset.domain in DEFAULT_DOMAINS), 1
-    )
+    opset = opset_of(model) or 1
     ours = (node for node in all_nodes(model) if node.domain in DEFAULT_DOMAINS)
     return next(filter(None, (_objection(node, opset) for node in ours)), "")
 

@@ -50,7 +50,6 @@ def swap_limit(megabytes: int | None = None) -> int:
 
 _DATA = "tensors.bin"
 _INDEX = "index.json"
-_SCHEMA = 4
 _ALIGNMENT = 64
 """Bytes: a cache line, and more than any element type needs."""
 _COPIED = 1 << 20
@@ -58,7 +57,7 @@ _COPIED = 1 << 20
 
 
 def write_store(folder: Path, values: Mapping[str, object], *, append: bool = False) -> None:
-    """Write an :class:`ActivationStore`, or add to the one in the folder; anything but numbers, bools and strings is skipped.
+    """Write an :class:`ActivationStore`, or add to the one in the folder; anything but numbers, bools and strings is left out.
 
     The index is written last, when all went well: a folder without one is not a store. An older
     store in the folder is deleted at the start; a process that has it open keeps reading its data.
@@ -77,7 +76,6 @@ def write_store(folder: Path, values: Mapping[str, object], *, append: bool = Fa
         (dtype, tuple(dims)): kind for kind, (dtype, dims) in enumerate(index.get("types", ()))
     }
     names, kinds, places = (index.get(field, list[Any]()) for field in ("names", "kinds", "places"))
-    skipped: dict[str, str] = index.get("skipped", {})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # The index goes first: from here on the folder is no store until all is written.
@@ -87,11 +85,9 @@ def write_store(folder: Path, values: Mapping[str, object], *, append: bool = Fa
             data.unlink(missing_ok=True)
         with data.open("ab") as file:
             for name, array in values.items():
-                if not isinstance(array, np.ndarray):
-                    skipped[name] = f"it is a {type(array).__name__}, not a tensor"
-                elif array.dtype.kind not in "biufcU" and not is_extension(array.dtype):
-                    skipped[name] = f"it is of type {array.dtype.name}, not of numbers or strings"
-                else:
+                if isinstance(array, np.ndarray) and (
+                    array.dtype.kind in "biufcU" or is_extension(array.dtype)
+                ):
                     names.append(name)
                     # The name of a type of strings, str160, is none that NumPy reads.
                     dtype = array.dtype.str if array.dtype.kind == "U" else array.dtype.name
@@ -100,15 +96,9 @@ def write_store(folder: Path, values: Mapping[str, object], *, append: bool = Fa
             size = file.tell()
     except OSError as err:
         raise cannot_write(data, err) from err
-    content = {
-        "types": list(types),
-        "names": names,
-        "kinds": kinds,
-        "places": places,
-        "skipped": skipped,
-    }
+    content = {"types": list(types), "names": names, "kinds": kinds, "places": places}
     with replacing(folder / _INDEX) as file:
-        file.write(json.dumps({"schema": _SCHEMA, "bytes": size, **content}).encode())
+        file.write(json.dumps({"bytes": size, **content}).encode())
 
 
 def _append(file: IO[bytes], tensor: Array) -> int:
@@ -129,24 +119,15 @@ def _read(folder: Path) -> Fields:
     """Return the index of a store.
 
     Raises:
-        UnavailableError: The folder holds no finished store, one of another version, or a damaged
-            one.
+        UnavailableError: The folder holds no finished store, or a damaged one.
     """
     try:
         index: Fields = json.loads((folder / _INDEX).read_bytes())
-        if index["schema"] != _SCHEMA:
-            raise RunFolderError(
-                f"The activations in {folder} were written by another version of bisect-trt; delete the folder"
-            )
         if (size := (folder / _DATA).stat().st_size) != index["bytes"]:
             raise ValueError(f"{_DATA} has {size} bytes instead of {index['bytes']}")
-    except OSError as err:
+    except (OSError, ValueError, TypeError) as err:
         raise RunFolderError(
-            f"There are no finished activations in {folder} ({err.strerror}); compute the reference again"
-        ) from err
-    except (ValueError, KeyError, TypeError) as err:
-        raise RunFolderError(
-            f"The activations in {folder} are damaged ({err}); delete the folder"
+            f"The activations in {folder} are damaged ({err}); start again"
         ) from err
     return index
 
@@ -158,11 +139,9 @@ class ActivationStore(ByName[Array]):
 
     Attributes:
         infos: The type and shape of each tensor.
-        skipped: Tensors that could not be stored, with the reason.
 
     Raises:
-        UnavailableError: The folder holds no finished store, one of another version, or a damaged
-            one.
+        UnavailableError: The folder holds no finished store, or a damaged one.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -175,7 +154,6 @@ class ActivationStore(ByName[Array]):
         kinds = array("L", index["kinds"])
         self._index: dict[str, int] = {intern(name): row for row, name in enumerate(index["names"])}
         self._places = array("Q", index["places"])
-        self.skipped: dict[str, str] = index["skipped"]
         # A closure over self would be a reference cycle that keeps the file open.
         self.infos = Infos(self._index, lambda row: types[kinds[row]])
         # An empty file cannot be mapped.
@@ -185,7 +163,7 @@ class ActivationStore(ByName[Array]):
         weakref.finalize(self, os.close, self._file)
 
     def __getitem__(self, name: str) -> Array:
-        info = self.info(name)
+        info = self.infos[name]
         place = self._places[self._index[name]]
         size = info.nbytes or 0
         content = self._data[place : place + size]
@@ -197,11 +175,3 @@ class ActivationStore(ByName[Array]):
                     f"The activations in {self._folder} were truncated while they were in use; start again"
                 )
         return content.view(info.dtype).reshape(cast("Any", info.shape))
-
-    def info(self, name: str) -> TensorInfo:
-        """Return name, type and shape, without touching the values."""
-        if name not in self._index:
-            raise KeyError(
-                f"no tensor '{name}' in {self._folder}: {self.skipped.get(name, 'never stored')}"
-            )
-        return self.infos[name]
