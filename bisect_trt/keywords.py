@@ -11,6 +11,21 @@ from typing import Literal, TypeAlias, TypedDict
 
 File: TypeAlias = str | PathLike[str]
 """A path."""
+Files: TypeAlias = File | Sequence[File]
+Texts: TypeAlias = str | Sequence[str]
+Pairs: TypeAlias = Texts | Mapping[str, object]
+"""Pairs as on the command line, or by name."""
+Numbers: TypeAlias = Sequence[int | float]
+Sizes: TypeAlias = Texts | Numbers | Mapping[str, str | Numbers]
+"""Shapes or ranges, of one input or by name."""
+
+
+class CallGroup(TypedDict, total=False):
+    """Keywords of every function."""
+
+    output: File
+    run: File
+    verbose: bool | int
 
 
 class DiagnoseGroup(TypedDict, total=False):
@@ -39,58 +54,52 @@ class TargetGroup(TypedDict, total=False):
     int8: bool
     tf32: bool
     hold_precision: bool
-    keep_fp32: str | Sequence[str]
+    keep_fp32: Texts
     fresh_process: bool
-    providers: str | Sequence[str]
-    provider_option: str | Sequence[str] | Mapping[str, object]
+    providers: Texts
+    provider_option: Pairs
     all_on_ep: bool
-    session_option: str | Sequence[str] | Mapping[str, object]
+    session_option: Pairs
     graph_optimization_level: str
-    disable_optimizer: str | Sequence[str]
-    custom_op_library: File | Sequence[File]
+    disable_optimizer: Texts
+    custom_op_library: Files
     build_only: bool
     strongly_typed: bool
-    trt_min_shapes: (
-        str | Sequence[str] | Sequence[int | float] | Mapping[str, str | Sequence[int | float]]
-    )
-    trt_opt_shapes: (
-        str | Sequence[str] | Sequence[int | float] | Mapping[str, str | Sequence[int | float]]
-    )
-    trt_max_shapes: (
-        str | Sequence[str] | Sequence[int | float] | Mapping[str, str | Sequence[int | float]]
-    )
-    pool_limit: str | Sequence[str] | Mapping[str, object]
-    tactic_sources: str | Sequence[str]
+    trt_min_shapes: Sizes
+    trt_opt_shapes: Sizes
+    trt_max_shapes: Sizes
+    pool_limit: Pairs
+    tactic_sources: Texts
     builder_optimization_level: int
-    plugins: File | Sequence[File]
-    builder_flag: str | Sequence[str]
-    builder_set: str | Sequence[str] | Mapping[str, object]
-    avoid_tactic: str | Sequence[str] | Mapping[str, object]
-    pin_tactic: str | Sequence[str] | Mapping[str, object]
-    compiler_option: str | Sequence[str] | Mapping[str, object]
+    plugins: Files
+    builder_flag: Texts
+    builder_set: Pairs
+    avoid_tactic: Pairs
+    pin_tactic: Pairs
+    compiler_option: Pairs
     load_timing_cache: File
     save_timing_cache: File
     load_engine: File
     save_engine: File
-    compute_capability: str | Sequence[str]
+    compute_capability: Texts
     openvino_device: str
-    openvino_property: str | Sequence[str] | Mapping[str, object]
+    openvino_property: Pairs
     through: str
 
 
 class PlacesGroup(TypedDict, total=False):
     """Options of one group."""
 
-    on: str | Sequence[str]
+    on: Texts
 
 
 class CompareGroup(TypedDict, total=False):
     """Options of one group."""
 
-    atol: float | str | Sequence[str] | Mapping[str, float]
-    rtol: float | str | Sequence[str] | Mapping[str, float]
-    check_error_stat: str | str | Sequence[str] | Mapping[str, str]
-    error_quantile: float | str | Sequence[str] | Mapping[str, float]
+    atol: float | Texts | Mapping[str, float]
+    rtol: float | Texts | Mapping[str, float]
+    check_error_stat: Texts | Mapping[str, str]
+    error_quantile: float | Texts | Mapping[str, float]
     infinities_compare_equal: bool
     validate: bool
     compare_func_script: File
@@ -109,15 +118,11 @@ class MetricGroup(TypedDict, total=False):
 class DataGroup(TypedDict, total=False):
     """Options of one group."""
 
-    input_shapes: (
-        str | Sequence[str] | Sequence[int | float] | Mapping[str, str | Sequence[int | float]]
-    )
-    val_range: (
-        str | Sequence[str] | Sequence[int | float] | Mapping[str, str | Sequence[int | float]]
-    )
+    input_shapes: Sizes
+    val_range: Sizes
     seed: int
     iterations: int
-    load_inputs: File | Sequence[File]
+    load_inputs: Files
     data_loader_script: File
     external_data_dir: File
     array_swap_mb: int
@@ -128,7 +133,7 @@ class LoopGroup(TypedDict, total=False):
     """Options of one group."""
 
     steps: int
-    state: str | Sequence[str] | Mapping[str, object]
+    state: Pairs
 
 
 class SearchGroup(TypedDict, total=False):
@@ -152,7 +157,7 @@ class LimitsGroup(TypedDict, total=False):
     latency_limit: float
     percentile: float
     build_time_limit: float
-    memory_limit_of: float | str | Sequence[str] | Mapping[str, float]
+    memory_limit_of: float | Texts | Mapping[str, float]
     engine_size_limit: float
     measure_time: float
 
@@ -172,12 +177,12 @@ class ReduceGroup(TypedDict, total=False):
 class CheckGroup(TypedDict, total=False):
     """Options of one group."""
 
-    fail_regex: str | Sequence[str]
+    fail_regex: Texts
     fail_code: int | Sequence[int]
     ignore_fail_code: int | Sequence[int]
     timeout: float
     candidate: File
-    artifacts: File | Sequence[File]
+    artifacts: Files
     artifacts_dir: File
 
 
@@ -194,15 +199,15 @@ class LayerwiseGroup(TypedDict, total=False):
 class RunGroup(TypedDict, total=False):
     """Options of one group."""
 
-    onnx_outputs: str | Sequence[str]
-    onnx_exclude_outputs: str | Sequence[str]
+    onnx_outputs: Texts
+    onnx_exclude_outputs: Texts
     save_onnx: File
     explain_fusions: bool
     timeout: float
     save_inputs: File
     save_outputs: File
     reference: File
-    load_outputs: File | Sequence[File]
+    load_outputs: Files
 
 
 class PlotsGroup(TypedDict, total=False):
@@ -215,7 +220,7 @@ class PlotsGroup(TypedDict, total=False):
 class CauseGroup(TypedDict, total=False):
     """Options of one group."""
 
-    compiler_switch: str | Sequence[str] | Mapping[str, object]
+    compiler_switch: Pairs
     no_other_release: bool
 
 
@@ -226,14 +231,14 @@ class ReleasesGroup(TypedDict, total=False):
     to: str
     all: bool
     package: str
-    with_: str | Sequence[str]
-    fusion: str | Sequence[str]
+    with_: Texts
+    fusion: Texts
 
 
 class MatrixGroup(TypedDict, total=False):
     """Options of one group."""
 
-    over: str | Sequence[str] | Mapping[str, object]
+    over: Pairs
     all: bool
     timeout: float
 
@@ -244,13 +249,13 @@ class RepeatGroup(TypedDict, total=False):
     number: int
     until: str
     same_engine: bool
-    compiler_switch: str | Sequence[str] | Mapping[str, object]
+    compiler_switch: Pairs
 
 
 class SweepGroup(TypedDict, total=False):
     """Options of one group."""
 
-    shapes: str | Sequence[str] | Mapping[str, object]
+    shapes: Pairs
     tries: int
 
 
@@ -263,15 +268,15 @@ class SamplesGroup(TypedDict, total=False):
 class PrecisionGroup(TypedDict, total=False):
     """Options of one group."""
 
-    include: str | Sequence[str]
-    exclude: str | Sequence[str]
-    validation_data: File | Sequence[File] | Mapping[str, object]
+    include: Texts
+    exclude: Texts
+    validation_data: Files | Mapping[str, object]
     fresh_samples: int
     keep_set: int
     fail_share: float | str
     error: float | str
     int4: bool
-    ladder: str | Sequence[str]
+    ladder: Texts
     reference: File
     calibration_cache: File
     sensitivity: bool
@@ -296,13 +301,10 @@ class DiagnoseKeywords(
     LoopGroup,
     SearchGroup,
     LimitsGroup,
+    CallGroup,
     total=False,
 ):
     """Keywords of :func:`bisect_trt.diagnose`."""
-
-    output: File
-    run: File
-    verbose: bool | int
 
 
 class ReduceKeywords(
@@ -316,23 +318,16 @@ class ReduceKeywords(
     LoopGroup,
     SearchGroup,
     LimitsGroup,
+    CallGroup,
     total=False,
 ):
     """Keywords of :func:`bisect_trt.reduce`."""
 
-    output: File
-    run: File
-    verbose: bool | int
-
 
 class LayerwiseKeywords(
-    LayerwiseGroup, TargetGroup, PlacesGroup, CompareGroup, DataGroup, total=False
+    LayerwiseGroup, TargetGroup, PlacesGroup, CompareGroup, DataGroup, CallGroup, total=False
 ):
     """Keywords of :func:`bisect_trt.layerwise`."""
-
-    output: File
-    run: File
-    verbose: bool | int
 
 
 class CompareKeywords(
@@ -345,13 +340,10 @@ class CompareKeywords(
     PlotsGroup,
     DataGroup,
     LoopGroup,
+    CallGroup,
     total=False,
 ):
     """Keywords of :func:`bisect_trt.compare`."""
-
-    output: File
-    run: File
-    verbose: bool | int
 
 
 class CauseKeywords(
@@ -364,14 +356,12 @@ class CauseKeywords(
     DataGroup,
     LoopGroup,
     SearchGroup,
+    CallGroup,
     total=False,
 ):
     """Keywords of :func:`bisect_trt.cause`."""
 
-    output: File
-    run: File
-    verbose: bool | int
-    check: Callable[..., object] | str | Sequence[str]
+    check: Callable[..., object] | Texts
 
 
 class ReleasesKeywords(
@@ -383,21 +373,14 @@ class ReleasesKeywords(
     DataGroup,
     LoopGroup,
     SearchGroup,
+    CallGroup,
     total=False,
 ):
     """Keywords of :func:`bisect_trt.releases`."""
 
-    output: File
-    run: File
-    verbose: bool | int
 
-
-class MatrixKeywords(MatrixGroup, TargetGroup, CompareGroup, DataGroup, total=False):
+class MatrixKeywords(MatrixGroup, TargetGroup, CompareGroup, DataGroup, CallGroup, total=False):
     """Keywords of :func:`bisect_trt.matrix`."""
-
-    output: File
-    run: File
-    verbose: bool | int
 
 
 class RepeatKeywords(
@@ -410,13 +393,10 @@ class RepeatKeywords(
     DataGroup,
     LoopGroup,
     SearchGroup,
+    CallGroup,
     total=False,
 ):
     """Keywords of :func:`bisect_trt.repeat`."""
-
-    output: File
-    run: File
-    verbose: bool | int
 
 
 class SweepKeywords(
@@ -429,14 +409,12 @@ class SweepKeywords(
     DataGroup,
     LoopGroup,
     SearchGroup,
+    CallGroup,
     total=False,
 ):
     """Keywords of :func:`bisect_trt.sweep`."""
 
-    output: File
-    run: File
-    verbose: bool | int
-    check: Callable[..., object] | str | Sequence[str]
+    check: Callable[..., object] | Texts
 
 
 class SamplesKeywords(
@@ -448,13 +426,10 @@ class SamplesKeywords(
     DataGroup,
     LoopGroup,
     SearchGroup,
+    CallGroup,
     total=False,
 ):
     """Keywords of :func:`bisect_trt.samples`."""
-
-    output: File
-    run: File
-    verbose: bool | int
 
 
 class PrecisionKeywords(
@@ -468,13 +443,11 @@ class PrecisionKeywords(
     LoopGroup,
     SearchGroup,
     LimitsGroup,
+    CallGroup,
     total=False,
 ):
     """Keywords of :func:`bisect_trt.precision`."""
 
-    output: File
-    run: File
-    verbose: bool | int
     low: Literal["fp16", "bf16", "fp8", "int8", "int4"]
 
 
@@ -487,13 +460,10 @@ class WorkaroundKeywords(
     DataGroup,
     LoopGroup,
     SearchGroup,
+    CallGroup,
     total=False,
 ):
     """Keywords of :func:`bisect_trt.workaround`."""
-
-    output: File
-    run: File
-    verbose: bool | int
 
 
 class MatchKeywords(

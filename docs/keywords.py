@@ -25,6 +25,22 @@ from typing import Literal, TypeAlias, TypedDict
 
 File: TypeAlias = str | PathLike[str]
 """A path."""
+Files: TypeAlias = File | Sequence[File]
+Texts: TypeAlias = str | Sequence[str]
+Pairs: TypeAlias = Texts | Mapping[str, object]
+"""Pairs as on the command line, or by name."""
+Numbers: TypeAlias = Sequence[int | float]
+Sizes: TypeAlias = Texts | Numbers | Mapping[str, str | Numbers]
+"""Shapes or ranges, of one input or by name."""
+
+
+class CallGroup(TypedDict, total=False):
+    """Keywords of every function."""
+
+    output: File
+    run: File
+    verbose: bool | int
+
 '''
 _PLAIN = {"bool": "bool", "int": "int", "float": "float", "str": "str", "Path": "File"}
 
@@ -65,11 +81,10 @@ def _group(group: type) -> Iterator[str]:
 def _function(name: str, groups: tuple[type, ...]) -> Iterator[str]:
     title = "Compare" if name == "run" else name.capitalize()
     bases = [_name(group) for group in groups if group not in _LEFT_OUT]
-    yield f"\nclass {title}Keywords({', '.join(bases)}, total=False):"
+    yield f"\nclass {title}Keywords({', '.join(bases)}, CallGroup, total=False):"
     yield f'    """Keywords of :func:`bisect_trt.{"compare" if name == "run" else name}`."""\n'
-    yield "    output: File\n    run: File\n    verbose: bool | int"
     if CheckOptions in groups and name in ("cause", "sweep"):  # the others have it as a parameter
-        yield "    check: Callable[..., object] | str | Sequence[str]"
+        yield "    check: Callable[..., object] | Texts"
     if name == "precision":
         yield '    low: Literal["fp16", "bf16", "fp8", "int8", "int4"]'
     yield ""
@@ -90,15 +105,17 @@ def _type(entry: Option) -> str:
     if entry.read is not None and one in ("int", "float"):
         one = f"{one} | str"
     if entry.name == "ladder":
-        return "str | Sequence[str]"
-    if entry.form == "named" and entry.read is not None:  # shapes and ranges
-        several = "Sequence[int | float]"
-        return f"str | Sequence[str] | {several} | Mapping[str, str | {several}]"
+        return "Texts"
     if entry.form == "named":
-        return f"{one} | str | Sequence[str] | Mapping[str, {one}]"
+        texts = "Texts" if one == "str" else f"{one} | Texts"
+        # What is read are shapes and ranges.
+        return "Sizes" if entry.read is not None else f"{texts} | Mapping[str, {one}]"
     if entry.form == "list":
-        pairs = " | Mapping[str, object]" if {":", "="} & set(entry.metavar or "") else ""
-        return f"{one} | Sequence[{one}]{pairs}"
+        several = {"str": "Texts", "File": "Files"}.get(one, f"{one} | Sequence[{one}]")
+        pairs = {":", "="} & set(entry.metavar or "")
+        if pairs:
+            several = "Pairs" if one == "str" else f"{several} | Mapping[str, object]"
+        return several
     return one
 
 
