@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import onnx
-from google.protobuf.message import Message
 from onnx import numpy_helper
 from onnx.helper import make_tensor_value_info
 
@@ -62,7 +61,7 @@ class Selection:
 class Cut:
     """A model as a file's bytes, since most are written and never parsed again; ``inside`` if it has no external weight."""
 
-    content: bytearray
+    content: bytes
     inputs: Names
     outputs: Names
     inside: bool
@@ -71,7 +70,7 @@ class Cut:
     def proto(self) -> onnx.ModelProto:
         """The parsed message; read-only."""
         model = onnx.ModelProto()
-        model.ParseFromString(bytes(self.content))
+        model.ParseFromString(self.content)
         return model
 
     @cached_property
@@ -166,11 +165,15 @@ def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue
         The serialized model. Names, attributes and weights are unchanged.
     """
     source = network.proto
-    head = onnx.ModelProto(
-        ir_version=source.ir_version, producer_name=PRODUCER, domain=source.domain
+    model = onnx.ModelProto(
+        ir_version=source.ir_version,
+        producer_name=PRODUCER,
+        domain=source.domain,
+        opset_import=source.opset_import,
+        functions=source.functions,
     )
-    tail = onnx.ModelProto(opset_import=source.opset_import, functions=source.functions)
-    graph = onnx.GraphProto()
+    graph = model.graph
+    graph.name = source.graph.name or "graph"
     boundary = {*piece.inputs, *piece.outputs}
     made = {*network.made_by(piece.nodes)}
     # Shape inference takes time, and finds types that a run cannot: those of sequences, and of
@@ -178,12 +181,7 @@ def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue
     types = network.declared if all(name in infos for name in boundary) else network.inferred
     graph.input.extend(value_info(name, infos, types) for name in piece.inputs)
     graph.output.extend(value_info(name, infos, types) for name in piece.outputs)
-    # In the order of their fields; copies of the messages in a graph would take several times their
-    # bytes.
-    body = bytearray()
-    for index in piece.nodes:
-        body += _written(_NODE, piece.renamed.get(index, network.nodes[index]))
-    body += _serialized(onnx.GraphProto(name=source.graph.name or "graph"))
+    graph.node.extend(piece.renamed.get(index, network.nodes[index]) for index in piece.nodes)
     read = (
         reads(piece.renamed[i]) if i in piece.renamed else network.reads[i] for i in piece.nodes
     )
@@ -191,48 +189,16 @@ def splice(network: Network, piece: Selection, infos: Infos, stored: StoredValue
     outer = (name for names in read for name in names if name not in available)
     for name in dict.fromkeys(outer):
         tensor = network.initializers[name] if name in network.initializers else stored(name)
-        body += _written(_INITIALIZER, tensor)
+        graph.initializer.append(tensor)
         # Before IR version 4 every initializer has to be a graph input too.
         if source.ir_version < IR_WITHOUT_INITIALIZER_INPUTS:
             stored_type = make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
             graph.input.append(network.declared.get(name, stored_type))
     made -= boundary
     graph.value_info.extend(value for value in source.graph.value_info if value.name in made)
-    body += _serialized(graph)
-    # The length of the graph is known only now; it precedes the graph in the file.
-    body[:0] = _serialized(head) + _field(_GRAPH, len(body))
-    body += _serialized(tail)
-    return Cut(body, tuple(piece.inputs), tuple(piece.outputs), not network.has_external_data)
-
-
-_NODE, _INITIALIZER, _GRAPH = (
-    kind.DESCRIPTOR.fields_by_name[name].number
-    for kind, name in (
-        (onnx.GraphProto, "node"),
-        (onnx.GraphProto, "initializer"),
-        (onnx.ModelProto, "graph"),
-    )
-)
-
-
-def _serialized(message: Message) -> bytes:
-    return bytes(message.SerializeToString(deterministic=True))
-
-
-def _written(number: int, message: Message) -> bytes:
-    """Return a message as a field of another."""
-    content = _serialized(message)
-    return _field(number, len(content)) + content
-
-
-def _field(number: int, length: int) -> bytes:
-    """Return what stands before a message field of a protobuf message: its tag, and its length as a varint."""
-    prefix = bytearray([number << 3 | 2])
-    while length > 0x7F:
-        prefix.append(length & 0x7F | 0x80)
-        length >>= 7
-    prefix.append(length)
-    return bytes(prefix)
+    content = model.SerializeToString(deterministic=True)
+    inside = not network.has_external_data
+    return Cut(content, tuple(piece.inputs), tuple(piece.outputs), inside)
 
 
 def cut(

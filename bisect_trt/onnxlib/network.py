@@ -29,26 +29,14 @@ from bisect_trt.onnxlib.nodes import (
     module_of,
     reads,
 )
-from bisect_trt.onnxlib.shapes import Declarations, infer
-from bisect_trt.tensors.info import ByName, Infos
+from bisect_trt.onnxlib.shapes import infer, tensor_infos
+from bisect_trt.tensors.info import TensorInfo
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
 
 
 _INVALID = "so the model is not valid ONNX."
-
-
-class Initializers(ByName[onnx.TensorProto]):
-    """Initializers by name."""
-
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self._tensors = graph.initializer
-        self._index = {intern(tensor.name): place for place, tensor in enumerate(self._tensors)}
-
-    def __getitem__(self, name: str) -> onnx.TensorProto:
-        tensor: onnx.TensorProto = self._tensors[self._index[name]]
-        return tensor
 
 
 def depth_first_order(count: int, parents: Callable[[int], Iterable[int]]) -> list[int]:
@@ -114,7 +102,9 @@ class Network:
         graph = proto.graph
         self.proto = proto
         self.nodes: Sequence[onnx.NodeProto] = graph.node
-        self.initializers = Initializers(graph)
+        self.initializers: dict[str, onnx.TensorProto] = {
+            intern(tensor.name): tensor for tensor in graph.initializer
+        }
         self.inputs = [value.name for value in graph.input if value.name not in self.initializers]
         self.outputs = [value.name for value in graph.output]
         self.returned = frozenset(self.outputs)
@@ -319,28 +309,25 @@ class Network:
         return self.made_by(index for index in self.order if not self.constant[index])
 
     @cached_property
-    def declared(self) -> Declarations:
+    def declared(self) -> dict[str, onnx.ValueInfoProto]:
         """The types that the model declares, its weights' too, by tensor name."""
         graph = self.proto.graph
-        declared = Declarations()
-        for tensor in graph.initializer:
-            declared.put(
-                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            )
-        for value in chain(graph.value_info, graph.input, graph.output):
-            if value.HasField("type"):
-                declared.put(value)
-        return declared
+        weights = (
+            onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            for tensor in graph.initializer
+        )
+        values = chain(weights, graph.value_info, graph.input, graph.output)
+        return {value.name: value for value in values if value.HasField("type")}
 
     @cached_property
-    def inferred(self) -> Declarations:
+    def inferred(self) -> dict[str, onnx.ValueInfoProto]:
         """The types that are declared or inferred by ONNX, also of sequences, by tensor name."""
         return infer(self) or self.declared
 
     @cached_property
-    def infos(self) -> Infos:
+    def infos(self) -> dict[str, TensorInfo]:
         """Declared and inferred types and shapes of plain tensors, as NumPy's."""
-        return self.inferred.infos()
+        return tensor_infos(self.inferred)
 
     @cached_property
     def element_types(self) -> dict[str, int]:

@@ -1,10 +1,4 @@
-"""Types and shapes of tensors: in ONNX's messages, from ONNX's shape inference, and set for the graph's inputs.
-
-Shape inference takes some 2 kB a node in C++, which Python cannot reuse: 40 MB for 20,000 nodes,
-where the parsed model has 11. Its result for a node depends only on the types of the node's inputs,
-on initializers and on ``Constant`` nodes, so a large network is inferred in stretches, each with
-the types of those before.
-"""
+"""Types and shapes of tensors: in ONNX's messages, from ONNX's shape inference, and set for the graph's inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
-from sys import intern
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +20,7 @@ from bisect_trt.errors import (
     ValueRefusedError,
 )
 from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, clone
-from bisect_trt.tensors.info import ByName, Infos, TensorInfo, dtype_from_name
+from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 
 if TYPE_CHECKING:
     from bisect_trt.onnxlib.network import Network
@@ -86,34 +79,10 @@ def element_type(dtype: np.dtype[np.generic]) -> int:
     return int(helper.np_dtype_to_tensor_dtype(dtype))
 
 
-class Declarations(ByName[onnx.ValueInfoProto]):
-    """Types of tensors by name, as bytes that tensors of the same type share: a message takes hundreds of bytes."""
-
-    def __init__(self, base: Declarations | None = None) -> None:
-        """Start with other declarations."""
-        self._index: dict[str, bytes] = {} if base is None else dict(base._index)
-        self._shared: dict[bytes, bytes] = {}
-
-    def put(self, value: onnx.ValueInfoProto) -> None:
-        """Add a declaration; the last one of a name counts."""
-        bare = clone(value)
-        bare.ClearField("name")
-        kind = bare.SerializeToString()
-        # The interned name is shared with the network.
-        self._index[intern(value.name)] = self._shared.setdefault(kind, kind)
-
-    def __getitem__(self, name: str) -> onnx.ValueInfoProto:
-        value = onnx.ValueInfoProto()
-        value.ParseFromString(self._index[name])
-        value.name = name
-        return value
-
-    def infos(self) -> Infos:
-        """Return types and shapes of the plain tensors."""
-        one_of_each = {kind: name for name, kind in self._index.items()}
-        return Infos(
-            self._index, {kind: to_info(self[name]) for kind, name in one_of_each.items()}.get
-        )
+def tensor_infos(types: Mapping[str, onnx.ValueInfoProto]) -> dict[str, TensorInfo]:
+    """Return types and shapes of the plain tensors among declarations, by name."""
+    infos = map(to_info, types.values())
+    return {info.name: info for info in infos if info is not None}
 
 
 def to_info(value: onnx.ValueInfoProto) -> TensorInfo | None:
@@ -168,66 +137,48 @@ def identity_model(original: onnx.ModelProto, infos: Mapping[str, TensorInfo]) -
     return model
 
 
-AT_ONCE = 512
-"""Nodes of a stretch. A network below eight times as many is inferred at once."""
 _SHAPE_BYTES = 1 << 16
 """A larger weight is no shape: inference gets only its type, since it copies, and no message can
 have 2 GB."""
 
 
 def infer(
-    network: Network, at_once: int = 0, *, follow_values: bool = False
-) -> Declarations | None:
+    network: Network, *, follow_values: bool = False
+) -> dict[str, onnx.ValueInfoProto] | None:
     """Return the types that are declared and inferred, of sequences too, by name; ``None`` where inference fails.
-
-    A large network is inferred in stretches.
 
     Args:
         network: The model.
-        at_once: The number of nodes of a stretch; 0 for the default.
         follow_values: Whether sizes that nodes compute from shapes are propagated.
     """
-    order = network.order
-    types = Declarations(network.declared)
-    step = at_once or (AT_ONCE if len(order) >= 8 * AT_ONCE else len(order))
-    try:
-        for start in range(0, len(order), step):
-            model = _stretch(network, order[start : start + step], types)
-            graph = onnx.shape_inference.infer_shapes(model, data_prop=follow_values).graph
-            for value in chain(graph.value_info, graph.output):
-                if value.HasField("type"):
-                    types.put(value)
-    except Exception:
-        # ONNX raises several exceptions, for an unknown operator for example.
-        return None
-    return types
-
-
-def _stretch(network: Network, stretch: Sequence[int], types: Declarations) -> onnx.ModelProto:
-    """Return a model of consecutive nodes of the topological order, with the known types of the tensors they read."""
     source = network.proto
-    inside = set(stretch)
-    before = {parent for index in stretch for parent in network.parents(index)} - inside
-    # Inference reads the values of Constant nodes too, which no type carries over.
-    constants = [index for index in sorted(before) if network.nodes[index].op_type == "Constant"]
-    nodes = [*constants, *stretch]
-    outputs = set(network.made_by(nodes))
-    model = onnx.ModelProto(ir_version=max(source.ir_version, IR_WITHOUT_INITIALIZER_INPUTS))
-    model.opset_import.extend(source.opset_import)
-    model.functions.extend(source.functions)
+    types = dict(network.declared)
+    model = onnx.ModelProto(
+        ir_version=max(source.ir_version, IR_WITHOUT_INITIALIZER_INPUTS),
+        opset_import=source.opset_import,
+        functions=source.functions,
+    )
     graph = model.graph
-    graph.node.extend(network.nodes[index] for index in nodes)
-    for name in dict.fromkeys(name for index in stretch for name in network.reads[index]):
+    graph.node.extend(network.nodes[index] for index in network.order)
+    for name in network.consumers:
         weight = network.initializers.get(name)
         # Inference reads the values of small weights, such as the shape of a Reshape.
         if weight is not None and weight.ByteSize() <= _SHAPE_BYTES:
             graph.initializer.append(weight)
-        elif name not in outputs and name in types:
+        elif name not in network.producer and name in types:
             graph.input.append(types[name])
-    typed = outputs & types.keys()
+    typed = network.producer.keys() & types.keys()
     graph.value_info.extend(types[name] for name in typed - network.returned)
     graph.output.extend(types[name] for name in network.outputs if name in typed)
-    return model
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=follow_values).graph
+    except Exception:
+        # ONNX raises several exceptions, for an unknown operator for example.
+        return None
+    for value in chain(inferred.value_info, inferred.output):
+        if value.HasField("type"):
+            types[value.name] = value
+    return types
 
 
 def input_infos(network: Network) -> list[TensorInfo]:

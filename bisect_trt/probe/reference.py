@@ -20,7 +20,7 @@ from bisect_trt.onnxlib.cut import StoredValue, cut, mark_outputs, nothing_store
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import opset_of
 from bisect_trt.onnxlib.roundings import computed_wide
-from bisect_trt.onnxlib.shapes import free_inputs, infer, input_infos
+from bisect_trt.onnxlib.shapes import free_inputs, infer, input_infos, tensor_infos
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.strategy import shortest_failing_prefix
@@ -255,7 +255,7 @@ class InferredValues:
             if value.dtype.kind in "iub" and value.size <= _SHAPE_SIZE
         }
         inferred = infer(network, follow_values=True)
-        infos = network.infos if inferred is None else inferred.infos()
+        infos = network.infos if inferred is None else tensor_infos(inferred)
         static = {name: info for name, info in infos.items() if info.is_static}
         chosen = self._follow(static)
         names = network.made_by(chosen)
@@ -348,7 +348,7 @@ class Reference:
         self._values = (
             InferredValues(network, self.inputs, models) if models.build_only else self._run()
         )
-        self.infos: Mapping[str, TensorInfo] = ChainMap(self._fed, cast("Any", self._values.infos))
+        self.infos: Mapping[str, TensorInfo] = ChainMap(self._fed, self._values.infos)
 
     def add(self, other: Reference) -> None:
         """Take a further input sample in."""
@@ -483,10 +483,7 @@ class Reference:
 
         for place, part in enumerate(slices):
             if place:
-                # This frees the index of the tensors so far, 100 bytes for each, before it is read
-                # again.
-                infos = self._fed
-                infos = ChainMap(self._fed, cast("Any", ActivationStore(self.store).infos))
+                infos = ChainMap(self._fed, ActivationStore(self.store).infos)
             outputs = network.made_by(part)
             if part is slices[-1]:
                 # The weights too that the graph returns.

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bisect_trt.aliases import Fields, Plain, Sizes
+from bisect_trt.aliases import Fields, Sizes
 from bisect_trt.errors import PackageError
 
 Array = NDArray[Any]
@@ -157,27 +157,6 @@ class ByName(Mapping[str, Value]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._index
-
-
-class Infos(Mapping[str, TensorInfo]):
-    """Types and shapes of tensors by name, each made on access: a network has 100,000 tensors of some ten kinds."""
-
-    def __init__(self, kinds: Plain, lookup: Callable[[Any], TensorInfo | None]) -> None:
-        """``kinds`` says of what kind each is, ``lookup`` what kinds are; a tensor of an unknown kind is not contained."""
-        self._kinds = kinds
-        self._known = lookup
-
-    def __getitem__(self, name: str) -> TensorInfo:
-        info = self._known(self._kinds[name])
-        if info is None:
-            raise KeyError(name)
-        return TensorInfo(name, info.dtype, info.shape)
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name, kind in self._kinds.items() if self._known(kind) is not None)
-
-    def __len__(self) -> int:
-        return sum(self._known(kind) is not None for kind in self._kinds.values())
 
 
 def common(one: TensorInfo, another: TensorInfo) -> TensorInfo:

@@ -8,10 +8,8 @@ from __future__ import annotations
 import json
 import os
 import weakref
-from array import array
 from collections.abc import Mapping
 from pathlib import Path
-from sys import intern
 from typing import IO, Any, cast
 
 import numpy as np
@@ -22,7 +20,6 @@ from bisect_trt.tensors.files import cannot_write, replacing
 from bisect_trt.tensors.info import (
     Array,
     ByName,
-    Infos,
     TensorInfo,
     dtype_from_name,
     is_extension,
@@ -71,11 +68,7 @@ def write_store(folder: Path, values: Mapping[str, object], *, append: bool = Fa
         UsageError: The folder cannot be written or the disk is full.
     """
     data = folder / _DATA
-    index = _read(folder) if append else Fields()
-    types = {
-        (dtype, tuple(dims)): kind for kind, (dtype, dims) in enumerate(index.get("types", ()))
-    }
-    names, kinds, places = (index.get(field, list[Any]()) for field in ("names", "kinds", "places"))
+    tensors = _read(folder)["tensors"] if append else Fields()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # The index goes first: from here on the folder is no store until all is written.
@@ -88,17 +81,14 @@ def write_store(folder: Path, values: Mapping[str, object], *, append: bool = Fa
                 if isinstance(array, np.ndarray) and (
                     array.dtype.kind in "biufcU" or is_extension(array.dtype)
                 ):
-                    names.append(name)
                     # The name of a type of strings, str160, is none that NumPy reads.
                     dtype = array.dtype.str if array.dtype.kind == "U" else array.dtype.name
-                    kinds.append(types.setdefault((dtype, array.shape), len(types)))
-                    places.append(_append(file, array))
+                    tensors[name] = _append(file, array), dtype, array.shape
             size = file.tell()
     except OSError as err:
         raise cannot_write(data, err) from err
-    content = {"types": list(types), "names": names, "kinds": kinds, "places": places}
     with replacing(folder / _INDEX) as file:
-        file.write(json.dumps({"bytes": size, **content}).encode())
+        file.write(json.dumps({"bytes": size, "tensors": tensors}).encode())
 
 
 def _append(file: IO[bytes], tensor: Array) -> int:
@@ -148,14 +138,13 @@ class ActivationStore(ByName[Array]):
         """Map the file by its index."""
         index = _read(folder)
         self._folder = folder
-        types = [
-            TensorInfo("", dtype_from_name(dtype), tuple(dims)) for dtype, dims in index["types"]
-        ]
-        kinds = array("L", index["kinds"])
-        self._index: dict[str, int] = {intern(name): row for row, name in enumerate(index["names"])}
-        self._places = array("Q", index["places"])
-        # A closure over self would be a reference cycle that keeps the file open.
-        self.infos = Infos(self._index, lambda row: types[kinds[row]])
+        self._index: dict[str, int] = {
+            name: place for name, (place, _, _) in index["tensors"].items()
+        }
+        self.infos = {
+            name: TensorInfo(name, dtype_from_name(dtype), tuple(shape))
+            for name, (_, dtype, shape) in index["tensors"].items()
+        }
         # An empty file cannot be mapped.
         data = np.memmap(folder / _DATA, np.uint8, "r") if index["bytes"] else np.empty(0, np.uint8)
         self._data = data.view(np.ndarray)
@@ -164,7 +153,7 @@ class ActivationStore(ByName[Array]):
 
     def __getitem__(self, name: str) -> Array:
         info = self.infos[name]
-        place = self._places[self._index[name]]
+        place = self._index[name]
         size = info.nbytes or 0
         content = self._data[place : place + size]
         if 0 < size <= _COPIED:

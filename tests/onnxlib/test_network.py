@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pytest
 from building import BARE, proto_of, tensor_info, text_model
 from hypothesis import given, settings
@@ -17,7 +16,6 @@ from bisect_trt.onnxlib.shapes import (
     element_dtype,
     element_type,
     fix_input_shapes,
-    infer,
     input_infos,
     input_sizes,
     to_info,
@@ -203,31 +201,3 @@ def test_what_inference_knows() -> None:
     # It gives up as a whole on a model that it does not know; what is declared is still known.
     model.opset_import[0].domain = "another"
     assert Network(model).infos.keys() == {"x", "y"}
-
-
-@pytest.mark.parametrize("at_once", [1, 2, 3])
-def test_stretch_by_stretch_inference_finds_the_same(at_once: int) -> None:
-    branches = ", ".join(
-        f"{way}_branch = {way} () => (float[] {way}_out) {{ {way}_out = Neg(r) }}"
-        for way in ("then", "else")
-    )
-    body = f"""shape = Constant<value_ints = [3, 2]>() yes = Constant<value = bool {{1}}>() a = Add(x, w) r = Reshape(a, shape)
-        s = SplitToSequence<axis = 0>(r) c = ConcatFromSequence<axis = 0>(s) d = If(yes) <{branches}> m = own.Mystery(c)
-        n = Reshape(m, shape) e = Reshape(d, kept) y = own.Double(e) z = Relu(c)"""
-    double = '<domain: "own", opset_import: ["" : 17]> Double (i) => (o) { o = Add(i, i) }'
-    weights = {"w": np.ones((2, 3)), "kept": np.array([6])}
-    model = text_model(
-        "(float[2, n] x) => (float[] y, float[?, ?] z)", body, weights, opset=17, functions=double
-    )
-    model.graph.value_info.append(tensor_info("m", FLOAT, [None, 2]))
-    whole = Network(model).inferred
-    assert whole["s"].type.WhichOneof("value") == "sequence_type"
-    for _ in range(2):
-        found = infer(Network(model), at_once)
-        assert found is not None
-        if "n" in whole:
-            assert [dim.dim_value for dim in found["n"].type.tensor_type.shape.dim] == [3, 2]
-            assert dict(found) == dict(whole)
-        else:  # old releases give up behind an operator that they do not know, of which a stretch has less behind it
-            assert found.keys() >= whole.keys()
-        model.graph.node.reverse()
