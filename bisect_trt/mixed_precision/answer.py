@@ -375,10 +375,9 @@ def _rounding(fix: Fix) -> str:
     reason = f"Most of the model has to stay in {space.high}."
     if 2 * max(len(fix.minimum.units), 1) < len(fix.kept):
         reason = f"Rounding to {low} in most of the model adds up past the tolerance; no few nodes are the reason."
-    for rules, passes in fix.forms.items():
-        form = f"with {' and '.join(rules)} rewritten" if rules else "in bf16"
-        passed = f"passes in {low}" if rules else "passes: try --bf16"
-        reason += f" {form.capitalize()} the whole model {passed if passes else 'fails as well'}."
+    if fix.passes_in_bf16 is not None:
+        outcome = "passes: try --bf16" if fix.passes_in_bf16 else "fails as well"
+        reason += f" In bf16 the whole model {outcome}."
     small = [
         point for point in fix.curve if not point.severe and len(point.units) < len(fix.kept) / 2
     ]

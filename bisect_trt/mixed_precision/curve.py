@@ -45,7 +45,7 @@ hold too."""
 _SMALLER = 0.8
 """A set of at most this share of the set on the disk replaces it while the search goes on."""
 _MANY = 7
-"""Other forms of the model are tried where more nodes, and more than half of all, stay in fp32."""
+"""The model is tried in bf16 where more nodes, and more than half of all, stay in fp32."""
 _SHARE = 0.1
 _TIMES = 2
 """A set of more than ``_MANY`` nodes, this share of all, and so many times the smallest set that
@@ -201,8 +201,8 @@ class Fix(Watcher):
             rounding is recommended.
         atol: The absolute tolerance of each output with which that set passes on given and fresh
             samples.
-        forms: The rules by which the whole lowered model was rewritten, none for the model in bf16,
-            and whether it passes on the given samples; where ``everywhere``.
+        passes_in_bf16: Whether the whole model in bf16 passes on the given samples, if that was
+            tried; where ``everywhere``.
         streams: The scores of the kept units on other streams, where a metric is measured over
             drawn steps.
         stream_probes: The numbers of the probes on other streams.
@@ -224,7 +224,7 @@ class Fix(Watcher):
         self.streams: tuple[float, ...] = ()
         self.stream_probes = set[int]()
         self.everywhere = False
-        self.forms: dict[tuple[str, ...], bool] = {}
+        self.passes_in_bf16: bool | None = None
         self.traded: Point | None = None
         self.atol: dict[str, float] = {}
         self._fresh = Fresh.of(task)
@@ -314,7 +314,7 @@ class Fix(Watcher):
         self.keep(self.minimum.units)
         self._run_rounds()
         self._measure_trade()
-        self._try_forms()
+        self._try_bf16()
 
     def _costly_suspects(self) -> Subset | None:
         """The suspects, where a probe takes minutes and a set can be validated: they are the first to be."""
@@ -525,13 +525,13 @@ class Fix(Watcher):
         label = f"the given samples, within {self.atol}"
         return probe_on(self.task.prober, written, user_round, tolerance, label)
 
-    def _try_forms(self) -> None:
-        """Probe the whole model in bf16 and rewritten, where most of it must stay in floats."""
+    def _try_bf16(self) -> None:
+        """Probe the whole model in bf16, where most of it must stay in floats."""
         task, lowering = self.task, self.task.lowering
         self.everywhere = len(self.kept) > max(len(task.everything) / 2, _MANY)
         if self.everywhere and task.cheap and isinstance(lowering, CastLowering):
-            for rules, candidate in lowering.forms():
-                self.forms[rules] = task.prober.probe(candidate).verdict is Verdict.PASS
+            whole = lowering.in_bf16()
+            self.passes_in_bf16 = None if whole is None else task.prober.probe(whole).passes
 
     def _keep_best(self) -> None:
         """Write the best set so far that holds the start: the smallest that holds, else the one that fails least."""

@@ -7,12 +7,10 @@ be probed.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from itertools import chain
 from pathlib import Path
 
 import onnx
@@ -38,7 +36,6 @@ from bisect_trt.onnxlib.lower import lower_fp16
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import Node, clone, first_output, keep_only
 from bisect_trt.onnxlib.qdq import Group, Stored, has_quantized, unquantize
-from bisect_trt.onnxlib.rewrites import RULES, NetworkView, disjoint, matches, splice_in
 from bisect_trt.onnxlib.roundings import emulate
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.probe.candidate import Candidate
@@ -80,22 +77,17 @@ class CastLowering(Lowering):
             if index not in lowered and not has_body(network.proto, node)
         }
 
-    def forms(self) -> Iterator[tuple[tuple[str, ...], Candidate]]:
-        """Return other forms of the lowered model, and the rules that rewrite it; without a rule it is in bf16."""
-        if self._settings.precision == "fp16" and not self._on_device:
+    def in_bf16(self) -> Candidate | None:
+        """Return the whole model in bf16; ``None`` where it is that already, or has no such operators."""
+        if self._settings.precision == "bf16" or self._on_device:
+            return None
+        try:
+            check_opset(self._subject.network.proto, TensorProto.BFLOAT16)
+        except UsageError:
             # The opset is too old for bf16.
-            with suppress(UsageError):
-                check_opset(self._subject.network.proto, TensorProto.BFLOAT16)
-                bf16 = CastLowering(
-                    self._subject, self._node_units, replace(self._settings, precision="bf16")
-                )
-                yield (), bf16.candidate(frozenset())
-        view = NetworkView(self._subject.network)
-        fragments = disjoint({name: matches(view, name) for name in RULES})
-        if fragments:
-            model = self._lower(splice_in(view, chain(*fragments.values())), frozenset())
-            title = f"the model with {' and '.join(fragments)} rewritten"
-            yield tuple(fragments), self._made(model, frozenset(), title)
+            return None
+        settings = replace(self._settings, precision="bf16")
+        return CastLowering(self._subject, self._node_units, settings).candidate(frozenset())
 
     def candidate(self, keep: Subset) -> Candidate:
         """A mixed model: ``keep`` in fp32, the other ``units`` in the low precision."""

@@ -297,7 +297,7 @@ def _values(
         yield stored
         return
     # A clip between the tensor and its quantizer is a part of the quantized range.
-    low, high = pair.clip or _bounds(network, pair)
+    low, high = _bounds(network, pair) if pair.clip is None else (0.0, pair.clip)
     for reference in references:
         value = reference.select([pair.tensor]).get(pair.tensor)
         # Kind V is bfloat16 and the 8-bit floats, which NumPy does not know.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,6 @@ from bisect_trt.worker.protocol import Failed
 
 _SAME = 1e-3
 """Relative error up to which two float models compute the same."""
-_MOVES = ("Transpose", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Flatten", "Cast")
 _NAMED = re.compile(r"(?i)(?<![a-z])(relu6?|clip)(?![a-z])")
 _ACTIVATIONS = (
     "Relu",
@@ -47,7 +47,6 @@ _ALIKE = 0.97
 """The least cosine between a weight and its rounding to four bits or more."""
 _FEW_VALUES = 4
 """Fewer values may have the direction of another weight by chance."""
-Clip = tuple[float, float | None]
 
 
 @dataclass(frozen=True)
@@ -78,18 +77,6 @@ class Plain:
         return self.network if self.original is None else self.original
 
 
-def _original_weights(network: Network, source: Network, weights: Stored) -> dict[str, Array]:
-    """Return the values of dequantized weights in the original, as far as it has them."""
-    values: dict[str, Array] = {}
-    for name, weight in weights.items():
-        value = _weight_of(network, source, name)
-        if value is None or value.shape != tuple(weight.dims):
-            value = _alike(numpy_helper.to_array(weight), source)
-        if value is not None:
-            values[name] = value
-    return values
-
-
 def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None) -> Plain:
     """Take out every group.
 
@@ -116,7 +103,10 @@ def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None)
     )
     pairs = [*chain.from_iterable(group.pairs for group in groups)]
     if source is not None:
-        found = _original_weights(network, source, {name: weights[name] for name in stored})
+        twins = {
+            name: find_rounded(numpy_helper.to_array(weights[name]), source) for name in stored
+        }
+        found = {name: value for name, value in twins.items() if value is not None}
         merged = dict(weights)
         for name, value in found.items():
             merged[name] = numpy_helper.from_array(
@@ -227,56 +217,39 @@ def _rename_outputs(proto: onnx.ModelProto, quantized: Network) -> None:
             value.name = name
 
 
-def _weight_of(network: Network, source: Network, name: str) -> Array | None:
-    """The weight of the original in the place of a dequantized one: the same input of the same operator."""
-    readers = [(name, index) for index in network.consumers.get(name, ())]
-    visited = set[str]()
-    names = {node.name: index for index, node in enumerate(source.nodes) if node.name}
-    while readers:
-        read, index = readers.pop()
-        node = network.nodes[index]
-        if node.op_type in _MOVES and node.output[0] not in visited:
-            visited.add(node.output[0])
-            readers += [
-                (node.output[0], reader) for reader in network.consumers.get(node.output[0], ())
-            ]
-        # ONNX Runtime's quantizer renames an output that it quantizes.
-        outputs = [
-            original
-            for output in node.output
-            for original in (output, output.removesuffix("_QuantizeLinear_Input"))
-        ]
-        makers = [names.get(node.name), *map(source.producer.get, outputs)]
-        twins = [source.nodes[maker] for maker in makers if maker is not None]
-        twin = next((candidate for candidate in twins if candidate.op_type == node.op_type), None)
-        place = list(node.input).index(read) if read in node.input else len(node.input)
-        if twin is not None and place < len(twin.input):
-            weight = stored_value(source, twin.input[place])
-            if weight is not None:
-                return weight
-    return None
-
-
-def _alike(rounded: Array, source: Network) -> Array | None:
+def find_rounded(rounded: Array, source: Network) -> Array | None:
     """Return the weight of the original that a dequantized one is the rounding of, at any scale, by their values alone."""
     best = None
-    smallest = np.inf
-    exact = rounded.astype(np.float64)
-    norm = np.linalg.norm
+    highest = _ALIKE
     for name, tensor in source.initializers.items():
         if tuple(tensor.dims) != rounded.shape or rounded.size < _FEW_VALUES:
             continue
         value = stored_value(source, name)
-        if value is None or value.dtype.kind != "f":
-            continue
-        floats = value.astype(np.float64)
-        distance = float(norm(floats - exact))
-        # The bound keeps weights that are all zero from dividing by zero.
-        cosine = float(np.vdot(floats, exact)) / max(float(norm(floats) * norm(exact)), 1e-300)
-        if cosine >= _ALIKE and distance < smallest:
-            best = value
-            smallest = distance
+        if value is not None and value.dtype.kind == "f":
+            cosine = _cosine(value.astype(np.float64), rounded.astype(np.float64))
+            if cosine >= highest:
+                best = value
+                highest = cosine
     return best
+
+
+def _cosine(one: Array, second: Array) -> float:
+    """Return the cosine of two tensors, or the median over their slices: a scale may be wrong in a few channels."""
+    whole = [(one.reshape(1, -1), second.reshape(1, -1))]
+    pairs = whole + [
+        (
+            np.moveaxis(one, axis, 0).reshape(length, -1),
+            np.moveaxis(second, axis, 0).reshape(length, -1),
+        )
+        for axis, length in enumerate(one.shape[:2])
+        if one.size >= _FEW_VALUES * length
+    ]
+    norm = np.linalg.norm
+    # The bound keeps slices that are all zero from dividing by zero.
+    return max(
+        float(np.median((a * b).sum(1) / np.maximum(norm(a, axis=1) * norm(b, axis=1), 1e-300)))
+        for a, b in pairs
+    )
 
 
 def _same(subject: Subject, one: Network, rounded: Network) -> bool:
@@ -296,15 +269,15 @@ def _same(subject: Subject, one: Network, rounded: Network) -> bool:
     )
 
 
-def _activations(subject: Subject, pairs: Sequence[Pair]) -> dict[str, Clip]:
-    """Return the Relu or Clip that pairs replace, by the tensors that they quantize.
+def _activations(subject: Subject, pairs: Sequence[Pair]) -> dict[str, float]:
+    """Return the upper bound of the Relu or Relu6 that pairs replace, by the tensors that they quantize.
 
     ONNX Runtime's quantizer drops a Relu if its result is quantized with the zero point at the end
     of the type, because the pair cuts off negative values. The tensors' names show which pairs
     these are; else each pair with such a zero point is one.
     """
     network = subject.network.flat
-    activations = dict[str, Clip]()
+    activations = dict[str, float]()
     may = [pair for pair in pairs if pair.kind == "activation" and pair.type_name in _STEPS]
     makers = {pair.tensor: network.producer.get(pair.tensor) for pair in may}
     kinds = {
@@ -324,7 +297,7 @@ def _activations(subject: Subject, pairs: Sequence[Pair]) -> dict[str, Clip]:
         # 6, a Relu6.
         if pair.tensor in named or (middle == lowest and not named):
             top = (highest - middle) * float(scale.reshape(-1)[0])
-            activations[pair.tensor] = 0.0, _SIX if abs(top - _SIX) < _SIX / 1000 else None
+            activations[pair.tensor] = _SIX if abs(top - _SIX) < _SIX / 1000 else math.inf
     return activations
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 import onnx
 from onnx import TensorProto, helper
@@ -84,8 +84,8 @@ class Pair:
         element: ONNX's element type of the quantized values.
         axis: The axis of the scales, if there are several.
         block: The number of elements along it with one scale; 0 for a whole slice.
-        clip: The least and the largest value, for a pair that is an activation function too: Relu,
-            or Clip.
+        clip: The largest value, for a pair that is an activation function too: 6 of Relu6, Inf of
+            Relu.
     """
 
     tensor: str
@@ -97,7 +97,7 @@ class Pair:
     element: int
     axis: int = 1
     block: int = 0
-    clip: tuple[float, float | None] | None = None
+    clip: float | None = None
 
     @property
     def nodes(self) -> Sizes:
@@ -447,28 +447,20 @@ def _needs_node(network: Network, pair: Pair, node: onnx.NodeProto) -> bool:
 def _passed_on(network: Network, pair: Pair, name: str, to: str) -> Iterator[onnx.NodeProto]:
     """Yield the nodes in place of a pair: its activation function, Cast or Identity."""
     before, after = (network.element_types.get(tensor, 0) for tensor in (name, to))
-    cast = bool(before and after and before != after)
-    low, high = pair.clip or (None, None)
-    steps: list[tuple[str, float | None]] = [
-        (op, bound)
-        for op, bound in (("Max", low), ("Min", high))
-        if bound is not None and math.isfinite(bound)
-    ]
-    if low == 0 and high is None:
-        steps = [("Relu", None)]
-    # Max and Min are the same in all operator sets; Clip is not.
-    for place, (op, bound) in enumerate(steps):
-        last = place == len(steps) - 1 and not cast
-        output = to if last else f"{to}/{op}_output"
-        inputs = [name]
-        if bound is not None:
-            limit = f"{to}/{op}_bound"
-            value = helper.make_tensor(f"{limit}_value", before or TensorProto.FLOAT, [], [bound])
-            yield helper.make_node("Constant", [], [limit], name=limit, value=value)
-            inputs.append(limit)
-        yield helper.make_node(op, inputs, [output], name=f"{to}/{op}")
+    steps: list[tuple[str, list[str], dict[str, Any]]] = []
+    if pair.clip is not None:
+        steps.append(("Relu", [], {}))
+        if math.isfinite(pair.clip):
+            bound = f"{to}/bound"
+            value = helper.make_tensor("value", before or TensorProto.FLOAT, [], [pair.clip])
+            yield helper.make_node("Constant", [], [bound], name=bound, value=value)
+            # Min is the same in all operator sets; Clip is not.
+            steps.append(("Min", [bound], {}))
+    if before and after and before != after:
+        steps.append(("Cast", [], {"to": after}))
+    if not steps and name != to:
+        steps.append(("Identity", [], {}))
+    for place, (op, bounds, attributes) in enumerate(steps, 1):
+        output = to if place == len(steps) else f"{to}/{op}_output"
+        yield helper.make_node(op, [name, *bounds], [output], name=f"{to}/{op}", **attributes)
         name = output
-    if cast:
-        yield helper.make_node("Cast", [name], [to], name=f"{to}/unquantized", to=after)
-    elif name != to:
-        yield helper.make_node("Identity", [name], [to], name=f"{to}/unquantized")

@@ -20,6 +20,8 @@ from support import model_of, rest_slow
 import bisect_trt
 from benchmarks.bits import Float, bert, quantize, resnet, spoil
 from bisect_trt.errors import UsageError
+from bisect_trt.mixed_precision.plain import find_rounded
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import all_nodes
 
 pytestmark = [
@@ -172,6 +174,20 @@ def test_all_taken_out_is_the_float_model(tmp_path: Path, *, renamed: bool) -> N
     groups = result.groups
     wanted = {group.id for group in groups if (bad | {stored.name}) & set(group.scales)}
     assert {entry.group for entry in result.keep_fp32} == wanted
+
+
+def test_a_weight_is_found_by_its_values_though_channels_have_a_wrong_scale() -> None:
+    rng = np.random.default_rng(3)
+    weights = {f"w{place}": rng.normal(size=(8, 3, 5)).astype(np.float32) for place in range(9)}
+    source = Network(graph([onnx.helper.make_node("Sum", [*weights], ["y"])], weights))
+    for axis in (0, 1):
+        scale = np.ones((8, 1, 1) if axis == 0 else (3, 1), np.float32)
+        scale[1] = 40
+        rounded = np.rint(weights["w4"] * 50) / 50 * scale
+        found = find_rounded(rounded * np.float32(8), source)
+        assert found is not None
+        np.testing.assert_array_equal(found, weights["w4"])
+    assert find_rounded(rng.normal(size=(8, 3, 5)).astype(np.float32), source) is None
 
 
 def graph(
