@@ -16,6 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from bisect_trt.aliases import Fields
 from bisect_trt.commands.table import COMMANDS
 from bisect_trt.errors import (
     BisectError,
@@ -210,7 +211,7 @@ def precision(
     **options: Unpack[PrecisionKeywords],
 ) -> PrecisionAnswer:
     """Find the nodes that must stay in a wider precision."""
-    keywords = dict[str, Any](options)
+    keywords = Fields(options)
     if not keywords.get("ladder"):
         # A ladder names its own precisions.
         keywords = {keywords.pop("low", "fp16"): True, **keywords}
@@ -413,7 +414,7 @@ def _run(
 
 def _values(
     command: str, fields: Mapping[str, str], options: Mapping[str, Any], target: str | None
-) -> dict[str, Any]:
+) -> Fields:
     """Return the options that are given, by field name.
 
     Raises:

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bisect_trt.aliases import Fields
 from bisect_trt.errors import PackageError, UnavailableError
 
 TARGETS = "bisect_trt.targets"
@@ -61,13 +62,13 @@ def load(place: str, name: str) -> Any:  # noqa: ANN401 - whatever it names
 
 
 @cache
-def loaded(group: str, fits: Callable[[Any], bool] = bool) -> dict[str, Any]:
+def loaded(group: str, fits: Callable[[Any], bool] = bool) -> Fields:
     """Load the entry points of a group, by name; :data:`FAILED` lists why some are missing.
 
     ``fits`` tells whether a loaded object is what the group is for; it has to be the same for every
     call of a group.
     """
-    plugins: dict[str, Any] = {}
+    plugins: Fields = {}
     for name, place in installed(group).items():
         try:
             plugin = load(place, name)

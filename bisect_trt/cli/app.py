@@ -7,11 +7,11 @@ import shlex
 import shutil
 import sys
 import traceback
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
+from bisect_trt.aliases import Names, Plain
 from bisect_trt.cli.interrupts import interrupts
 from bisect_trt.cli.parser import parse
 from bisect_trt.commands.table import COMMANDS
@@ -35,7 +35,7 @@ from bisect_trt.session.record import leave_record
 from bisect_trt.worker.guard import claimed_run
 
 
-def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoReturn:
+def perform(name: str, values: Plain, words: Names) -> NoReturn:
     """Run a command with values of options by field name, leave its result, and end the process.
 
     Args:
@@ -84,9 +84,7 @@ def perform(name: str, values: Mapping[str, Any], words: tuple[str, ...]) -> NoR
         sys.exit(ExitStatus.INTERRUPTED)
 
 
-def _answer(
-    name: str, values: Mapping[str, Any], words: tuple[str, ...], resumed: Path | None
-) -> ExitStatus:
+def _answer(name: str, values: Plain, words: Names, resumed: Path | None) -> ExitStatus:
     """Run a command that has a result, and write that however it ends.
 
     Returns:

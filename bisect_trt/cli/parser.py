@@ -22,6 +22,7 @@ from typing import Annotated, Any, Optional
 import typer
 from typer.core import TyperCommand
 
+from bisect_trt.aliases import Fields
 from bisect_trt.cli.aliases import translated
 from bisect_trt.commands.table import COMMANDS
 from bisect_trt.errors import CommandLineError
@@ -81,7 +82,7 @@ _UNBROKEN = "\u2011"
 _NUMBER = re.compile(r"-(\.?\d|inf$)")
 
 
-def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
+def parse(argv: Sequence[str]) -> tuple[str, Fields]:
     """Read a command line.
 
     Returns:
@@ -155,10 +156,10 @@ def _program(version: Annotated[bool, _VERSION] = False) -> None:
     pass
 
 
-def _function(name: str, groups: tuple[type, ...]) -> Callable[..., tuple[str, dict[str, Any]]]:
+def _function(name: str, groups: tuple[type, ...]) -> Callable[..., tuple[str, Fields]]:
     """Return a function with a signature from which Typer creates a command with the options of some groups."""
 
-    def function(**values: Any) -> tuple[str, dict[str, Any]]:  # noqa: ANN401 - of many types
+    def function(**values: Any) -> tuple[str, Fields]:  # noqa: ANN401 - of many types
         values.pop("help_all", None)
         return name, values
 
@@ -238,7 +239,7 @@ def _annotation(
         or option.default is None
     )
     value = option.default.value if isinstance(option.default, Enum) else option.default
-    settings: dict[str, Any] = {
+    settings: Fields = {
         "help": _plain(option.help),
         "show_default": not plain and str(value),
     }

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 from msgspec import structs
 
+from bisect_trt.aliases import Names
 from bisect_trt.errors import MissingOptionError, UsageError, ValueRefusedError
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Matrix
@@ -63,7 +64,7 @@ def run(call: Call) -> Result:
         *([] if own.timeout is None else ["--timeout", str(own.timeout)]),
     ]
     bisects = _RELEASE in axis_names and not own.find_all
-    cells: dict[tuple[str, ...], MatrixCell] = {}
+    cells: dict[Names, MatrixCell] = {}
     call.result.axes = [name for name, _ in ordered]
     with TemporaryDirectory(prefix="bisect-trt-") as scratch:
         for row in product(*rows):
@@ -94,7 +95,7 @@ def _conclude(result: Result, cells: Iterable[MatrixCell]) -> Result:
 
 
 def _lines(
-    corner: str, axes: Sequence[Sequence[str]], cells: Mapping[tuple[str, ...], MatrixCell]
+    corner: str, axes: Sequence[Sequence[str]], cells: Mapping[Names, MatrixCell]
 ) -> Iterator[str]:
     """Yield the table: a line for each value of the last axis, a column for each combination of the others."""
     *outer_axes, last = axes

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import onnx
 from msgspec import structs
@@ -502,9 +502,7 @@ def _compare_saved(call: Call) -> Result:
     return table.conclude()
 
 
-def _shared(
-    name: str, sample: Mapping[str, Any], wanted: Sequence[str], console: Console
-) -> list[str]:
+def _shared(name: str, sample: Json, wanted: Sequence[str], console: Console) -> list[str]:
     """Return the wanted outputs that a saved sample has; warn about the others.
 
     Raises:

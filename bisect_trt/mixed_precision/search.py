@@ -14,6 +14,7 @@ from typing import Literal
 
 import onnx
 
+from bisect_trt.aliases import Names
 from bisect_trt.errors import ConflictError, MissingOptionError, ValueRefusedError
 from bisect_trt.onnxlib.functions import inline_functions
 from bisect_trt.onnxlib.nodes import Node, addressed, clone
@@ -87,7 +88,7 @@ class PrecisionSettings:
         return "/".join(self.bits) or ("int8" if self.calibrated else self.precision)
 
     @property
-    def rungs(self) -> tuple[str, ...]:
+    def rungs(self) -> Names:
         """The precisions of ``--ladder``, the cheapest first; none without it."""
         return tuple(self.options.ladder or ())
 
@@ -276,7 +277,7 @@ class PrecisionSpace(ABC):
     state = "lowered"
     cause = "precision"
     allowed = 0.0
-    ways: tuple[str, ...] | None = None
+    ways: Names | None = None
 
     def __init__(self, subject: Subject, lowering: Lowering, suspects: Sequence[Suspect]) -> None:
         self.subject = subject

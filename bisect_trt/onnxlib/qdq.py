@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Literal
+from typing import Literal
 
 import onnx
 from onnx import TensorProto, helper
 
-from bisect_trt.aliases import Sizes
+from bisect_trt.aliases import Fields, Sizes
 from bisect_trt.onnxlib.cleanup import remove_unread
 from bisect_trt.onnxlib.functions import inline_functions, opened
 from bisect_trt.onnxlib.network import Network
@@ -447,7 +447,7 @@ def _needs_node(network: Network, pair: Pair, node: onnx.NodeProto) -> bool:
 def _passed_on(network: Network, pair: Pair, name: str, to: str) -> Iterator[onnx.NodeProto]:
     """Yield the nodes in place of a pair: its activation function, Cast or Identity."""
     before, after = (network.element_types.get(tensor, 0) for tensor in (name, to))
-    steps: list[tuple[str, list[str], dict[str, Any]]] = []
+    steps: list[tuple[str, list[str], Fields]] = []
     if pair.clip is not None:
         steps.append(("Relu", [], {}))
         if math.isfinite(pair.clip):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from bisect_trt.aliases import Names
 from bisect_trt.errors import ConflictError
 from bisect_trt.options.compare import BASELINE
 from bisect_trt.options.reading import Sizes, assignment, compiler_option, swept_shape
@@ -74,7 +75,7 @@ class Workaround:
 
 
 CompilerSwitches = Annotated[
-    tuple[str, ...],
+    Names,
     option(
         metavar="NAME=VALUES",
         help="Search only these options of TensorRT's compiler: values A|B, or a counter LOW..HIGH.",
@@ -149,7 +150,7 @@ QUANTIZED_RUNGS = RUNGS[:3]
 HALF_RUNGS = RUNGS[3:5]
 
 
-def rungs(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - whatever was given
+def rungs(value: Any) -> Names:  # noqa: ANN401 - whatever was given
     """Precisions from the cheapest to fp32, as ``int8,fp16,fp32``.
 
     Raises:
@@ -334,7 +335,7 @@ class Releases:
         ),
     ] = field(default_factory=list)
     fusion: Annotated[
-        tuple[str, ...],
+        Names,
         option(
             metavar="NODE",
             help="Say of each release whether one layer runs these nodes in an engine.",

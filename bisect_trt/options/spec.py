@@ -17,6 +17,7 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from bisect_trt.aliases import Fields, Plain
 from bisect_trt.errors import ConflictError, MissingOptionError, ValueRefusedError
 
 Group = TypeVar("Group")
@@ -185,7 +186,7 @@ class Option:
             )
         return result
 
-    def _by_name(self, value: Any, called: str) -> Mapping[str, Any]:  # noqa: ANN401 - of many types
+    def _by_name(self, value: Any, called: str) -> Plain:  # noqa: ANN401 - of many types
         """Values by the name of their tensor, ``''`` for all others; the name ends at the last colon of a word."""
         if isinstance(value, Mapping):
             return {str(name): item for name, item in value.items()}
@@ -197,7 +198,7 @@ class Option:
             and value
             and all(isinstance(word, str) for word in value)
         )
-        by_name: dict[str, Any] = {}
+        by_name: Fields = {}
         for word in value if several else [value]:
             # Names of tensors may contain colons (`x:0` of TensorFlow), values do not.
             name, colon, text = word.rpartition(":") if isinstance(word, str) else ("", "", word)
@@ -304,7 +305,7 @@ def _entry(declared: Option, name: str, hint: Any, default: Any) -> Option:  # n
 class Params:
     """The parameters of one invocation: an instance of each group of options of its command."""
 
-    def __init__(self, groups: Iterable[type], values: Mapping[str, Any], *, words: bool) -> None:
+    def __init__(self, groups: Iterable[type], values: Plain, *, words: bool) -> None:
         """Read the values of all groups; see :func:`make_group`."""
         self._groups: dict[type, Any] = {
             group: make_group(group, values, words=words) for group in groups
@@ -328,7 +329,7 @@ class Params:
         self._groups[group] = replace(self[group], **changes)
 
 
-def make_group(group: type[Group], values: Mapping[str, Any], *, words: bool = False) -> Group:
+def make_group(group: type[Group], values: Plain, *, words: bool = False) -> Group:
     """Return a group of options from values by name, which may be of other groups too.
 
     ``None`` and, on a command line, an empty list count as not given.
@@ -342,7 +343,7 @@ def make_group(group: type[Group], values: Mapping[str, Any], *, words: bool = F
     Raises:
         UsageError: A value has another type or range than the option takes.
     """
-    arguments = dict[str, Any]()
+    arguments = Fields()
     for entry in entries(group):
         value = values.get(entry.name)
         # Typer gives an empty list where nothing was given.
@@ -404,7 +405,7 @@ _READERS: Mapping[type, Callable[[Any], Any]] = {
 }
 
 
-def changed(group: object) -> dict[str, Any]:
+def changed(group: object) -> Fields:
     """The options of a group that differ from their defaults, by name."""
     defaults = type(group)()
     values = {

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 
+from bisect_trt.aliases import Names
 from bisect_trt.errors import first_few
 from bisect_trt.onnxlib.nodes import Node, in_module
 from bisect_trt.report.charts import downsample
@@ -215,7 +216,7 @@ def _spans(ends: Iterable[tuple[object, object]]) -> list[str]:
     return [f"{low}" if low == high else f"{low} to {high}" for low, high in ends]
 
 
-def steps_table(steps: Steps) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def steps_table(steps: Steps) -> tuple[Names, list[Names]]:
     """Return the columns and the rows of a table: the errors of some steps in each way, in tolerances."""
     ratios = [
         {error.sample: error.tolerance_ratio for error in series.errors}
@@ -244,7 +245,7 @@ def grouped(nodes: Sequence[Node]) -> str:
         path = (module.path if module else "") or node.name.rpartition("/")[0]
         kind = (module.cls if module else "") or ""
         modules.setdefault((path, kind), {})[node.op] = None
-    groups: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    groups: dict[tuple[Names, str], list[str]] = {}
     for (path, kind), ops in modules.items():
         groups.setdefault((tuple(ops), kind), []).append(path)
     parts = [_group(", ".join(ops), kind, paths) for (ops, kind), paths in groups.items()]

@@ -8,8 +8,9 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from bisect_trt.aliases import Plain
 from bisect_trt.errors import BisectError, SameFileError
 from bisect_trt.onnxlib.save import check_output, data_file
 from bisect_trt.options.spec import STDOUT, Option, entries
@@ -55,7 +56,7 @@ class Paths:
         self._clashes: list[SameFileError] = []
 
     @classmethod
-    def of(cls, groups: Iterable[type], values: Mapping[str, Any], inputs: object = None) -> Paths:
+    def of(cls, groups: Iterable[type], values: Plain, inputs: object = None) -> Paths:
         """Return the files that options name, with the weights of models and the files that a check command names.
 
         Args:
@@ -218,7 +219,7 @@ def _identity(path: Path) -> _Identity | None:
     return 0, 0, str(full)
 
 
-def _named(entry: Option, values: Mapping[str, Any]) -> Iterator[Path]:
+def _named(entry: Option, values: Plain) -> Iterator[Path]:
     """Yield the paths that an option names; what cannot be a path is refused where the option is read."""
     value = values.get(entry.name)
     if not entry.names_file or value is None:
@@ -234,7 +235,7 @@ def _named(entry: Option, values: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _roles(
-    named: Sequence[tuple[Option, Path]], values: Mapping[str, Any], inputs: object
+    named: Sequence[tuple[Option, Path]], values: Plain, inputs: object
 ) -> Iterator[tuple[Path, str, bool]]:
     """Yield each file with its role and whether it is written; see :meth:`Paths.of`."""
     writes = [(entry, path) for entry, path in named if entry.writes]

@@ -14,6 +14,7 @@ import onnx
 from msgspec import convert
 from msgspec.structs import asdict, replace
 
+from bisect_trt.aliases import Names
 from bisect_trt.errors import BisectError
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import Node
@@ -112,7 +113,7 @@ def prepare_report() -> None:
 def leave_record(
     result: Result,
     folder: Path | None,
-    argv: tuple[str, ...],
+    argv: Names,
     console: Console,
     report: Path | None,
 ) -> bytes | None:
@@ -158,7 +159,7 @@ def leave_record(
     return content
 
 
-def _commands(result: Result, folder: Path | None, argv: tuple[str, ...]) -> list[CommandLine]:
+def _commands(result: Result, folder: Path | None, argv: Names) -> list[CommandLine]:
     commands = [("Run it again", ["bisect-trt", *argv])] if argv else []
     if result.artifacts.get("reproducer"):
         script = Path(str(result.artifacts["reproducer"])) / "reproduce.py"

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx
 
+from bisect_trt.aliases import Fields
 from bisect_trt.errors import (
     InputValuesError,
     ModelFileError,
@@ -77,9 +78,7 @@ class Source:
         example = _samples(torch, model, self.inputs)[0]
         return Eager(module, type(model).__name__, example)
 
-    def place(
-        self, settings: ModelSettings, folder: Path
-    ) -> tuple[ModelSettings, dict[str, Any] | None]:
+    def place(self, settings: ModelSettings, folder: Path) -> tuple[ModelSettings, Fields | None]:
         """Write a model and inputs in memory to a folder.
 
         Returns:
@@ -155,7 +154,7 @@ def export(model: Any, inputs: Any, path: Path) -> list[Values]:  # noqa: ANN401
     """
     torch: Any = sys.modules["torch"]
     samples = _samples(torch, model, inputs)
-    arguments: dict[str, Any] = {}
+    arguments: Fields = {}
     mode: AbstractContextManager[None] = nullcontext()
     if isinstance(model, torch.nn.Module):
         arguments = {"args": samples[0][0], "kwargs": samples[0][1] or None}
@@ -203,7 +202,7 @@ def _arguments(torch: Any, model: Any, sample: Any) -> Arguments:  # noqa: ANN40
         np.ndarray, lambda array: torch.from_numpy(array.copy()), sample
     )
     args = arguments if isinstance(arguments, tuple) else (arguments,)
-    kwargs = dict[str, Any]()
+    kwargs = Fields()
     if isinstance(arguments, Mapping):
         args = ()
         kwargs = dict(arguments)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
+from bisect_trt.aliases import Plain
 from bisect_trt.probe.candidate import Probe
 from bisect_trt.report.parts import EngineLayer, LayersChanged, Switches
 from bisect_trt.search.oracle import Subset, Verdict
@@ -47,9 +47,9 @@ class Engines:
     runs: int | None = None
     ignored: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    _built: dict[Subset, Mapping[str, Any] | None] = field(default_factory=dict)
+    _built: dict[Subset, Plain | None] = field(default_factory=dict)
 
-    def of(self, units: Subset) -> Mapping[str, Any] | None:
+    def of(self, units: Subset) -> Plain | None:
         """Return what the compiler makes with some switches turned; ``None`` where it makes no engine, crashes or hangs."""
         if units not in self._built:
             base = self.panel.base
@@ -85,7 +85,7 @@ class Engines:
                 first.setdefault(str((size, engine["layers"]) if moves else unit), unit)
         return [*first.values()]
 
-    def _acts(self, unit: int, plain: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    def _acts(self, unit: int, plain: Plain) -> Plain | None:
         """Return the engine with a pass, if that is another one."""
         engine = self.of(frozenset({unit}))
         if engine is None or self._ignores(unit):

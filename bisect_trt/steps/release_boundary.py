@@ -514,7 +514,7 @@ class Newest:
     """
 
     package: str
-    failing: tuple[str, ...]
+    failing: Names
     release: str
     outcome: Outcome | None = None
 

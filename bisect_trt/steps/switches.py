@@ -68,7 +68,7 @@ def make_panel(
     base: Candidate,
     *,
     case: bool,
-    wanted: tuple[str, ...] = (),
+    wanted: Names = (),
 ) -> Panel:
     """Return the switches of the check's target that it takes, for the whole model or for a minimal case.
 
@@ -235,7 +235,7 @@ def explain(
     session: Session,
     check: CheckSettings,
     case: Candidate | None = None,
-    wanted: tuple[str, ...] = (),
+    wanted: Names = (),
     keep: Callable[[Case], str] | None = None,
 ) -> Explained:
     """Find the fewest switches that fix the whole model, put them into the result and print them.
@@ -302,7 +302,7 @@ def explain(
     return Explained(sentences, fixed)
 
 
-def make_counters(session: Session, check: CheckSettings, wanted: tuple[str, ...]) -> Panel:
+def make_counters(session: Session, check: CheckSettings, wanted: Names) -> Panel:
     """Return the switches of some counters of the compiler, for the whole model.
 
     Args:

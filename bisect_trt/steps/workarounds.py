@@ -526,7 +526,7 @@ def print_ways(result: Result, console: Console) -> None:
         )
 
 
-def _row(workaround: WorkaroundTried) -> tuple[str, ...]:
+def _row(workaround: WorkaroundTried) -> Names:
     verdict = {True: "passes", False: "fails", None: "not tried"}[workaround.passes]
     worst = workaround.worst_error
     error = "" if worst is None or not math.isfinite(worst) else in_tolerances(worst)
