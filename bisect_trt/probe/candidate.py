@@ -12,7 +12,7 @@ import onnx
 from bisect_trt.aliases import Names
 from bisect_trt.onnxlib.cut import Cut
 from bisect_trt.onnxlib.load import has_external_data
-from bisect_trt.search.oracle import Subset, Units, Verdict
+from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import Values
 
@@ -26,17 +26,12 @@ class Identity:
 
     key: str
     title: str
-    made_of: Units
-
-    @property
-    def units(self) -> Subset:
-        """The units of the candidate."""
-        return self.made_of.units
+    units: Subset
 
     @property
     def size(self) -> int:
         """The size of the candidate: each mark counts as a unit, so that no marked model is the smallest that fails."""
-        return len(self.made_of)
+        return len(self.units)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +159,7 @@ class Probe:
         policy = repr((self.again, self.runs, self.until))
         key = hashlib.sha256(f"{candidate.digest} {policy}".encode()).hexdigest()
         key += AGAIN if self.again else ""
-        return Identity(key, candidate.title, Units(candidate.units))
+        return Identity(key, candidate.title, candidate.units)
 
     @property
     def key(self) -> str:

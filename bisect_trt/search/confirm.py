@@ -64,18 +64,16 @@ _CONTRADICTED = 0.01
 """That probability where answers contradict each other, so that earlier answers are no evidence."""
 
 
-def _is_flaky(larger: Sequence[Units], oracle: Transcript) -> bool:
+def _is_flaky(larger: Sequence[Subset], oracle: Transcript) -> bool:
     """Return whether a set that contains the answer and passed fails when it is asked about again.
 
     It contradicts that more units never hurt. Asking the smallest ones again tells a flaky check
     from failures that are not monotone.
     """
-    smallest = nsmallest(
-        _CONTRADICTIONS, larger, key=lambda question: (len(question), sorted(question.units))
-    )
-    for number, question in enumerate(smallest):
+    smallest = nsmallest(_CONTRADICTIONS, larger, key=lambda units: (len(units), sorted(units)))
+    for number, units in enumerate(smallest):
         runs = max(_CONTRADICTIONS - len(larger), 0) + 1 if number == 0 else 1
-        if oracle(Again(question, runs=runs)) is Verdict.FAIL:
+        if oracle(Again(Units(units), runs=runs)) is Verdict.FAIL:
             return True
     return False
 
@@ -108,7 +106,7 @@ def confirm(
     if not measured.is_steady:
         # Each pass of a failure that is known to be flaky was confirmed when it was asked for.
         return minimum
-    larger = [Units(units) for units in oracle.heard(Verdict.PASS) if units >= minimum.units]
+    larger = [units for units in oracle.heard(Verdict.PASS) if units >= minimum.units]
     if _is_flaky(larger, oracle):
         return _unproven(minimum, _LARGER_PASSED)
     decisive = [part for part in neighbours(minimum.units, complete) if part not in minimum.refused]

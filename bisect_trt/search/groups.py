@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 
 from bisect_trt.search.density import Density
-from bisect_trt.search.oracle import Ask, Completion, Subset, Tally, Units, Verdict
+from bisect_trt.search.oracle import Ask, Completion, Subset, Tally, Verdict
 
 SKIPS = 3
 """Number of other groups to try in place of an unresolved one."""
@@ -68,7 +68,7 @@ class Kept:
         self.goal = goal
         self._complete = complete
         self._tally = Tally(ask)
-        self._known = {Units(frozenset()): goal.opposite, Units(complete(self.units)): goal}
+        self._known = {frozenset(): goal.opposite, complete(self.units): goal}
 
     @property
     def asked(self) -> int:
@@ -83,10 +83,9 @@ class Kept:
     def verdict(self, units: Subset) -> Verdict:
         """Ask whether keeping these is enough, unless that is known."""
         completed = units if units <= self.needed else self._complete(units)
-        question = Units(completed)
-        if question not in self._known:
-            self._known[question] = self._tally(completed)
-        return self._known[question]
+        if completed not in self._known:
+            self._known[completed] = self._tally(completed)
+        return self._known[completed]
 
     def shrink(self, units: Subset) -> Verdict:
         """Ask whether keeping these is enough, and go on from there if it is."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import compress
 from typing import TypeVar
-from weakref import ref
 
 
 class Verdict(str, Enum):
@@ -47,57 +44,12 @@ Result = TypeVar("Result")
 Subset = frozenset[int]
 """Some of the units, by number."""
 
-_MANY = 4096
-"""A set of as many units takes 40 bytes for each, and hundreds of questions are remembered: one has
-a byte for each up to the last, packed, which most of them do to a hundredth, because they are about
-few stretches of units."""
-_FAST = 1
-"""The level of zlib; higher ones save little."""
 
-
+@dataclass(frozen=True)
 class Units:
     """Does the candidate made of these units show the failure?"""
 
-    __slots__ = ("_given", "_held")
-
-    def __init__(self, units: Subset) -> None:
-        self._held: Subset | bytes = units
-        if len(units) >= _MANY:
-            self._given = ref(units)
-            flags = bytearray(max(units) + 1)
-            for unit in units:
-                flags[unit] = 1
-            self._held = zlib.compress(flags, _FAST)
-
-    @property
-    def units(self) -> Subset:
-        """The units; a set of many is made anew once nothing else holds it."""
-        stored = self._held
-        if not isinstance(stored, bytes):
-            return stored
-        if (original := self._given()) is not None:
-            return original
-        flags = zlib.decompress(stored)
-        return frozenset(compress(range(len(flags)), flags))
-
-    def __len__(self) -> int:
-        return (
-            zlib.decompress(self._held).count(1)
-            if isinstance(self._held, bytes)
-            else len(self._held)
-        )
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Units) and self._held == other._held
-
-    def __hash__(self) -> int:
-        return hash(self._held)
-
-    def __repr__(self) -> str:
-        return f"Units({set(self.units)})"
+    units: Subset
 
 
 @dataclass(frozen=True)

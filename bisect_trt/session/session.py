@@ -33,7 +33,6 @@ from bisect_trt.search.oracle import (
     Oracle,
     Subset,
     Transcript,
-    Units,
     Verdict,
     about_units,
 )
@@ -468,7 +467,7 @@ def unless_lost(algorithm: Callable[[Ask], Minimum], ask: Ask, everything: Subse
     Returns:
         The result of the search; ``FAILURE_LOST`` if all units together do not fail.
     """
-    transcript: set[Units] = set()
+    transcript: set[Subset] = set()
     # A bisection that sees no failure in that many questions follows one that is not there.
     patience = len(everything).bit_length() + 1
     fails = False
@@ -478,7 +477,7 @@ def unless_lost(algorithm: Callable[[Ask], Minimum], ask: Ask, everything: Subse
         verdict = ask(units)
         fails = fails or verdict is Verdict.FAIL
         if not fails and len(transcript) < patience:
-            transcript.add(Units(units))
+            transcript.add(units)
             if len(transcript) == patience and ask(everything) is not Verdict.FAIL:
                 raise _Lost
         return verdict

@@ -143,7 +143,7 @@ def test_a_probe_that_never_ended_is_known(probes: list[tuple[str, str | None]])
         first = Ledger(Path(folder))
         begun: set[str] = set()
         for key, end in probes:
-            candidate = Identity(key, f"candidate {key}", Units(frozenset()))
+            candidate = Identity(key, f"candidate {key}", frozenset())
             first.start(candidate)
             begun.add(key)
             if end is not None:

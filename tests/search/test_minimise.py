@@ -9,22 +9,10 @@ from fakes import Case, Predicate, cases, culprits_among, needs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bisect_trt.search.oracle import Mode, Subset, Units, Verdict
+from bisect_trt.search.oracle import Mode, Subset, Verdict
 from bisect_trt.search.strategy import minimise, shrink_end
 
 pytestmark = pytest.mark.any_version
-
-
-@given(st.sets(st.integers(0, 9000)), st.integers(0, 9000), st.booleans())
-def test_a_question_about_many_units_is_the_one_about_the_same_units(
-    some: set[int], unit: int, many: bool
-) -> None:
-    units = frozenset(some).symmetric_difference(range(9000)) if many else frozenset(some)
-    question = Units(units)
-    assert (question.units, len(question), bool(question)) == (units, len(units), True)
-    assert question == Units(frozenset(sorted(units)))
-    assert hash(question) == hash(Units(frozenset(sorted(units))))
-    assert question != Units(units ^ {unit})
 
 
 class Oracle:
