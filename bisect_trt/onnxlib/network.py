@@ -5,12 +5,10 @@ It is immutable. Nodes stay the protobuf messages of the original; ``cut.py`` ex
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from graphlib import CycleError
 from itertools import chain
-from sys import intern
 from typing import TYPE_CHECKING
 
 import onnx
@@ -103,25 +101,16 @@ class Network:
         self.proto = proto
         self.nodes: Sequence[onnx.NodeProto] = graph.node
         self.initializers: dict[str, onnx.TensorProto] = {
-            intern(tensor.name): tensor for tensor in graph.initializer
+            tensor.name: tensor for tensor in graph.initializer
         }
         self.inputs = [value.name for value in graph.input if value.name not in self.initializers]
         self.outputs = [value.name for value in graph.output]
         self.returned = frozenset(self.outputs)
-        # Protobuf is slow, and makes a new string of each name. Most tensors have one maker and one
-        # reader.
-        shared: dict[Names, Names] = {}
-        self._made: list[Names] = []
-        self.reads: list[Names] = []
-        for node in self.nodes:
-            outputs = tuple(name for name in map(intern, node.output) if name)
-            read = tuple(dict.fromkeys(map(intern, reads(node))))
-            self._made.append(shared.setdefault(outputs, outputs))
-            self.reads.append(shared.setdefault(read, read))
-        del shared
+        self._made: list[Names] = [tuple(filter(None, node.output)) for node in self.nodes]
+        self.reads: list[Names] = [tuple(dict.fromkeys(reads(node))) for node in self.nodes]
         self._fed = frozenset(self.inputs)
         self.producer: dict[str, int] = {}
-        self.consumers: dict[str, Sequence[int]] = {}
+        self.consumers: dict[str, list[int]] = {}
         self._number_ends()
         self._check_dangling()
         try:
@@ -129,9 +118,7 @@ class Network:
         except CycleError as error:
             cycle = self.describe(error.args[1])
             raise ModelFileError(f"the graph has a cycle through {cycle}, {_INVALID}") from None
-        self.rank = array("L", bytes(len(self.nodes) * array("L").itemsize))
-        for place, index in enumerate(self.order):
-            self.rank[index] = place
+        self.rank = {index: place for place, index in enumerate(self.order)}
         self.constant = self._find_constants()
 
     def _number_ends(self) -> None:
@@ -139,13 +126,9 @@ class Network:
         if len(self.inputs) > len(self._fed):
             name = next(name for name in self.inputs if self.inputs.count(name) > 1)
             raise ModelFileError(f"the graph has two inputs named '{name}', {_INVALID}")
-        several: dict[str, list[int]] = {}
         for index in range(len(self.nodes)):
-            # Shared by all tensors that only this node reads.
-            sole_reader = (index,)
             for name in self.reads[index]:
-                if (first := self.consumers.setdefault(name, sole_reader)) is not sole_reader:
-                    several.setdefault(name, [*first]).append(index)
+                self.consumers.setdefault(name, []).append(index)
             for name in self.made(index):
                 if name in self.producer:
                     raise ModelFileError(f"the tensor '{name}' is made by two nodes, {_INVALID}")
@@ -154,7 +137,6 @@ class Network:
                         f"{self.describe(index)} makes '{name}', which is an input or an initializer too, {_INVALID}"
                     )
                 self.producer[name] = index
-        self.consumers |= several
 
     def _check_dangling(self) -> None:
         for name in (*self.consumers, *self.outputs):
