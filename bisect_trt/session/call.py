@@ -329,7 +329,13 @@ class OpenCall:
         limit = None if self.call[MetricOptions].metric is None else 1
         loop = self.call[Loop]
         subject = Subject(
-            replace(self.model, most=limit, older=older or bool(self.places), loop=loop),
+            replace(
+                self.model,
+                most=limit,
+                older=older or bool(self.places),
+                loop=loop,
+                module=is_script(self.call._reference or ""),
+            ),
             self.workspace,
             self.call.console,
             fresh_process=self.fresh_process,

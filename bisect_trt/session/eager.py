@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import linecache
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from numbers import Real
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
@@ -23,6 +23,10 @@ from bisect_trt.tensors.inputs import script_attribute, split_script, user_code
 
 KIND = "reference"
 """The kind of script, in messages."""
+_NO_MODEL = re.compile(rf"<|.*(?:{INSIDE_TORCH.pattern}|-packages[\\/]numpy[\\/])")
+"""Files whose frames are no code of a model."""
+Variables: TypeAlias = set[tuple[str, float]]
+"""Variables with numbers, each with its value."""
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments of ``forward``, in order and by name."""
 
@@ -34,7 +38,7 @@ class Operation(NamedTuple):
         line: ``file:line`` of the model's code, where known.
         reads: The numbers of the operations that computed its arguments.
         same: The tensors of the exported model that have the values of one of its results.
-        is_number: Whether it makes a Python number of a tensor; an exporter that traces stores that.
+        is_number: Whether it takes values of a tensor out of PyTorch; an exporter that traces stores these.
         node: The node that it is, in another ONNX model.
     """
 
@@ -43,6 +47,46 @@ class Operation(NamedTuple):
     same: Collection[str]
     is_number: bool = False
     node: Node | None = None
+
+
+class Numbers:
+    """The numbers that a module computes outside of PyTorch, of values that left it."""
+
+    def __init__(self) -> None:
+        """There are none."""
+        self._makers: dict[object, int] = {}  # by value
+        self._watched = dict[tuple[FrameType, int], tuple[int, Variables]]()
+
+    def add(self, value: float, operation: int) -> None:
+        """Add a number and its negative, with the number of the operation that it is of."""
+        self._makers |= dict.fromkeys((value, -value), operation)
+
+    def watch(self, frame: FrameType, operation: int) -> None:
+        """Take each number that a variable gets by the end of the line where a frame is for one of an operation."""
+        for each in _calling(frame):
+            self._watched[each, operation] = (each.f_lineno, _variables(each))
+
+    def read(self, frame: FrameType, given: Iterable[object]) -> set[int]:
+        """Return the operations that the numbers among the arguments of another are of.
+
+        Args:
+            frame: Where that other is.
+            given: Its arguments.
+        """
+        reads = set[int]()
+        running = {*_calling(frame)}
+        for (scope, operation), (line, before) in [*self._watched.items()]:
+            if scope not in running or scope.f_lineno != line:
+                # Now a variable has its value, which arithmetic may have changed.
+                del self._watched[scope, operation]
+                for _, value in _variables(scope) - before:
+                    self.add(value, operation)
+            elif scope is frame:
+                # What else this line computes may have the number without a variable.
+                reads.add(operation)
+        return reads | {
+            self._makers[each] for each in given if _is_telling(each) and each in self._makers
+        }
 
 
 @dataclass(frozen=True)
@@ -107,8 +151,7 @@ class Eager:
         torch: Any = sys.modules["torch"]
         operations = [Operation(None, (), sample.keys())]
         makers: dict[int, int] = {}  # by storage; a view is made by what made its base
-        numbers: dict[object, int] = {}  # by value, of tensors that became Python numbers
-        variables: dict[tuple[FrameType, str], int] = {}  # that a line with such a number assigns
+        numbers = Numbers()
 
         class Recorder(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
             def __torch_dispatch__(
@@ -118,26 +161,20 @@ class Eager:
                 args: tuple[object, ...] = (),
                 kwargs: Mapping[str, object] | None = None,
             ) -> object:
-                read = [*map(_storage, tensors_of((args, kwargs)))]
-                reads = {makers[each] for each in read if each in makers}
-                # By now a variable has its value, which arithmetic may have changed.
-                for (scope, name), number in variables.items():
-                    value = scope.f_locals.get(name)
-                    if _is_telling(value):
-                        numbers.update(dict.fromkeys((value, -value), number))
-                given = (*args, *(kwargs or {}).values())
-                reads |= {numbers[each] for each in given if _is_telling(each) and each in numbers}
-                result = func(*args, **(kwargs or {}))
+                read = {*map(_storage, tensors_of((args, kwargs)))}
                 frame = _model_frame()
+                reads = {makers[each] for each in read & makers.keys()}
+                reads |= numbers.read(frame, (*args, *(kwargs or {}).values()))
+                result = func(*args, **(kwargs or {}))
                 if reads and _is_telling(result):
-                    numbers[result] = len(operations)
-                    variables[frame, _assigned(frame)] = len(operations)
+                    numbers.add(result, len(operations))
+                    numbers.watch(frame, len(operations))
                     operations.append(Operation(_line(frame), reads, (), is_number=True))
                 in_place = func._schema.is_mutable
                 made = [
                     _whole(each) if in_place else each
                     for each in tensors_of(result)
-                    if in_place or _storage(each) not in read
+                    if in_place or _storage(each) not in read & makers.keys()
                 ]
                 for each in made:
                     makers.pop(_storage(each), None)
@@ -147,9 +184,29 @@ class Eager:
                     operations.append(Operation(_line(frame), reads, same))
                 return result
 
+        class Leaving(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+            """Records where values leave PyTorch without an operation of it."""
+
+            def __torch_function__(
+                self,
+                func: Any,  # noqa: ANN401 - as above
+                _types: object,
+                args: tuple[object, ...] = (),
+                kwargs: Mapping[str, object] | None = None,
+            ) -> object:
+                frame = _model_frame()
+                read = {*map(_storage, tensors_of(args))} & makers.keys() if func in leaving else ()
+                if read and _line(frame):
+                    numbers.watch(frame, len(operations))
+                    reads = {makers[each] for each in read}
+                    operations.append(Operation(_line(frame), reads, (), is_number=True))
+                return func(*args, **(kwargs or {}))
+
+        leaving = (torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__)
         arguments = self._bind(sample)
         makers |= dict.fromkeys(map(_storage, tensors_of(arguments)), 0)
-        outputs = self._call(arguments, Recorder())
+        with Leaving():
+            outputs = self._call(arguments, Recorder())
         return operations, [makers.get(_storage(output), 0) for output in outputs]
 
     def _bind(self, sample: Values) -> Arguments:
@@ -161,11 +218,12 @@ class Eager:
         }
         if self.example is None:
             parameters = inspect.signature(self.module.forward).parameters
-            by_name = tensors.keys() <= parameters.keys()
-            self._require_inputs(
-                parameters, [*(tensors if by_name else parameters)][: len(tensors)]
-            )
-            return ((), tensors) if by_name else (tuple(tensors.values()), {})
+            named = {name: tensors.pop(name) for name in parameters if name in tensors}
+            # The exporter has named the others, in order.
+            unnamed = [name for name in parameters if name not in named]
+            both = named | dict(zip(unnamed, tensors.values(), strict=False))
+            self._require_inputs(parameters, both)
+            return ((), both) if named else (tuple(tensors.values()), {})
         remaining = iter(tensors.values())
         bound: Arguments = torch.utils._pytree.tree_map_only(
             torch.Tensor, lambda one: next(remaining).to(one), self.example
@@ -173,7 +231,7 @@ class Eager:
         return bound
 
     def _require_inputs(
-        self, parameters: Mapping[str, inspect.Parameter], names: Sequence[str]
+        self, parameters: Mapping[str, inspect.Parameter], names: Collection[str]
     ) -> None:
         """Check that the exported model has all inputs that the module cannot do without.
 
@@ -191,7 +249,7 @@ class Eager:
         if lacking:
             raise InputValuesError(
                 f"{self.title} takes {quoted(lacking)}, and the exported model has no such input: the export holds the value of "
-                "its example, so it is wrong for others. Export the module so that its outputs depend on that input."
+                "its example, so it is wrong for others. To compare the two, give values of that input too (--load-inputs)."
             )
 
     def _call(self, arguments: Arguments, watch: AbstractContextManager[object]) -> list[Any]:
@@ -250,16 +308,29 @@ def _whole(tensor: Any) -> Any:  # noqa: ANN401 - as above
     return tensor.as_strided([tensor.untyped_storage().nbytes() // tensor.itemsize], [1], 0)
 
 
-def _is_telling(value: object) -> TypeGuard[int | float]:
-    """Return whether a value is a number that an operation hardly has by chance."""
-    return isinstance(value, int | float) and value not in range(-2, 3)
+def _is_telling(value: object) -> TypeGuard[float]:
+    """Return whether a value is a number, of Python or NumPy, that an operation hardly has by chance."""
+    return isinstance(value, Real) and value not in range(-2, 3)
+
+
+def _variables(frame: FrameType) -> Variables:
+    return {(name, value) for name, value in frame.f_locals.items() if _is_telling(value)}
+
+
+def _calling(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame of the model and those that called it."""
+    while frame and frame.f_code.co_filename != __file__:
+        yield frame
+        frame = frame.f_back
 
 
 def _model_frame() -> FrameType:
     """Return the model's frame that runs: the innermost outside of PyTorch."""
     frame = sys._getframe(2)
     # Generated code has no file: "<eval_with_key>.0".
-    while frame.f_back and re.match(rf"<|.*(?:{INSIDE_TORCH.pattern})", frame.f_code.co_filename):
+    while frame.f_back and (
+        frame.f_code.co_name == "__torch_function__" or _NO_MODEL.match(frame.f_code.co_filename)
+    ):
         frame = frame.f_back
     return frame
 
@@ -268,9 +339,3 @@ def _line(frame: FrameType) -> str | None:
     """Return ``file:line`` where a frame of the model is."""
     file = frame.f_code.co_filename
     return None if file == __file__ else f"{file}:{frame.f_lineno}"
-
-
-def _assigned(frame: FrameType) -> str:
-    """Return the variable that the line where a frame is assigns to; no name of one if none."""
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    return re.split("[:=]", line)[0].strip(" +-*/")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from onnx.helper import make_tensor_value_info
 
 from bisect_trt.errors import ModelFileError, RuntimeMissingError, UnavailableError
 from bisect_trt.onnxlib.cut import StoredValue, cut, mark_outputs
@@ -18,6 +19,7 @@ from bisect_trt.onnxlib.load import load_model, needed_ir_version
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import Node, clone, keep_only, share_names
 from bisect_trt.onnxlib.shapes import (
+    element_type,
     fix_input_shapes,
     free_inputs,
     input_infos,
@@ -44,7 +46,7 @@ from bisect_trt.targets.runtime import Lowering
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import Values, common_shapes, sha256_of
 from bisect_trt.tensors.info import TensorInfo
-from bisect_trt.tensors.inputs import Sample, loaded_names, make_inputs
+from bisect_trt.tensors.inputs import LABELS, Sample, given_samples, loaded_names, make_inputs
 from bisect_trt.tensors.inputs import resized as resized_values
 from bisect_trt.tensors.store import swap_limit
 from bisect_trt.worker.deadline import Deadline
@@ -66,6 +68,8 @@ class ModelSettings:
         older: Whether models are written with the lowest IR version that they need, for older
             runtimes.
         loop: Whether it is run step after step, and with which state.
+        module: Whether a PyTorch module, which may take inputs that the model lacks, is the
+            reference.
     """
 
     path: Path
@@ -74,6 +78,7 @@ class ModelSettings:
     most: int | None = None
     stays_free: bool = False
     older: bool = False
+    module: bool = False
 
     def load(self) -> onnx.ModelProto:
         """Return the model with the IR version in which candidates are written.
@@ -164,6 +169,8 @@ class Subject:
         proto = load_model(settings.path, settings.data.external_data_dir, sparse=self._sparse)
         self._lower_version(proto)
         feed_defaults(proto, settings.data)
+        if settings.module:
+            self._add_inputs(proto)
         self.workspace.weights.refer(proto, settings.weights)
         try:
             self.network = Network(proto)
@@ -172,6 +179,19 @@ class Subject:
         self.seen: dict[Place, Seen] = {}
         self._about: dict[TargetSettings, Lowering] = {}
         self.feed(self.settings)
+
+    def _add_inputs(self, proto: onnx.ModelProto) -> None:
+        """Declare each input of the first sample that the model lacks; the module may take it."""
+        samples = given_samples(self.settings.data)
+        names = {LABELS, *(value.name for value in proto.graph.input)}
+        for name, value in samples[0].items() if samples else ():
+            if name not in names:
+                self.console.warn(
+                    f"the model has no input '{name}'; the samples' values of it go to the module alone"
+                )
+                proto.graph.input.append(
+                    make_tensor_value_info(name, element_type(value.dtype), value.shape)
+                )
 
     def feed(self, settings: ModelSettings) -> None:
         """Make the inputs that settings name; of a loop these are the first step's, and all of them are in ``stream``.

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from bisect_trt.errors import quoted
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.onnxlib.roundings import lows_of
@@ -89,6 +90,10 @@ def judge_export(
         whose = "reference"
         sentence = opinion.sentence
     line = None
+    if ignored := [
+        name for name in subject.network.inputs if name not in subject.network.consumers
+    ]:
+        sentence += f" The export ignores the input {quoted(ignored)}."
     if rounding is None:
         line, place = _locate(
             session, eager, case, [comparison.name for comparison in mismatches], lows
@@ -151,7 +156,9 @@ def _locate(
         sentence = f" First node of {eager.title} with values that it lacks: {named(first.node)}."
     number = next((operations[each] for each in sorted(bad) if operations[each].is_number), None)
     if number is not None:
-        sentence += f" {number.line} makes a Python number of a tensor: the export holds the one of its example."
+        sentence += (
+            f" {number.line} takes values out of a tensor: the export holds those of its example."
+        )
 
     def first_of(nodes: Collection[int], same: Collection[str]) -> int:
         """Return the first of some nodes and of those that compute what they read and what is not right."""

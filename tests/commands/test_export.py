@@ -41,7 +41,8 @@ return self.head(h.max(1).values)
 def write_net(path: Path, body: str = BODY) -> Any:
     """Write a module of this ``forward``, and return it; ``make`` in the file returns it too."""
     lines = body.replace("\n", "\n        ")
-    text = f"""import torch
+    text = f"""import numpy as np
+import torch
 
 class Net(torch.nn.Module):
     def __init__(self):
@@ -118,10 +119,15 @@ def test_each_wrong_line_is_named(here: Path, right: str, wrong: str) -> None:
     rest_slow(
         [
             ("float(h.abs().max()) * 0.02 + 0.001", "h.clamp(min=-limit)"),
+            ("np.median(h.detach().abs())", "k / limit"),
             ("float(h.abs().max())", "k / limit"),
             ("int(h.abs().max() * 9) // 2", "self.by(k, limit)"),
+            ("h.detach().abs().flatten().tolist()[0]", "k / limit"),
+            ("h.detach().abs().numpy()\nlimit = limit.max() * 0.3", "k / limit"),
+            ("torch.tensor(np.median(h.detach().abs().numpy()))", "k / limit"),
+            ("(lambda number: number / 3)(h.abs().max().item())", "k / limit"),
         ],
-        1,
+        2,
     ),
 )
 def test_a_number_that_tracing_froze(cli: CommandLine, here: Path, number: str, use: str) -> None:
@@ -134,7 +140,7 @@ def test_a_number_that_tracing_froze(cli: CommandLine, here: Path, number: str, 
     words = ("model.onnx", "--onnxrt", "--load-inputs", "x.npz", "--reference", "net.py:make")
     ran = cli("run", *words, "--json", "r.json").ended(1)
     assert ran.result["fault"]["source"] == line_of(Path("net.py"), "limit = ")
-    said = f"{line_of(Path('net.py'), 'limit = ')} makes a Python number of a tensor"
+    said = f"{line_of(Path('net.py'), 'limit = ')} takes values out of a tensor"
     assert said in " ".join(ran.out.split())
 
 
@@ -268,5 +274,13 @@ make = Net
         "y = ReduceSum<keepdims=0>(x, axis)",
         {"axis": np.array([1])},
     )
-    error = cli("run", "net.onnx", "--onnxrt", "--reference", "net.py").ended(2).err
-    assert "takes 'lengths', and the exported model has no such input" in " ".join(error.split())
+    words = ("run", "net.onnx", "--onnxrt", "--reference", "net.py")
+    ran = cli(*words).ended(2)
+    assert "takes 'lengths', and the exported model has no such input" in ran.error
+    assert ran.code == "BT1007"
+    for longest, status in ((4, 0), (2, 1)):
+        np.savez("x.npz", lengths=np.array([longest, 1]), x=np.ones((2, 4), np.float32))
+        ran = cli(*words, "--load-inputs", "x.npz", "--json", "r.json").ended(status)
+        assert "the model has no input 'lengths'" in " ".join(ran.err.split())
+    assert ran.result["fault"]["whose"] == "export"
+    assert "The export ignores the input 'lengths'." in ran.result["fault"]["sentence"]
