@@ -152,6 +152,9 @@ TABLE: list[Row] = [
     *((f"y = AveragePool<kernel_shape = [3, 3], strides = [2, 2], {PADS}, count_include_pad = {c}>(x)", IMAGE, {},
         (lambda x, c=c: averages(x, counts_padding=bool(c))), (11, 19, 22))
       for c in (0, 1)),
+    ("y = AveragePool<kernel_shape = [3, 3], strides = [3, 3], pads = [1, 0, 0, 0], ceil_mode = 1>(x)", IMAGE, {},
+        lambda x: np.stack([x[:, :, rows].reshape(1, 4, -1, 2, 3).mean((2, 4))
+                            for rows in (slice(0, 2), slice(2, 5), slice(5, 6))], 2), (11, 19, 22)),
     ("y = ReduceL2<keepdims = 0>(x)", X, {}, lambda x: np.sqrt(np.square(x).sum()), EVERY),
     ("y = ReduceLogSumExp<keepdims = 0>(x)", X, {}, lambda x: np.log(np.exp(x).sum()), EVERY),
     ("y = CumSum<exclusive = 1, reverse = 1>(x, a)", X, {"a": np.array(1)},
@@ -204,6 +207,8 @@ VOTES = [
     ("y = Softmax(x)", 11, True),
     ("y = RoiAlign(x, w, r)", 11, False),
     ("y = RoiAlign(x, w, r)", 16, True),
+    ("y = AveragePool<kernel_shape = [3], count_include_pad = 1>(x)", 19, True),
+    ("y = AveragePool<kernel_shape = [3], strides = [3], ceil_mode = 1>(x)", 19, False),
 ]
 
 
