@@ -144,12 +144,15 @@ def _none_fails(boundaries: Boundaries) -> BisectError:
     package = boundaries.package
     releases = boundaries.releases
     silent = [row for row in boundaries.rows() if row[1] == Verdict.UNRESOLVED.value]
-    unknown = f"verdict ({silent[0][0]}: {silent[0][2]})" if silent else ""
+    reason = f" ({silent[0][0]}: {silent[0][2]})" if silent else ""
     # Without a verdict, 'none fails' would be no finding.
     if len(silent) == len(releases):
-        return PlaceError(f"no release of {package} has a {unknown}.")
-    unknown = f"; {len(silent)} of {len(releases)} have no {unknown}" if silent else ""
+        return PlaceError(f"no release of {package} has a verdict{reason}.")
+    refusal = boundaries.refusal
+    unknown = f"; {len(silent)} of {len(releases)} have no verdict" if silent else ""
+    unknown += "" if refusal else reason
+    older = "" if refusal else "older releases (--from), or "
     return DoesNotReproduce(
-        f"no release of {package} from {releases[0]} to {releases[-1]} fails{unknown}. Try older releases (--from), or the "
-        "options and inputs with which it failed."
+        f"no release of {package} from {releases[0]} to {releases[-1]} fails{unknown}.{refusal} Try {older}the options and "
+        "inputs with which it failed."
     )

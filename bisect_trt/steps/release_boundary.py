@@ -11,6 +11,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
@@ -320,6 +321,16 @@ class Boundaries:
                 return f"the release in which it {event} is uncertain: {silent} ({names[0]}: {self._reason(names[0])})"
         return None
 
+    @property
+    def refusal(self) -> str:
+        """The oldest releases, up to the first with a verdict, in a sentence with the last one's reason; empty if the oldest has one."""
+        silent = [*takewhile(lambda row: row[1] == Verdict.UNRESOLVED.value, self.rows())]
+        if not silent:
+            return ""
+        newest, _, reason = silent[-1]
+        older = f"{newest} and older" if len(silent) > 1 else newest
+        return f" {self.package} {older} cannot run it ({reason})."
+
     def tell(self, console: Console) -> Since:
         """Print the boundaries, their doubt and the fix, and return them for ``ISSUE.md``."""
         oldest = self.history.oldest
@@ -334,6 +345,7 @@ class Boundaries:
             sentence = f"{self.package} {first}, the oldest release with a verdict, fails; "
         last = f"{self.releases[newest.failing]}, the newest release with a verdict, still fails."
         sentence += last if after is None else f"{after} passes again."
+        sentence += self.refusal
         if doubt := self.doubt():
             sentence += f" {doubt[0].upper()}{doubt[1:]}."
         console.answer(sentence)

@@ -574,6 +574,24 @@ def test_an_index_without_such_releases(
     )
 
 
+@pytest.mark.parametrize(
+    ("history", "status", "said"),
+    [
+        ("OOPP", 1, "1.1 and older cannot run it (it does not support the model: "),
+        ("PP", 1, "Try older releases (--from)"),
+        ("OF", 0, "onnxruntime 1.0 cannot run it"),
+    ],
+)
+def test_old_releases_that_refuse_the_model_are_no_hint(
+    here: Path, monkeypatch: pytest.MonkeyPatch, history: str, status: int, said: str
+) -> None:
+    releases(here, history).tell(monkeypatch)
+    ended, _, out = ask(here, "model.onnx", "--onnxrt")
+    assert ended == status
+    assert said in " ".join(out.split())
+    assert ("Try older" in out) == (history == "PP")
+
+
 def test_a_check_that_passes_in_no_release_proves_nothing(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
