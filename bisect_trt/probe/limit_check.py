@@ -22,7 +22,7 @@ from bisect_trt.options.compare import Limits
 from bisect_trt.options.spec import entries
 from bisect_trt.probe.engine_cache import ENGINE
 from bisect_trt.probe.oracles import BuiltinCheck, outcome_of_failure
-from bisect_trt.probe.outcome import UNDECIDED, Ending, Outcome
+from bisect_trt.probe.outcome import SLOW, UNDECIDED, Ending, Outcome
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.targets import names
 from bisect_trt.targets.messages import OUT_OF_MEMORY
@@ -34,9 +34,8 @@ from bisect_trt.worker.protocol import OVER_MEMORY, BuildEngine, Failed, Measure
 LITTLE = 0.15
 ENOUGH = 0.18
 """Shares of the original's lost time."""
-SLOW = "slow"
 LARGE = "large"
-"""The signatures."""
+"""The signature of a file or memory past its limit."""
 _MB = 1e6
 
 

@@ -13,6 +13,8 @@ from bisect_trt.targets.messages import error_class
 from bisect_trt.tensors.comparison import TensorComparison, required_severity
 from bisect_trt.worker.protocol import CANCELLED, OVER_MEMORY
 
+SLOW = "slow"
+"""The signature of a time past its limit."""
 UNDECIDED = "undecided"
 """The signature where noise hides which side of a limit a measurement lies on."""
 

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib import import_module
@@ -46,6 +47,10 @@ _MOST_LINES = 400
 """The number of lines that the report shows."""
 HEARTBEAT_S = 10.0
 """Time between two lines of progress where there is no terminal."""
+_FIRST = 2
+"""Probes of a step after which the time left is shown; they start processes."""
+_RECENT = 8
+"""Probes of which the mean time is that of the probes to come."""
 _BAR = 12
 """Columns of the bar of the live line; a terminal of less than five times as many has none."""
 _BEST = {_PIECE: (Verdict.FAIL, "fail"), " nodes in fp32": (Verdict.PASS, "pass")}
@@ -89,7 +94,7 @@ class ProgressLine:
         self.best = ""
         self.expected = 0
         self.before = 0
-        self.since = 0.0
+        self._ends = deque[float](maxlen=_RECENT)
         self._about = ""
         self._sizes: dict[str, int] = {}
         self._began = time.monotonic()
@@ -111,11 +116,12 @@ class ProgressLine:
         self.expected = min(filter(None, (searched, limit)), default=0)
         self._about = "about " if units else ""
         self.before = self.probes
-        self.since = time.monotonic()
+        self._ends.clear()
 
     def probed(self, record: Record) -> None:
         """Count a probe."""
         self.probes = record.number
+        self._ends.append(time.monotonic())
         # An answer may be taken back.
         self.before = min(self.before, record.number - 1)
         self.run = 0
@@ -148,8 +154,10 @@ class ProgressLine:
         done = probes + max(self.run - 1, 0) / self.runs
         if self.expected:
             yield f"{probes} of {self._about}{plural(self.expected, 'probe')}"
-            remaining = (time.monotonic() - self.since) * (self.expected / (done or 1) - 1)
-            yield f"about {seconds(remaining, whole=True)} left" if done else ""
+            ends = [*self._ends]
+            if len(ends) > _FIRST:
+                remaining = (ends[-1] - ends[0]) / (len(ends) - 1) * (self.expected - done)
+                yield f"about {seconds(remaining, whole=True)} left"
         elif self.probes:
             yield plural(self.probes, "probe")
         yield f"run {self.run} of {self.runs}" if self.run and self.runs > 1 else ""

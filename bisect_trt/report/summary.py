@@ -13,6 +13,7 @@ from pathlib import Path
 from bisect_trt.aliases import Names
 from bisect_trt.errors import first_few
 from bisect_trt.onnxlib.nodes import Node, in_module
+from bisect_trt.probe.outcome import SLOW
 from bisect_trt.report.charts import downsample
 from bisect_trt.report.parts import (
     FOR_FRESH,
@@ -287,6 +288,8 @@ def _failing_probe(result: Result) -> Iterator[Row]:
     probes = result.page.probes or ()
     if probes and probes[0].fails and result.command != "samples":
         yield "Fails", probes[0].reason
+        if probes[0].signature == SLOW:
+            yield "", "The verdicts are measurements: load on this machine can change them"
         if probes[0].printed:
             yield "", f"The check printed: {probes[0].printed}"
 
@@ -317,18 +320,23 @@ def _failure(result: Result) -> Iterator[Row]:
     yield from _failing_probe(result)
 
 
+def _proof(result: Result) -> str:
+    """Return the minimality in parentheses; nothing for a flaky failure, of which a row has the confidence."""
+    flaky = result.flaky or None
+    return "" if flaky and flaky.reached is not None else f" ({result.minimality})"
+
+
 def _nodes(result: Result) -> Iterator[Row]:
     """Yield the nodes that fail."""
     culprits = result.culprits
     origins = result.origins or ()
-    proof = result.minimality
     exported = result.fault and result.fault.whose == "export"
     if result.command == "layerwise" and origins:
         first = origins[0]
         yield "Nodes", f"First mismatch: {named(first.node)}: {first.comparison.describe()}"
     elif culprits and result.command in _SEARCHED and not exported:
         verb = "fails alone" if len(culprits) == 1 else "fail together"
-        yield "Nodes", f"{grouped(culprits)} {verb} ({proof})"
+        yield "Nodes", f"{grouped(culprits)} {verb}{_proof(result)}"
         for line in dict.fromkeys(filter(None, map(in_module, culprits[:_NAMED]))):
             yield "", line.strip()
     for level in result.inside or ():
@@ -514,6 +522,10 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     yield "", _sentence(validation.sentence if validation else fresh)
     if not holds and not result.trade_off:
         yield "", "So this set is no fix"
+    outputs = {name for unit in kept for name in unit.outputs}
+    lowered = [node for node in result.culprits if outputs.isdisjoint(node.outputs)]
+    if kept and holds and lowered:
+        yield "", f"It passes without {grouped(lowered)} in fp32: errors there alone do no harm"
     yield from _scored(result)
     yield from _smaller(result, kept, units.partition(" ")[0])
     if result.rounding:
@@ -550,7 +562,8 @@ def _smaller(result: Result, units: list[Unit], noun: str) -> Iterator[Row]:
     proven = result.minimal_proven
     if len(minimal) < len(units):
         proof = "1-minimal" if proven else "unproven"
-        enough = f"For the given inputs {len(minimal)} of these {noun} are enough ({proof})"
+        are = "is" if len(minimal) == 1 else "are"
+        enough = f"For the given inputs {len(minimal)} of these {noun} {are} enough ({proof})"
         yield "", f"{enough}; the others {_why_kept(minimal, units)}"
     if result.command == "precision":
         rest = [point for point in result.curve or () if not point.recommended]

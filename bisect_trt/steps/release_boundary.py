@@ -323,7 +323,7 @@ class Boundaries:
 
     @property
     def refusal(self) -> str:
-        """The oldest releases, up to the first with a verdict, in a sentence with the last one's reason; empty if the oldest has one."""
+        """The releases before the first with a verdict, in a sentence with the reason of the last; empty without any."""
         silent = [*takewhile(lambda row: row[1] == Verdict.UNRESOLVED.value, self.rows())]
         if not silent:
             return ""

@@ -119,8 +119,10 @@ def user_code(path: Path, kind: str) -> Iterator[None]:
         ]
         line = err.lineno if isinstance(err, SyntaxError) else frames[-1].lineno if frames else None
         position = f"{path}, line {line}" if line else str(path)
+        package = isinstance(err, ModuleNotFoundError) and err.name
+        remedy = f"install it: pip install {package}" if package else "correct the script"
         raise ScriptError(
-            f"The {kind} script {position} raised {type(err).__name__}: {err}; correct the script"
+            f"The {kind} script {position} raised {type(err).__name__}: {err}; {remedy}"
         ) from err
     finally:
         if folder in sys.path:

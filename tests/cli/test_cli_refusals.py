@@ -80,6 +80,7 @@ def write_files(folder: Path) -> None:
     }
     texts |= {
         "raises.py": "def load_data(): return 1 / 0",
+        "lacks.py": "import no_such_package",
         "void.py": "",
         "whole.py": "def metric(outputs): return 1.0",
     }
@@ -226,6 +227,7 @@ REFUSALS = """
 1007 shapes.json 'x' [5,_3] | run m.onnx T --load-inputs shapes.json
 1007 int32 float32 | run m.onnx T --load-inputs types.json
 1003 --iterations | run m.onnx T --load-inputs x.npz --iterations 2
+1008 lacks.py 1 pip install no_such_package | run m.onnx T --data-loader-script lacks.py
 1008 raises.py 1 ZeroDivision | run m.onnx T --data-loader-script raises.py
 1008 void.py load_data | run m.onnx T --data-loader-script void.py
 1008 no_sample.py | run m.onnx T --data-loader-script no_sample.py

@@ -24,6 +24,8 @@ from bisect_trt.probe.ledger import Record
 from bisect_trt.report import console
 from bisect_trt.report.parts import (
     Failure,
+    FailureRate,
+    ProbeLine,
     Status,
     Story,
     Unit,
@@ -76,18 +78,31 @@ def test_off_a_terminal_progress_is_a_line_every_ten_seconds(
     monkeypatch.setattr(console, "HEARTBEAT_S", 0.05)
     told = console.Console(live=True)
     told.step("Which units?", 5)
-    told.probed(record(1, Verdict.FAIL, "3 of 5 units"))
+    for number in (1, 2, 3):
+        told.probed(record(number, Verdict.FAIL, "3 of 5 units"))
     time.sleep(0.5)
     told.close()
     out, err = capsys.readouterr()
     assert not out
     assert re.search(
-        r"1 of about 7 probes, about \d+ s left, Which units\?, best so far: 3 of 5 nodes fail$",
+        r"3 of about 7 probes, about \d+ s left, Which units\?, best so far: 3 of 5 nodes fail$",
         err.splitlines()[-1],
     )
     before = len(err)
     time.sleep(0.2)
     assert len(err + capsys.readouterr().err) == before
+
+
+def test_the_time_left_is_not_that_of_the_first_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    line = console.ProgressLine(enabled=False)
+    line.step("Which units?", 5)
+    for number, took in enumerate((60.0, 1.0, 1.0, 1.0), 1):
+        assert "left" not in line.text() or number > 3
+        clock[0] += took
+        line.probed(record(number, Verdict.PASS, "3 of 5 units"))
+    assert "4 of about 7 probes, about 3 s left" in line.text()
 
 
 def test_probes_are_counted_anew_where_an_answer_is_taken_back() -> None:
@@ -246,6 +261,23 @@ def test_proven_and_unproven_do_not_stand_together(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert "(unproven)" in page
     assert "Proven" not in page
+
+
+def test_the_words_of_an_answer_agree() -> None:
+    result = Result("diagnose", "found", culprits=[node("Pow", "a")], minimality="unproven")
+    result.flaky = FailureRate(20, 17, 0.85, 0.95, 4, 0.6, 0.999)
+    result.artifacts |= {"run": "run", "mixed": "mixed.onnx"}
+    result.keep_fp32 = [Unit(name=name, op="Pow", outputs=(name,)) for name in "bc"]
+    result.minimal = result.keep_fp32[:1]
+    result.reported().probes = [
+        ProbeLine(1, "1", "all", 3, Verdict.FAIL, "slow", "", "", 0.1, 0.0, 1, step="")
+    ]
+    shown = " ".join(text for _, text in summary_lines(result))
+    assert "Pow 'a' fails alone " in shown
+    assert "fails alone (" not in shown
+    assert "1 of these nodes is enough" in shown
+    assert "It passes without Pow 'a' in fp32" in shown
+    assert "load on this machine can change them" in shown
 
 
 def test_many_kept_nodes_are_grouped_and_two_sets_make_no_curve(tmp_path: Path) -> None:
