@@ -92,7 +92,7 @@ def _convert_to_onnx(call: Call, options: Convert, target: Target) -> Result:
     sort_nodes(model)
     addresses = {address: node.name for address, node in addressed(model.graph)}
     if unknown := set(target.keep_fp32) - addresses.keys():
-        outputs = {name: f"; that of the node '{name}' is '{at}'" for at, name in addresses.items()}
+        outputs = {name: f"; the node '{name}' has '{at}'" for at, name in addresses.items()}
         raise UnknownNameError(
             f"--keep-fp32: '{min(unknown)}' is the first output of no node{outputs.get(min(unknown), '')}; "
             f"`bisect-trt inspect model {shlex.quote(str(options.model))} --show layers` lists them.",

@@ -187,7 +187,7 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
         inputs = _cut(inputs[0], stream, end)
     if len(inputs) < count:
         raise InputValuesError(
-            f"--steps {count}: the inputs hold {len(inputs)} steps; give more, or --steps {len(inputs)}."
+            f"--steps {count}: the inputs hold {len(inputs)} step{'s' * (len(inputs) != 1)}; give more, or fewer --steps."
         )
     steps: list[Sample] = []
     for number, sample in enumerate(inputs[:count], 1):
@@ -302,12 +302,15 @@ def _cut(sample: Values, stream: Sequence[TensorInfo], past: int) -> list[Arrays
             # What an encoder made is the same in all steps.
             if size > chunk > 0 and not _ENCODER.search(f"{info.name} {dim}"):
                 cuts[info.name] = axis, chunk
-    counts = [sample[name].shape[axis] // chunk for name, (axis, chunk) in cuts.items()]
+    counts = [
+        # A mask covers the past as well, and grows with it.
+        (sample[name].shape[axis] - past * bool(_MASK.search(name))) // chunk
+        for name, (axis, chunk) in cuts.items()
+    ]
     steps = [dict(sample) for _ in range(min(counts, default=1))]
     for number, step in enumerate(steps):
         for name, (axis, chunk) in cuts.items():
             end = (number + 1) * chunk
-            # A mask covers the past as well, and grows with it.
             places = range(past + end) if _MASK.search(name) else range(end - chunk, end)
             step[name] = sample[name].take(places, axis=axis)
     return steps

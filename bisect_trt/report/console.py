@@ -50,7 +50,7 @@ HEARTBEAT_S = 10.0
 _FIRST = 2
 """Probes of a step after which the time left is shown; they start processes."""
 _RECENT = 8
-"""Probes of which the mean time is that of the probes to come."""
+"""The time left follows from the mean time of so many probes."""
 _BAR = 12
 """Columns of the bar of the live line; a terminal of less than five times as many has none."""
 _BEST = {_PIECE: (Verdict.FAIL, "fail"), " nodes in fp32": (Verdict.PASS, "pass")}

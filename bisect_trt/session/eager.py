@@ -24,7 +24,7 @@ from bisect_trt.tensors.inputs import script_attribute, split_script, user_code
 KIND = "reference"
 """The kind of script, in messages."""
 _NO_MODEL = re.compile(rf"<|.*(?:{INSIDE_TORCH.pattern}|-packages[\\/]numpy[\\/])")
-"""Files whose frames are no code of a model."""
+"""Files without code of a model."""
 Variables: TypeAlias = set[tuple[str, float]]
 """Variables with numbers, each with its value."""
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -185,7 +185,7 @@ class Eager:
                 return result
 
         class Leaving(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
-            """Records where values leave PyTorch without an operation of it."""
+            """Records where values leave PyTorch without an operation."""
 
             def __torch_function__(
                 self,

@@ -165,9 +165,15 @@ def export(model: Any, inputs: Any, path: Path) -> list[Values]:  # noqa: ANN401
             torch.onnx.export(model, **arguments, dynamo=True, verbose=False).save(str(path))
     except Exception as error:
         # The user's model may raise anything.
+        missing = isinstance(error, ModuleNotFoundError) and error.name
+        remedy = (
+            f"Install it: pip install {missing}"
+            if missing
+            else "Export it to ONNX yourself, and give the file"
+        )
         raise ModelFileError(
             f"{type(model).__name__} cannot be exported by torch.onnx.export(dynamo=True) of PyTorch {torch.__version__}: "
-            f"{str(error.__cause__ or error).partition(chr(10))[0]:.300}. Export it to ONNX yourself, and give the file; "
+            f"{str(error.__cause__ or error).partition(chr(10))[0]:.300}. {remedy}; "
             "`compare(FILE, inputs, reference='SCRIPT.py:make')` says whether the export is right."
         ) from error
     graph = onnx.load(str(path), load_external_data=False).graph

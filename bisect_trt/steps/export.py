@@ -156,9 +156,7 @@ def _locate(
         sentence = f" First node of {eager.title} with values that it lacks: {named(first.node)}."
     number = next((operations[each] for each in sorted(bad) if operations[each].is_number), None)
     if number is not None:
-        sentence += (
-            f" {number.line} takes values out of a tensor: the export holds those of its example."
-        )
+        sentence += f" {number.line} takes values out of a tensor: the export holds the values of its example."
 
     def first_of(nodes: Collection[int], same: Collection[str]) -> int:
         """Return the first of some nodes and of those that compute what they read and what is not right."""

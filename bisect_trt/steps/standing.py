@@ -13,7 +13,7 @@ from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, all_nodes, attribute, opse
 _RECURRENT = ("GRU", "LSTM", "RNN")
 _RECURRENT_OBEYED = {"hidden_size", "direction", "linear_before_reset"}
 _WIDEST_STRIDE = 2 if onnx.defs.onnx_opset_version() >= 23 else 0
-"""The widest stride with which an AveragePool whose last window reaches past the padding is right."""
+"""The widest stride with which an AveragePool is right where the last window reaches past the padding."""
 _LENGTHS = 4
 """The input of a recurrent node with the lengths of the sequences."""
 

@@ -157,7 +157,7 @@ def test_what_stays_in_fp32(cli: CommandLine, here: Path) -> None:
     )
     name = next(node.name for node in onnx.load(model).graph.node if "big_out" in node.output)
     cli("convert", model, "-o", "other.onnx", "--fp16", "--keep-fp32", name).refused(
-        "BT1005", f"that of the node '{name}' is 'big_out'"
+        "BT1005", f"the node '{name}' has 'big_out'"
     )
 
 

@@ -278,6 +278,20 @@ def test_what_does_not_fit_is_refused_in_a_sentence(
     assert said in ran.err
 
 
+def test_a_mask_of_the_past_is_cut_into_the_steps_after_it(cli: CommandLine, here: Path) -> None:
+    ends = "(float[1, n] x, int64[1, t] attention_mask, float[1, p] past) => (float[1, q] present)"
+    body = "m = Cast<to = 1>(attention_mask) s = Concat<axis = 1>(past, x) present = Mul(s, m)"
+    save_text(here / "m.onnx", ends, body)
+    past = np.ones((1, 6), np.float32)
+    words = ("diagnose", "m.onnx", "--onnxrt", "--load-inputs", "x.npz", "--steps", "3")
+    for held in (3, 1):
+        mask = np.ones((1, 6 + held), np.int64)
+        np.savez("x.npz", x=past[:, :held], attention_mask=mask, past=past)
+        ran = cli(*words)
+        assert ("No step of 3 is wrong" in " ".join(ran.out.split())) is (held == 3)
+    ran.refused("BT1007", "the inputs hold 1 step;")
+
+
 def test_a_loop_needs_a_target(here: Path) -> None:
     model = text_model(*SUMS)
     with pytest.raises(BisectError, match="--steps compares a target that runs"):

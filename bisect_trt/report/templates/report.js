@@ -89,6 +89,7 @@ const drawGraph = (data, box) => {
     shape("text", { x: node.x, y: node.y + 12 }, group, node.label);
   });
   const first = graph.node(`${Math.max(data.nodes.findIndex((node) => node.answer), 0)}`);
+  if (box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight) find("#region figcaption").append(" It is larger than its frame: scroll it.");
   box.scrollTo(first.x - box.clientWidth / 2, first.y - box.clientHeight / 2);
 };
 if (find("#region-data")) drawGraph(JSON.parse(find("#region-data").textContent), find("#region .scroll"));
