@@ -90,11 +90,10 @@ def _convert_to_onnx(call: Call, options: Convert, target: Target) -> Result:
     source = ModelSettings(options.model, call[Data])
     model = load_model(source.path, source.data.external_data_dir)
     sort_nodes(model)
-    addresses = {address: node.name for address, node in addressed(model.graph)}
-    if unknown := set(target.keep_fp32) - addresses.keys():
-        outputs = {name: f"; the node '{name}' has '{at}'" for at, name in addresses.items()}
+    addresses = {address for address, _ in addressed(model.graph)}
+    if unknown := set(target.keep_fp32) - addresses:
         raise UnknownNameError(
-            f"--keep-fp32: '{min(unknown)}' is the first output of no node{outputs.get(min(unknown), '')}; "
+            f"--keep-fp32: '{min(unknown)}' is the first output of no node; give that tensor, not the node's name: "
             f"`bisect-trt inspect model {shlex.quote(str(options.model))} --show layers` lists them.",
             min(unknown),
             addresses,

@@ -153,6 +153,10 @@ class Eager:
         makers: dict[int, int] = {}  # by storage; a view is made by what made its base
         numbers = Numbers()
 
+        def leave(frame: FrameType, reads: Collection[int]) -> None:
+            numbers.watch(frame, len(operations))
+            operations.append(Operation(_line(frame), reads, (), is_number=True))
+
         class Recorder(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
             def __torch_dispatch__(
                 self,
@@ -168,8 +172,7 @@ class Eager:
                 result = func(*args, **(kwargs or {}))
                 if reads and _is_telling(result):
                     numbers.add(result, len(operations))
-                    numbers.watch(frame, len(operations))
-                    operations.append(Operation(_line(frame), reads, (), is_number=True))
+                    leave(frame, reads)
                 in_place = func._schema.is_mutable
                 made = [
                     _whole(each) if in_place else each
@@ -195,11 +198,10 @@ class Eager:
                 kwargs: Mapping[str, object] | None = None,
             ) -> object:
                 frame = _model_frame()
-                read = {*map(_storage, tensors_of(args))} & makers.keys() if func in leaving else ()
-                if read and _line(frame):
-                    numbers.watch(frame, len(operations))
-                    reads = {makers[each] for each in read}
-                    operations.append(Operation(_line(frame), reads, (), is_number=True))
+                # Not the values that this class and the search for them read.
+                read = tensors_of(args) if func in leaving and _line(frame) else ()
+                if reads := {*map(_storage, read)} & makers.keys():
+                    leave(frame, {makers[each] for each in reads})
                 return func(*args, **(kwargs or {}))
 
         leaving = (torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__)
@@ -217,40 +219,25 @@ class Eager:
             for name, value in sample.items()
         }
         if self.example is None:
-            parameters = inspect.signature(self.module.forward).parameters
-            named = {name: tensors.pop(name) for name in parameters if name in tensors}
+            signature = inspect.signature(self.module.forward)
+            named = {name: tensors.pop(name) for name in signature.parameters if name in tensors}
             # The exporter has named the others, in order.
-            unnamed = [name for name in parameters if name not in named]
+            unnamed = [name for name in signature.parameters if name not in named]
             both = named | dict(zip(unnamed, tensors.values(), strict=False))
-            self._require_inputs(parameters, both)
-            return ((), both) if named else (tuple(tensors.values()), {})
+            given: Arguments = ((), both) if named else (tuple(tensors.values()), {})
+            try:
+                signature.bind(*given[0], **given[1])
+            except TypeError as error:
+                raise InputValuesError(
+                    f"{self.title}: {error}; the exported model has the inputs {quoted(sample)}. It holds the example's values "
+                    "of an input that it lacks. To compare the two, give values of that input too (--load-inputs)."
+                ) from error
+            return given
         remaining = iter(tensors.values())
         bound: Arguments = torch.utils._pytree.tree_map_only(
             torch.Tensor, lambda one: next(remaining).to(one), self.example
         )
         return bound
-
-    def _require_inputs(
-        self, parameters: Mapping[str, inspect.Parameter], names: Collection[str]
-    ) -> None:
-        """Check that the exported model has all inputs that the module cannot do without.
-
-        Raises:
-            UsageError: It lacks some; the exporter has made constants of them.
-        """
-        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        lacking = [
-            name
-            for name, parameter in parameters.items()
-            if parameter.kind in kinds
-            and parameter.default is parameter.empty
-            and name not in names
-        ]
-        if lacking:
-            raise InputValuesError(
-                f"{self.title} takes {quoted(lacking)}, and the exported model has no such input: the export holds the value of "
-                "its example, so it is wrong for others. To compare the two, give values of that input too (--load-inputs)."
-            )
 
     def _call(self, arguments: Arguments, watch: AbstractContextManager[object]) -> list[Any]:
         """Return the tensors that the module returns.
