@@ -199,15 +199,10 @@ def _light(info: TensorInfo | None) -> bool:
 
 
 def _close(units: Iterable[int], edges: list[Sizes]) -> frozenset[int]:
-    start = frozenset(units)
-    pending = [unit for unit in start if edges[unit]]
-    if not pending:
-        return start
-    closed = set(start)
+    closed = set(units)
+    pending = [*closed]
     while pending:
-        for needed in edges[pending.pop()]:
-            if needed not in closed:
-                closed.add(needed)
-                pending.append(needed)
-    # Callers keep the sets, and 100,000 units take 4 MB: an equal set is not made twice.
-    return start if len(closed) == len(start) else frozenset(closed)
+        needed = set(edges[pending.pop()]) - closed
+        closed |= needed
+        pending += needed
+    return frozenset(closed)

@@ -109,13 +109,6 @@ class TensorInfo:
             where it is free. ``None`` in place of the tuple means that not even the rank is known.
     """
 
-    # A large network has 100,000 of them, and a dict each would triple it.
-    __slots__ = (
-        "dtype",
-        "name",
-        "shape",
-    )
-
     name: str
     dtype: np.dtype[np.generic]
     shape: tuple[int | str | None, ...] | None
