@@ -1,4 +1,4 @@
-"""``bisect_trt/keywords.py``, from the declarations of the options: ``python docs/keywords.py`` prints it."""
+"""``bisect_trt/keywords.pyi``, from the declarations of the options: ``python docs/keywords.py`` prints it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from bisect_trt.options.spec import Option, entries
 
 _HEAD = '''"""Keywords of the Python functions, as types of each group of options.
 
-This module is generated from the declarations of the options (``make docs``).
+Nothing imports them: this stub is for type checkers. It is generated from the declarations of the
+options (``make docs``).
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike

@@ -67,7 +67,7 @@ def test_the_keywords_are_those_of_the_options() -> None:
     def words(text: str) -> str:
         return re.sub(r"[\s,()]+", "", text)  # the formatter breaks lines
 
-    text = (ROOT / "bisect_trt" / "keywords.py").read_text(encoding="utf-8")
+    text = (ROOT / "bisect_trt" / "keywords.pyi").read_text(encoding="utf-8")
     assert words(text) == words(generated("keywords")), "run `make docs`"
 
 

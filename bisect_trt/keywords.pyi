@@ -1,9 +1,8 @@
 """Keywords of the Python functions, as types of each group of options.
 
-This module is generated from the declarations of the options (``make docs``).
+Nothing imports them: this stub is for type checkers. It is generated from the declarations of the
+options (``make docs``).
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -19,14 +18,12 @@ Numbers: TypeAlias = Sequence[int | float]
 Sizes: TypeAlias = Texts | Numbers | Mapping[str, str | Numbers]
 """Shapes or ranges, of one input or by name."""
 
-
 class CallGroup(TypedDict, total=False):
     """Keywords of every function."""
 
     output: File
     run: File
     verbose: bool | int
-
 
 class DiagnoseGroup(TypedDict, total=False):
     """Options of one group."""
@@ -39,7 +36,6 @@ class DiagnoseGroup(TypedDict, total=False):
     releases: bool
     no_other_release: bool
     overwrite: bool
-
 
 class TargetGroup(TypedDict, total=False):
     """Options of one group."""
@@ -86,12 +82,10 @@ class TargetGroup(TypedDict, total=False):
     openvino_property: Pairs
     through: str
 
-
 class PlacesGroup(TypedDict, total=False):
     """Options of one group."""
 
     on: Texts
-
 
 class CompareGroup(TypedDict, total=False):
     """Options of one group."""
@@ -104,7 +98,6 @@ class CompareGroup(TypedDict, total=False):
     validate: bool
     compare_func_script: File
 
-
 class MetricGroup(TypedDict, total=False):
     """Options of one group."""
 
@@ -113,7 +106,6 @@ class MetricGroup(TypedDict, total=False):
     min: float
     max: float
     lower_is_better: bool
-
 
 class DataGroup(TypedDict, total=False):
     """Options of one group."""
@@ -128,13 +120,11 @@ class DataGroup(TypedDict, total=False):
     array_swap_mb: int
     memory_limit: int | str
 
-
 class LoopGroup(TypedDict, total=False):
     """Options of one group."""
 
     steps: int
     state: Pairs
-
 
 class SearchGroup(TypedDict, total=False):
     """Options of one group."""
@@ -148,7 +138,6 @@ class SearchGroup(TypedDict, total=False):
     cache: str
     cache_proof: bool
 
-
 class LimitsGroup(TypedDict, total=False):
     """Options of one group."""
 
@@ -161,7 +150,6 @@ class LimitsGroup(TypedDict, total=False):
     engine_size_limit: float
     measure_time: float
 
-
 class ReduceGroup(TypedDict, total=False):
     """Options of one group."""
 
@@ -172,7 +160,6 @@ class ReduceGroup(TypedDict, total=False):
     all: bool
     no_other_release: bool
     overwrite: bool
-
 
 class CheckGroup(TypedDict, total=False):
     """Options of one group."""
@@ -185,7 +172,6 @@ class CheckGroup(TypedDict, total=False):
     artifacts: Files
     artifacts_dir: File
 
-
 class LayerwiseGroup(TypedDict, total=False):
     """Options of one group."""
 
@@ -194,7 +180,6 @@ class LayerwiseGroup(TypedDict, total=False):
     latency: bool
     baseline: str
     no_other_release: bool
-
 
 class RunGroup(TypedDict, total=False):
     """Options of one group."""
@@ -209,20 +194,17 @@ class RunGroup(TypedDict, total=False):
     reference: File
     load_outputs: Files
 
-
 class PlotsGroup(TypedDict, total=False):
     """Options of one group."""
 
     save_heatmaps: File
     save_error_metrics_plot: File
 
-
 class CauseGroup(TypedDict, total=False):
     """Options of one group."""
 
     compiler_switch: Pairs
     no_other_release: bool
-
 
 class ReleasesGroup(TypedDict, total=False):
     """Options of one group."""
@@ -234,14 +216,12 @@ class ReleasesGroup(TypedDict, total=False):
     with_: Texts
     fusion: Texts
 
-
 class MatrixGroup(TypedDict, total=False):
     """Options of one group."""
 
     over: Pairs
     all: bool
     timeout: float
-
 
 class RepeatGroup(TypedDict, total=False):
     """Options of one group."""
@@ -251,19 +231,16 @@ class RepeatGroup(TypedDict, total=False):
     same_engine: bool
     compiler_switch: Pairs
 
-
 class SweepGroup(TypedDict, total=False):
     """Options of one group."""
 
     shapes: Pairs
     tries: int
 
-
 class SamplesGroup(TypedDict, total=False):
     """Options of one group."""
 
     overwrite: bool
-
 
 class PrecisionGroup(TypedDict, total=False):
     """Options of one group."""
@@ -282,14 +259,12 @@ class PrecisionGroup(TypedDict, total=False):
     sensitivity: bool
     overwrite: bool
 
-
 class WorkaroundGroup(TypedDict, total=False):
     """Options of one group."""
 
     timeout: float
     no_other_release: bool
     overwrite: bool
-
 
 class DiagnoseKeywords(
     DiagnoseGroup,
@@ -305,7 +280,6 @@ class DiagnoseKeywords(
     total=False,
 ):
     """Keywords of :func:`bisect_trt.diagnose`."""
-
 
 class ReduceKeywords(
     ReduceGroup,
@@ -323,12 +297,10 @@ class ReduceKeywords(
 ):
     """Keywords of :func:`bisect_trt.reduce`."""
 
-
 class LayerwiseKeywords(
     LayerwiseGroup, TargetGroup, PlacesGroup, CompareGroup, DataGroup, CallGroup, total=False
 ):
     """Keywords of :func:`bisect_trt.layerwise`."""
-
 
 class CompareKeywords(
     TargetGroup,
@@ -344,7 +316,6 @@ class CompareKeywords(
     total=False,
 ):
     """Keywords of :func:`bisect_trt.compare`."""
-
 
 class CauseKeywords(
     CauseGroup,
@@ -363,7 +334,6 @@ class CauseKeywords(
 
     check: Callable[..., object] | Texts
 
-
 class ReleasesKeywords(
     ReleasesGroup,
     CheckGroup,
@@ -378,10 +348,8 @@ class ReleasesKeywords(
 ):
     """Keywords of :func:`bisect_trt.releases`."""
 
-
 class MatrixKeywords(MatrixGroup, TargetGroup, CompareGroup, DataGroup, CallGroup, total=False):
     """Keywords of :func:`bisect_trt.matrix`."""
-
 
 class RepeatKeywords(
     RepeatGroup,
@@ -397,7 +365,6 @@ class RepeatKeywords(
     total=False,
 ):
     """Keywords of :func:`bisect_trt.repeat`."""
-
 
 class SweepKeywords(
     SweepGroup,
@@ -416,7 +383,6 @@ class SweepKeywords(
 
     check: Callable[..., object] | Texts
 
-
 class SamplesKeywords(
     SamplesGroup,
     CheckGroup,
@@ -430,7 +396,6 @@ class SamplesKeywords(
     total=False,
 ):
     """Keywords of :func:`bisect_trt.samples`."""
-
 
 class PrecisionKeywords(
     PrecisionGroup,
@@ -450,7 +415,6 @@ class PrecisionKeywords(
 
     low: Literal["fp16", "bf16", "fp8", "int8", "int4"]
 
-
 class WorkaroundKeywords(
     WorkaroundGroup,
     TargetGroup,
@@ -464,7 +428,6 @@ class WorkaroundKeywords(
     total=False,
 ):
     """Keywords of :func:`bisect_trt.workaround`."""
-
 
 class MatchKeywords(
     TargetGroup,
