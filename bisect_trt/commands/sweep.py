@@ -167,7 +167,7 @@ class Sized:
     def inputs(self, point: Point) -> Values:
         """Return the values at a point: the user's, repeated or cut off, else random values."""
         subject = self._session.subject
-        data = subject.settings.data
+        data = subject.data
         shapes = self.shapes(point)
         if data.given:
             return {

@@ -145,7 +145,9 @@ def _leave_best(fix: Fix) -> None:
         if task.not_run is not None:
             task.console.answer(task.not_run)
         return
-    fix.minimum = replace(fix.minimum, proven=False, why=ENDED)
+    searched = bool(fix.minimum.units) or fix.minimum.proven
+    units = fix.minimum.units if searched else fix.units
+    fix.minimum = replace(fix.minimum, units=units, proven=False, why=ENDED)
     fix.why = ENDED
     fill_in(fix, task.outcome_of(fix.units), None)
     task.result.culprits = space.culprits(fix.units)

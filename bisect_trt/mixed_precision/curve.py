@@ -301,9 +301,11 @@ class Fix(Watcher):
         task.console.progress.expect(len(task.lowering.units), task.settings.most)
         with task.prober.ledger.watched_by(self):
             suspects = self._costly_suspects()
-            nothing = probe_ends(task, suspects, nothing_may_pass=nothing_may_pass)
+            nothing = probe_ends(task, suspects or None, nothing_may_pass=nothing_may_pass)
             if nothing is None and suspects is not None:
                 self._validate(suspects)
+            elif nothing is None:
+                task.space.measure_nodes()
             # The search tries to lower the units first that cost least alone.
             task.space.measure(task)
             self.minimum = nothing or self._search_minimal()
@@ -319,22 +321,25 @@ class Fix(Watcher):
     def _costly_suspects(self) -> Subset | None:
         """The suspects, where a probe takes minutes and a set can be validated: they are the first to be."""
         task = self.task
-        units = frozenset(suspect.unit for suspect in task.space.suspects)
         unable = _why_not_judged(task) or self._fresh.why_none
         if task.cheap or task.settings.bits or unable is not None:
             return None
-        return units or None
+        return task.space.suspected
 
     def _validate(self, units: Subset) -> None:
-        """Write and validate a set before the search, if it is enough, else with its neighbours.
+        """Write and validate a set before the search: by ranges, else what is measured to lose values, else with neighbours.
 
         An engine may compute in the low precision what a suspect reads or makes.
         """
-        task = self.task
-        passes = self._probe(units) is Verdict.PASS
+        space = self.task.space
+        passes = bool(units) and self._probe(units) is Verdict.PASS
         if not passes:
-            units = task.space.widen()
-            passes = self._probe(units) is Verdict.PASS
+            space.measure_nodes()
+            units = space.suspected
+            passes = bool(units) and self._probe(units) is Verdict.PASS
+        if not passes:
+            units = space.widen()
+            passes = bool(units) and self._probe(units) is Verdict.PASS
         if passes:
             self._first_round = self._fresh.round(0)
             if self._first_round is not None:

@@ -65,12 +65,17 @@ class NodeSpace(PrecisionSpace):
     allowed = 0.01
 
     def __init__(self, subject: Subject, lowering: Lowering, settings: PrecisionSettings) -> None:
-        """Look at the reference run; errors in fp16 and bf16 do not show which nodes INT8 breaks."""
+        """Look at the reference run; errors in fp16 and bf16 do not show which nodes INT8 breaks.
+
+        Where the target compiles, the nodes are not measured yet: their ranges say enough for a
+        first set, and measuring may take longer than some builds.
+        """
         super().__init__(subject, lowering, ())
         self._precision = settings.precision
         self._meters = list[Sensitivity]()
         self._errors = list[list[Errors]]()
         self._seen = 0
+        self._pending: Sequence[Sample] = []
         if settings.calibrated or subject.models.build_only:
             return
         tolerance = settings.tolerance or ToleranceOptions()
@@ -81,7 +86,18 @@ class NodeSpace(PrecisionSpace):
             self._meter(bound) for bound in tolerances[: 1 + bool(tolerance.atol or tolerance.rtol)]
         ]
         self._errors = [[] for _ in self._meters]
-        self._learn(subject.samples[:_MOST_GIVEN])
+        given = subject.samples[:_MOST_GIVEN]
+        if settings.target is not None and settings.target.target.compiles:
+            self._pending = given
+            given = []
+        self._learn(given)
+
+    def measure_nodes(self) -> None:
+        """Measure the nodes on the given samples, once."""
+        samples = self._pending
+        self._pending = []
+        if samples:
+            self._learn(samples)
 
     def _meter(self, tolerance: ToleranceOptions) -> Sensitivity:
         """Return a meter of errors of nodes in units of a tolerance."""
@@ -168,6 +184,8 @@ def find_losing(subject: Subject, target: TargetSettings | None) -> list[int]:
     except UsageError:
         # No node can be lowered to it.
         return []
+    if not space.certain:
+        space.measure_nodes()
     return [subject.network.order[unit] for unit in sorted(space.certain & {*space.lowering.main})]
 
 

@@ -285,6 +285,11 @@ class PrecisionSpace(ABC):
         self.suspects = suspects
 
     @property
+    def suspected(self) -> Subset:
+        """The units that are suspects."""
+        return frozenset(suspect.unit for suspect in self.suspects)
+
+    @property
     def certain(self) -> Subset:
         """The units that are kept in any case, because other samples will need them."""
         return frozenset()
@@ -320,7 +325,7 @@ class PrecisionSpace(ABC):
     def widen(self) -> Subset:
         """Suspect the nodes beside the suspects too, and return all of them."""
         network = self.subject.network
-        units = frozenset(suspect.unit for suspect in self.suspects)
+        units = self.suspected
         candidates = set(self.lowering.main) - units
         neighbours = dict[int, int]()
         for unit in units.intersection(self.lowering.main):
@@ -346,6 +351,9 @@ class PrecisionSpace(ABC):
         inner = self.lowering.inner
         main = self.subject.describe_searched(units - inner.keys())
         return main + [inner[unit] for unit in sorted(units & inner.keys())]
+
+    def measure_nodes(self) -> None:  # noqa: B027 - only nodes are
+        """Measure the error of each node, where that was left for later."""
 
     def measure(self, task: Task) -> None:  # noqa: B027 - only quantized groups are measured
         """Measure the error of each unit alone, once the minimal set is known."""

@@ -10,9 +10,7 @@ import numpy as np
 
 from bisect_trt.errors import ConflictError
 from bisect_trt.mixed_precision.search import Task, with_metadata
-from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import attribute
-from bisect_trt.onnxlib.shapes import input_infos
+from bisect_trt.onnxlib.shapes import input_infos, table_sizes
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.engine_cache import ENGINE
@@ -31,19 +29,6 @@ _MOST_BYTES = 1 << 30
 """The largest size of the values of fresh samples, on the disk at a time."""
 _PATIENCE = 3600.0
 """Seconds that the reference may take for all samples of a round."""
-_PASSES_ON = (
-    "Cast",
-    "Reshape",
-    "Unsqueeze",
-    "Squeeze",
-    "Flatten",
-    "Identity",
-    "Transpose",
-    "Expand",
-)
-"""Operators that leave the values of indices as they are."""
-
-
 Round = list[tuple[SampleFiles, Sample]]
 """Some samples, each in files and in memory."""
 
@@ -183,26 +168,6 @@ def user_samples(subject: Subject, paths: Sequence[str]) -> list[Sample]:
         )
         samples += make_inputs(input_infos(subject.network), data)
     return samples
-
-
-def table_sizes(network: Network) -> dict[str, int]:
-    """The number of entries of the smallest table that a graph input indexes, by the input's name."""
-    sizes: dict[str, int] = {}
-    for input_name in network.inputs:
-        reached = [input_name]
-        # The list grows while it is read.
-        for name in reached:
-            for node in (network.nodes[reader] for reader in network.consumers.get(name, ())):
-                if (
-                    node.op_type == "Gather"
-                    and node.input[1] == name
-                    and node.input[0] in network.initializers
-                ):
-                    size = int(network.initializers[node.input[0]].dims[attribute(node, "axis", 0)])
-                    sizes[input_name] = min(size, sizes.get(input_name, size))
-                if node.op_type in _PASSES_ON and node.input[0] == name:
-                    reached.append(node.output[0])
-    return sizes
 
 
 def run_on(task: Task, units: Subset, samples: Round, label: str) -> Outcome:

@@ -19,7 +19,7 @@ from bisect_trt.errors import (
     UnsuitableModelError,
     ValueRefusedError,
 )
-from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, clone
+from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, attribute, clone
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 
 if TYPE_CHECKING:
@@ -179,6 +179,37 @@ def infer(
         if value.HasField("type"):
             types[value.name] = value
     return types
+
+
+_KEEPS_VALUES = (
+    "Cast",
+    "Reshape",
+    "Unsqueeze",
+    "Squeeze",
+    "Flatten",
+    "Identity",
+    "Transpose",
+    "Expand",
+)
+"""Operators that leave the values of indices as they are."""
+
+
+def table_sizes(network: Network) -> dict[str, int]:
+    """The number of entries of the smallest table that a graph input indexes, by the input's name."""
+    sizes: dict[str, int] = {}
+    for input_name in network.inputs:
+        reached = [input_name]
+        # The list grows while it is read.
+        for name in reached:
+            for node in (network.nodes[reader] for reader in network.consumers.get(name, ())):
+                if node.op_type == "Gather" and node.input[1] == name:
+                    table = network.stored(node.input[0])
+                    if table is not None and table.dims:
+                        size = int(table.dims[attribute(node, "axis", 0)])
+                        sizes[input_name] = min(size, sizes.get(input_name, size))
+                if node.op_type in _KEEPS_VALUES and node.input[0] == name:
+                    reached.append(node.output[0])
+    return sizes
 
 
 def input_infos(network: Network) -> list[TensorInfo]:

@@ -319,14 +319,8 @@ def _cut(sample: Values, stream: Sequence[TensorInfo], past: int) -> list[Arrays
 def _drawn(network: Network, stream: Sequence[TensorInfo], data: Data, count: int) -> list[Sample]:
     """Return random values for each step: tokens of the vocabulary, and numbers; what an encoder made is the same in each."""
     drawn = [info for info in stream if _counted(info, 0, 1) is None]
-    ranges = dict(data.val_range)
-    for info in drawn:
-        for index in network.consumers.get(info.name, ()):
-            node = network.nodes[index]
-            # The rows of an embedding bound the tokens.
-            table = network.stored(node.input[0]) if node.op_type == "Gather" else None
-            if table is not None:
-                ranges.setdefault(info.name, (0, table.dims[0] - 1))
+    skipped = set(network.inputs) - {info.name for info in drawn}
+    ranges = {name: ends for name, ends in data.val_range.items() if name not in skipped}
     samples = make_inputs(drawn, replace(data, iterations=count, val_range=ranges))
     # What an encoder made, and scalars such as a sample rate, do not change between steps.
     constant = [info.name for info in drawn if _ENCODER.search(info.name) or not info.shape]

@@ -159,7 +159,7 @@ class Data:
         dict[str, tuple[float, float]],
         option(
             metavar="[NAME:][LO,HI]",
-            help="Range of random values; default [0,1].",
+            help="Range of random values; default [0,1], and of indices of a table all of its entries.",
             read=value_range,
         ),
     ] = field(default_factory=dict)

@@ -60,7 +60,7 @@ def _sizes(subject: Subject) -> str:
     for shapes in _other_shapes(subject):
         infos = resized(input_infos(subject.network), shapes)
         try:
-            (sample, *_) = make_inputs(infos, subject.settings.data, 1)
+            (sample, *_) = make_inputs(infos, subject.data, 1)
         except UsageError:
             return ""
         if not isinstance(subject.models.run("sized", subject.network.proto, sample), Failed):

@@ -450,7 +450,7 @@ def _write_steps(subject: Subject, metric: Metric, folder: Path, other: int) -> 
     """Write the steps of a model with a state as the set of samples, with the next tokens as labels for perplexity."""
     stream = subject.stream
     if other:
-        values = subject.settings.data
+        values = subject.data
         drawn = replace(values, seed=values.seed + other)
         stream = make_steps(subject.network, subject.state, drawn, len(stream))
     tokens = next_tokens(stream) if metric.name == "perplexity" else None
@@ -500,7 +500,7 @@ def make_scale(subject: Subject, options: MetricOptions, other: int = 0) -> Scal
     if stream:
         data = _write_steps(subject, metric, folder, other)
     else:
-        samples = labelled_inputs(input_infos(subject.network), subject.settings.data)
+        samples = labelled_inputs(input_infos(subject.network), subject.data)
         data = Evaluation.write(folder, subject.with_sizes(samples))
     _run_reference(subject, data)
     if stream and not other:  # a state that grows is larger in the last step

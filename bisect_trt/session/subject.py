@@ -26,6 +26,7 @@ from bisect_trt.onnxlib.shapes import (
     input_sizes,
     resized,
     sizes_at,
+    table_sizes,
     take_input_shapes,
     to_info,
 )
@@ -243,12 +244,21 @@ class Subject:
                 f"the input '{name}' has free dimensions; {list(shape)} is used (--input-shapes sets them)"
             )
 
+    @property
+    def data(self) -> Data:
+        """The source of input values; random indices of a table, such as tokens, are drawn from all of its entries."""
+        data = self.settings.data
+        if "" in data.val_range:
+            return data
+        ranges = {name: (0, size - 1) for name, size in table_sizes(self.network).items() if size}
+        return replace(data, val_range={**ranges, **data.val_range})
+
     def _make_samples(self) -> list[Sample]:
         """Return the input values; ``network`` keeps the free dimensions of the file.
 
         Only where the user's shapes contradict the file does the network declare other ones.
         """
-        data = self.settings.data
+        data = self.data
         proto = self.network.proto
         infos = {
             value.name: info for value in proto.graph.input if (info := to_info(value)) is not None

@@ -22,6 +22,7 @@ from bisect_trt.mixed_precision.curve import Point
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.shared import Data
 from bisect_trt.options.spec import written
+from bisect_trt.targets.onnxrt import OnnxRuntimeTarget
 
 FLOAT = TensorProto.FLOAT
 FLOAT16 = TensorProto.FLOAT16
@@ -529,3 +530,32 @@ def test_a_metric_that_does_not_drop(cli: CommandLine, model: Path) -> None:
     assert "or a smaller --max-drop" in " ".join(ran.out.split())
     written = cli("precision", model, "-o", "o.onnx", *TARGET, *DATA, *scored).ended(0)
     assert written.result["keep_fp32"] == []
+
+
+def test_a_search_that_ends_early_names_no_set_that_failed(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a probe costs a build, a set is validated before the search for the fewest nodes begins."""
+    monkeypatch.setattr(OnnxRuntimeTarget, "compiles", True)
+    overflowing(Path("model.onnx"))
+    ran = cli(*LINE, *TARGET, "--max-probes", "5").ended(3)
+    result = ran.result
+    assert result["validation"]["passed"] == result["validation"]["samples"] > 0
+    assert kept(result) == [node["name"] for node in result["minimal"]] == ["big", "small"]
+    assert result["minimal_proven"] is False
+    assert "are enough" not in ran.out
+
+
+def test_random_tokens_are_from_the_whole_vocabulary(cli: CommandLine) -> None:
+    """A set of nodes that is right for two of 300 tokens says nothing about the others."""
+    model = save_text(
+        "model.onnx",
+        "(int32[1,200] ids) => (float[1,200,4] y)",
+        "wide = Cast<to = 7>(ids) y = Gather(table, wide)",
+        {"table": np.ones((300, 4), np.float32)},
+    )
+    for options, high in (((), 299), (("--val-range", "[0,3]"), 3)):
+        saved = f"{high}.npz"
+        cli("run", model, *TARGET[:1], *options, "--save-inputs", saved).ended(0)
+        ids = np.load(saved)["ids"]
+        assert 0 <= ids.min() <= high // 10 <= high - high // 10 <= ids.max() <= high
