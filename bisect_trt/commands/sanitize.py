@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import onnx
+from onnx import numpy_helper
 
 from bisect_trt.errors import (
     WrongResultError,
@@ -16,7 +17,6 @@ from bisect_trt.onnxlib.cleanup import (
     fold_shapes,
     remove_unread,
     sort_nodes,
-    to_tensor,
 )
 from bisect_trt.onnxlib.load import tensor_bytes
 from bisect_trt.onnxlib.network import Network
@@ -27,6 +27,7 @@ from bisect_trt.options.commands import Sanitize
 from bisect_trt.report.result import Result
 from bisect_trt.session.call import Call
 from bisect_trt.session.subject import Subject
+from bisect_trt.tensors.info import is_extension
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample
 
@@ -144,8 +145,12 @@ def _compute(
         return {}
     values = subject.models.constants(network, names)
     if not isinstance(values, Failed):
-        tensors = {name: to_tensor(name, value) for name, value in values.items()}
-        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        # NumPy lacks the others, which stay nodes.
+        return {
+            name: numpy_helper.from_array(value, name)
+            for name, value in values.items()
+            if not is_extension(value.dtype)
+        }
     if len(names) == 1:
         return {}
     return {

@@ -35,7 +35,7 @@ from bisect_trt.mixed_precision.search import (
 )
 from bisect_trt.onnxlib.low_plan import LOW_TYPES, Slots
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import bodies, clone, mentioned_names
+from bisect_trt.onnxlib.nodes import bodies, clone
 from bisect_trt.onnxlib.roundings import EXACT_OPS
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.report.parts import Unit
@@ -413,10 +413,7 @@ class _Looped:
     """Writes a model and, in the body of a Loop, the same model with one node rounded."""
 
     def __init__(self, network: Network, low: int) -> None:
-        names = mentioned_names(network.proto.graph)
-        self._mark = "~"
-        while any(self._mark in name for name in names):
-            self._mark += "~"
+        self._mark = "~rounded~"
         self._network = network
         self._low = low
         self._model = clone(network.proto)

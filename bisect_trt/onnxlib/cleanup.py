@@ -29,12 +29,10 @@ from bisect_trt.onnxlib.nodes import (
     inner_nodes,
     keep_only,
 )
-from bisect_trt.onnxlib.shapes import element_type
 from bisect_trt.tensors.files import Arrays, Values
-from bisect_trt.tensors.info import TensorInfo, is_extension
+from bisect_trt.tensors.info import TensorInfo
 
 QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-_SHARE_A_BYTE = frozenset({"int4", "uint4", "float4_e2m1fn", "int2", "uint2"})
 
 
 class Folding:
@@ -124,18 +122,6 @@ def constant_value(node: onnx.NodeProto) -> onnx.TensorProto | None:
     named = clone(tensor)
     named.name = node.output[0]
     return named
-
-
-def to_tensor(name: str, value: NDArray[Any]) -> onnx.TensorProto | None:
-    """Return an initializer; ``None`` for types with several elements in a byte."""
-    if not is_extension(value.dtype):
-        return numpy_helper.from_array(value, name)
-    if value.dtype.name in _SHARE_A_BYTE:
-        return None
-    raw = np.ascontiguousarray(value).tobytes()
-    return onnx.TensorProto(
-        name=name, data_type=element_type(value.dtype), dims=value.shape, raw_data=raw
-    )
 
 
 def remove_unread(model: onnx.ModelProto) -> Counter[str]:

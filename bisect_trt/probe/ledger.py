@@ -54,7 +54,6 @@ class Record(msgspec.Struct, frozen=True, tag_field="event", tag="verdict"):
     reason: str
     tail: str
     seconds: float
-    own_seconds: float
     runs: int
     place: str | None = None
 
@@ -349,10 +348,12 @@ class Ledger:
             name: getattr(outcome, name)
             for name in ("signature", "reason", "tail", "runs", "place")
         }
-        times = {name: round(getattr(outcome, name), 4) for name in ("seconds", "own_seconds")}
         number = len(self.records) + 1
         size = candidate.size
-        record = Record(number, candidate.key, candidate.title, size, verdict, **texts, **times)
+        seconds = round(outcome.seconds, 4)
+        record = Record(
+            number, candidate.key, candidate.title, size, verdict, **texts, seconds=seconds
+        )
         self.records.append(record)
         self._decided[candidate.key] = record
         self._append(record)

@@ -86,7 +86,6 @@ class Outcome:
         tail: The last lines of what the check printed, where it broke in another way or failed by
             its exit status alone.
         comparisons: What the built-in check saw of each output.
-        own_seconds: How long the driver took to make and write the candidate.
         runs: How often the check ran.
         failures: How many of the runs failed; only measured of the original.
         severity: How many times the worst output is past the tolerance, weighed by
@@ -108,7 +107,6 @@ class Outcome:
     seconds: float = 0.0
     tail: str = ""
     comparisons: tuple[TensorComparison, ...] = ()
-    own_seconds: float = 0.0
     runs: int = 1
     failures: int = 1
     severity: float | None = None

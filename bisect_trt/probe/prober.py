@@ -304,7 +304,6 @@ class Prober:
             limit = self.flakiness.runs
             until = Verdict.PASS
         going = (Ending.PASSED,) if until is Verdict.FAIL else _FAILURES
-        began = time.monotonic()
         outcomes = list[Outcome]()
         for outcome in self._each(probe, limit, cancel):
             outcomes.append(outcome)
@@ -315,7 +314,6 @@ class Prober:
         return _summed(
             last if number == 1 else replace(last, reason=f"{last.reason} (run {number})"),
             outcomes,
-            began,
         )
 
     def measure(self, probe: Probe, repeat: int, cancel: Cancel | None = None) -> Outcome:
@@ -332,7 +330,6 @@ class Prober:
         Raises:
             UnavailableError: Another process ended it repeatedly.
         """
-        began = time.monotonic()
         outcomes = list[Outcome]()
         for outcome in self._each(probe, repeat, cancel):
             if outcome.cancelled:
@@ -349,7 +346,7 @@ class Prober:
             outcome = replace(
                 outcome, reason=f"{outcome.reason} ({len(failures)} of {len(outcomes)} runs fail)"
             )
-        return _summed(outcome, outcomes, began)
+        return _summed(outcome, outcomes)
 
     def _each(self, probe: Probe, most: int, cancel: Cancel | None = None) -> Iterator[Outcome]:
         """Yield the outcomes of so many runs of a candidate, which is written anew before each."""
@@ -410,12 +407,9 @@ def write_candidate(
     )
 
 
-def _summed(outcome: Outcome, outcomes: Sequence[Outcome], began: float) -> Outcome:
+def _summed(outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
     """An outcome with the number and the seconds of all of several runs."""
-    seconds = sum(run.seconds for run in outcomes)
-    return replace(
-        outcome, seconds=seconds, own_seconds=time.monotonic() - began - seconds, runs=len(outcomes)
-    )
+    return replace(outcome, seconds=sum(run.seconds for run in outcomes), runs=len(outcomes))
 
 
 @dataclass(frozen=True)

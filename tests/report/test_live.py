@@ -43,7 +43,7 @@ TEXTS = st.text(st.characters(codec="utf-8"), max_size=80)
 
 
 def record(number: int, verdict: Verdict, title: str, reason: str = "") -> Record:
-    return Record(number, str(number), title, 3, verdict, "exit 1", reason, "", 0.1, 0.0, 1)
+    return Record(number, str(number), title, 3, verdict, "exit 1", reason, "", 0.1, 1)
 
 
 @settings(max_examples=examples(60))
@@ -270,7 +270,7 @@ def test_the_words_of_an_answer_agree() -> None:
     result.keep_fp32 = [Unit(name=name, op="Pow", outputs=(name,)) for name in "bc"]
     result.minimal = result.keep_fp32[:1]
     result.reported().probes = [
-        ProbeLine(1, "1", "all", 3, Verdict.FAIL, "slow", "", "", 0.1, 0.0, 1, step="")
+        ProbeLine(1, "1", "all", 3, Verdict.FAIL, "slow", "", "", 0.1, 1, step="")
     ]
     shown = " ".join(text for _, text in summary_lines(result))
     assert "Pow 'a' fails alone " in shown
