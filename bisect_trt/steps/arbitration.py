@@ -43,7 +43,7 @@ from bisect_trt.steps.rounding import (
     turned_decision,
     with_decision,
 )
-from bisect_trt.steps.second_opinion import installed_versions
+from bisect_trt.steps.second_opinion import EVALUATOR, EVALUATOR_SECONDS, installed_versions
 from bisect_trt.steps.standing import objection
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.compare import compare_all
@@ -52,9 +52,6 @@ from bisect_trt.tensors.info import FP16_MAX, Array, tensor_of
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.protocol import Failed
 
-_EVALUATOR = TargetSettings("onnx")
-_EVALUATOR_SECONDS = 120.0
-"""The evaluator is written for clarity, not for speed."""
 _TRIALS = 6
 _NOT_NUMBERS = {"shape": "its shape", "dtype": "its type", "missing": "an output that is missing"}
 _STRINGS = "its strings"
@@ -513,7 +510,7 @@ def arbitrate(
     exact = objected or _attempt(lambda: _in_float64(subject, marked, inputs))
     low, rounded = _round(marked, settings, golden, run, refused=isinstance(made, str))
     measured = low is None and not isinstance(rounded, str)
-    plain = run(marked, on=_EVALUATOR) if measured else ""
+    plain = run(marked, on=EVALUATOR) if measured else ""
     reference_values = {**with_decisions(golden), **golden}
     fault = Opinions(
         marked,
@@ -521,7 +518,7 @@ def arbitrate(
         inputs,
         reference_values,
         made,
-        run(marked, on=_EVALUATOR) if isinstance(exact, str) and not objected else exact,
+        run(marked, on=EVALUATOR) if isinstance(exact, str) and not objected else exact,
         tolerance,
         name,
         reference,
@@ -555,7 +552,7 @@ def _in_float64(subject: Subject, model: onnx.ModelProto, inputs: Values) -> Com
         for name, value in inputs.items()
     }
     return _run(
-        subject, widened(model, subject.workspace.weights.folder_of(model)), wider, _EVALUATOR
+        subject, widened(model, subject.workspace.weights.folder_of(model)), wider, EVALUATOR
     )
 
 
@@ -607,7 +604,7 @@ def _run(
     """Return the outputs of a model on a target; on the reference without one."""
     try:
         outputs = subject.models.run(
-            "fault", model, fed, on, _EVALUATOR_SECONDS if on == _EVALUATOR else None
+            "fault", model, fed, on, EVALUATOR_SECONDS if on == EVALUATOR else None
         )
     except BisectError as error:
         return str(error)
