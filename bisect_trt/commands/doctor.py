@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import Struct, field
 
 from bisect_trt.errors import (
     BisectError,
@@ -83,8 +83,7 @@ def run(call: Call) -> Result:
     return result.end()
 
 
-@dataclass(frozen=True)
-class Examined:
+class Examined(Struct, frozen=True):
     """A target that was started here or in a place.
 
     Attributes:

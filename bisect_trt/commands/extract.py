@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec import structs
 
 from bisect_trt.errors import (
     ModelRefusedError,
@@ -26,7 +27,7 @@ def run(call: Call) -> Result:
     fixed = bool(data.input_shapes or values)
     call.may_write(options.output, *values, overwrite=options.overwrite)
     opened = call.open()
-    opened = replace(opened, model=replace(opened.model, stays_free=not fixed))
+    opened = structs.replace(opened, model=structs.replace(opened.model, stays_free=not fixed))
     with opened.examined(options.timeout) as session:
         subject, network = session.subject, session.subject.network
         starts = _tensors(options.inputs, network)

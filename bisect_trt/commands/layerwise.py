@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from bisect_trt.errors import ConflictError, MissingOptionError, ModelRefusedError
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Layerwise
@@ -106,7 +108,7 @@ def _isolated(look: Marking, layers: LayerComparison) -> LayerComparison:
         look.subject.console.warn(
             f"the target does not run the isolated layers: {isolated.refused}."
         )
-    return replace(layers, own=isolated.tensors, own_unseen=isolated.unseen)
+    return structs.replace(layers, own=isolated.tensors, own_unseen=isolated.unseen)
 
 
 def _judge(arbiter: Arbiter, layers: LayerComparison, first: int) -> None:

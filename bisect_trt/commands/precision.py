@@ -62,13 +62,13 @@ def run(call: Call) -> Result:
     with opened.subject(check.timeout, settings.target) as subject:
         if target is not None:
             by_layer = target.target.compiles and subject.about(target) == "layer"
-            settings = replace(settings, by_layer=by_layer)
+            settings = structs.replace(settings, by_layer=by_layer)
             check = replace(check, by_layer=by_layer)
             if check.argv and not by_layer:
                 # The search itself lowers to these.
                 # The command judges models.
                 check = replace(check, target=replace(target, fp16=False, bf16=False))
-                settings = replace(settings, target=None)
+                settings = structs.replace(settings, target=None)
                 check = check.without_target(call.console)
         return _search_nodes(opened, subject, settings, check)
 
@@ -78,7 +78,7 @@ def _search_nodes(
 ) -> Result:
     """The search among nodes, once it is known what lowers them."""
     check = replace(check, tolerance=with_peaked(check.tolerance, subject.network))
-    settings = replace(settings, tolerance=check.tolerance)
+    settings = structs.replace(settings, tolerance=check.tolerance)
     nodes = make_nodes(subject, settings)
     if settings.calibrated:
         check = replace(check, target=settings.target, by_layer=True)
@@ -90,12 +90,12 @@ def _search_nodes(
 def _search_groups(opened: OpenCall, settings: PrecisionSettings, check: CheckSettings) -> Result:
     """The search among the Q/DQ groups of a quantized model; see :mod:`bisect_trt.mixed_precision.groups`."""
     call = opened.call
-    opened = replace(opened, model=groups.with_samples(opened.model))
+    opened = structs.replace(opened, model=groups.with_samples(opened.model))
     with opened.subject(check.timeout, settings.target) as subject:
         if is_calibrated(subject, settings):
             return _search_nodes(opened, subject, calibrate(subject, settings), check)
         if check.argv and check.target is not None:
-            settings = replace(settings, target=None)
+            settings = structs.replace(settings, target=None)
             check = check.without_target(call.console)
         if settings.target is not None:
             target, reason = groups.runs_or_emulated(
@@ -104,9 +104,9 @@ def _search_groups(opened: OpenCall, settings: PrecisionSettings, check: CheckSe
             if reason is not None:
                 call.console.warn(reason)
             call.result.emulated = reason
-            settings = replace(settings, target=target)
+            settings = structs.replace(settings, target=target)
             check = replace(check, target=target)
-        settings = replace(settings, tolerance=check.tolerance)
+        settings = structs.replace(settings, tolerance=check.tolerance)
         # This goes before the reference runs, which is of the model in floats.
         space = groups.GroupSpace(subject, settings)
         tolerance = groups.tolerance_of(subject, check.tolerance, settings.bits)

@@ -6,8 +6,9 @@ than their import.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from bisect_trt.errors import ConflictError
 from bisect_trt.onnxlib.cut import given_back
@@ -172,7 +173,7 @@ def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
     moved, ends = session.prober.search_from(subject.original, algorithm, build)
     remaining = build(ends.units)
     return Case(
-        replace(ends, units=remaining.units, why=ends.why or moved.why),
+        structs.replace(ends, units=remaining.units, why=ends.why or moved.why),
         outputs=remaining.outputs if start_held else None,
     )
 

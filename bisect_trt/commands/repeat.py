@@ -10,9 +10,11 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct, structs
 
 from bisect_trt.errors import ConflictError, RunFolderError
 from bisect_trt.options.searches import Repeat
@@ -58,8 +60,7 @@ _TRIED_COSTLY = 2
 a probe is a build."""
 
 
-@dataclass(frozen=True)
-class Repetition:
+class Repetition(Struct, frozen=True):
     """The repeated builds, or runs, of a model.
 
     Attributes:
@@ -385,7 +386,7 @@ def run(call: Call) -> Result:
             recording = inner.under(
                 layers=True, same=options.same_engine, records=not options.same_engine
             )
-            session = replace(session, probing=replace(prober, check=recording))  # noqa: PLW2901
+            session = structs.replace(session, probing=replace(prober, check=recording))  # noqa: PLW2901
         sorted_to = (
             check_options.artifacts or check_options.artifacts_dir != CheckOptions().artifacts_dir
         )

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
 import onnx
-from msgspec import structs
+from msgspec import Struct, field, structs
 
 from bisect_trt.aliases import Fields
 from bisect_trt.errors import (
@@ -400,8 +400,7 @@ def refuse_options(options: RunOptions, names: Iterable[str], reason: str) -> No
         raise ConflictError(f"--{refused[0].replace('_', '-')} {reason}")
 
 
-@dataclass
-class Table:
+class Table(Struct):
     """All comparisons of a ``run``, printed and drawn as they are added."""
 
     console: Console
@@ -594,7 +593,9 @@ def marked(subject: Subject, names: Sequence[str]) -> onnx.ModelProto:
         # Types that inference does not find are those of the reference run.
         infos = subject.infos
     return mark_outputs(
-        network, names, {name: replace(infos[name], shape=None) for name in new if name in infos}
+        network,
+        names,
+        {name: replace(infos[name], shape=None) for name in new if name in infos},
     )
 
 

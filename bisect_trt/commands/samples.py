@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import structs
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from bisect_trt.errors import ModelRefusedError, first_few
@@ -45,8 +45,7 @@ Symbols = Mapping[str, Sequence[Axis]]
 """The free dimensions of the inputs, by name: the inputs and axes that have each."""
 
 
-@dataclass
-class _Reduction:
+class _Reduction(Struct):
     """The reduction of an input to its smallest failing ``values``, with the number of questions that are ``left``."""
 
     session: Session

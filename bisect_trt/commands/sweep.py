@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from math import prod
 from pathlib import Path
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from bisect_trt.errors import (
     ConflictError,
@@ -83,8 +83,7 @@ def first_shapes(shapes: Swept, target: TargetSettings | None, model: ModelSetti
     return smallest
 
 
-@dataclass(frozen=True)
-class Dimension:
+class Dimension(Struct, frozen=True):
     """A swept dimension: its sizes in ascending order, and the inputs and axes that have it."""
 
     name: str
@@ -434,6 +433,6 @@ def run(call: Call) -> Result:
             )
     check = check.without_target(call.console)
     shapes = {**fixed, **first_shapes(options.shapes, check.target, opened.model)}
-    model = replace(opened.model, data=replace(opened.model.data, input_shapes=shapes))
-    with replace(opened, model=model).searching(check, fed=False) as session:
+    model = structs.replace(opened.model, data=replace(opened.model.data, input_shapes=shapes))
+    with structs.replace(opened, model=model).searching(check, fed=False) as session:
         return sweep(session, check, options.shapes, options.tries)

@@ -9,9 +9,10 @@ is a :class:`Command`; and an oracle by one of the group ``bisect_trt.oracles``,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from bisect_trt.options import commands, searches
 from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
@@ -36,8 +37,7 @@ if TYPE_CHECKING:
     from bisect_trt.session.call import Call
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(Struct, frozen=True):
     """A command.
 
     Its function raises ``UsageError`` where options are wrong or do not fit the model, or a file

@@ -110,7 +110,7 @@ def write_answer(fix: Fix) -> Minimum:
         task.result.metric = structs.replace(metric, streams=fix.streams, probes=probes)
     _add_sampling_error(task)
     why = _why_unproven(fix, record, problem)
-    return fix.minimum if why is None else replace(fix.minimum, proven=False, why=why)
+    return fix.minimum if why is None else structs.replace(fix.minimum, proven=False, why=why)
 
 
 def _add_sampling_error(task: Task) -> None:
@@ -147,7 +147,7 @@ def _leave_best(fix: Fix) -> None:
         return
     searched = bool(fix.minimum.units) or fix.minimum.proven
     units = fix.minimum.units if searched else fix.units
-    fix.minimum = replace(fix.minimum, units=units, proven=False, why=ENDED)
+    fix.minimum = structs.replace(fix.minimum, units=units, proven=False, why=ENDED)
     fix.why = ENDED
     fill_in(fix, task.outcome_of(fix.units), None)
     task.result.culprits = space.culprits(fix.units)
@@ -577,7 +577,8 @@ def find_fix(
     command = session.command("precision", check)
     console.step("Search the nodes to keep in fp32")
     fixed = make_check(
-        built_in_check(replace(check, by_layer=by_layer), subject, precision), subject.workers
+        built_in_check(replace(check, by_layer=by_layer), subject, precision),
+        subject.workers,
     )
     if prober.check.metric is not None and fixed.runtime is not None:
         fixed = prober.check.under(

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from msgspec import Struct, structs
 
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.lowering import CastLowering
@@ -61,8 +63,7 @@ _STREAMS = 4
 """After so many probes without a small set most of the error may be rounding in many nodes."""
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(Struct, frozen=True):
     """A set of units, and how the model does on fresh samples with these kept.
 
     Attributes:
@@ -413,7 +414,7 @@ class Fix(Watcher):
         equal = [record.units for record in prober.ledger.passed if len(record.units) == size]
         best = max(equal, key=score, default=minimum.units)
         if score(best) > score(minimum.units):
-            self.minimum = replace(
+            self.minimum = structs.replace(
                 make_minimal(best, lambda units: self._probe(units).opposite), steps=minimum.steps
             )
 
@@ -471,7 +472,9 @@ class Fix(Watcher):
             )
             if all(record.verdict is Verdict.PASS for record in records):
                 return chosen
-        self.minimum = replace(self.minimum, proven=False, why="it fails on other random steps")
+        self.minimum = structs.replace(
+            self.minimum, proven=False, why="it fails on other random steps"
+        )
         return units
 
     def _grow(self, point: Point) -> None:

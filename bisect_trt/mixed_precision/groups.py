@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
+from msgspec import structs
 
 from bisect_trt.errors import UnsuitableModelError, UsageError
 from bisect_trt.mixed_precision.lowering import GroupLowering
@@ -294,7 +295,7 @@ def with_samples(model: ModelSettings) -> ModelSettings:
     data = model.data
     if data.given or data.iterations is not None:
         return model
-    return replace(model, data=replace(data, iterations=_RANDOM))
+    return structs.replace(model, data=replace(data, iterations=_RANDOM))
 
 
 def tolerance_of(

@@ -86,7 +86,9 @@ def deliver_ladder(fix: Fix) -> Result:
     rows = [structs.replace(row, rung=rung(row.id)) for row in result.groups or ()]
     result.groups = rows
     task.conclude(
-        replace(minimum, proven=minimum.proven and nodes.proven, why=minimum.why or nodes.why)
+        structs.replace(
+            minimum, proven=minimum.proven and nodes.proven, why=minimum.why or nodes.why
+        )
     )
     task.result.culprits = space.culprits(minimum.units)
     counts = ", ".join(f"{count} in {rung}" for rung, count in ladder.counts.items())
@@ -146,7 +148,7 @@ def _task_above(task: Task, space: GroupSpace, groups: Subset) -> Task:
     path = workspace.folder / name if by_layer else workspace.scratch(name)
     space.lowering.write(groups, path)
     subject = task.subject.other(path, space.values)
-    upper_settings = replace(
+    upper_settings = structs.replace(
         settings, precision=half, target=target, bits=(), by_layer=by_layer, tolerance=None
     )
     nodes = NodeSpace(

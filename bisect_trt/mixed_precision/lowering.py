@@ -9,11 +9,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import onnx
+from msgspec import Struct, structs
 from onnx import TensorProto
 
 from bisect_trt.errors import (
@@ -86,7 +87,7 @@ class CastLowering(Lowering):
         except UsageError:
             # The opset is too old for bf16.
             return None
-        settings = replace(self._settings, precision="bf16")
+        settings = structs.replace(self._settings, precision="bf16")
         return CastLowering(self._subject, self._node_units, settings).candidate(frozenset())
 
     def candidate(self, keep: Subset) -> Candidate:
@@ -276,8 +277,7 @@ def refuse_lowered(network: Network, name: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class NodeUnits:
+class NodeUnits(Struct, frozen=True):
     """The nodes that may be lowered.
 
     Attributes:
@@ -461,7 +461,7 @@ def calibrate(subject: Subject, settings: PrecisionSettings) -> PrecisionSetting
     if not cache.is_file():
         _find_ranges(subject, target, cache)
     calibrated = target.target.calibrating(target, (), cache)
-    return replace(
+    return structs.replace(
         settings, target=calibrated, precision="bf16", bits=(), by_layer=True, calibrated=True
     )
 

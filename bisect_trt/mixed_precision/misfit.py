@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
+from msgspec import Struct, structs
 
 from bisect_trt.mixed_precision.plain import Plain, clip_bound, constant_of
 from bisect_trt.onnxlib.network import Network
@@ -48,8 +48,7 @@ _ENOUGH_DB = 44.0
 long as 8 bits are left."""
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(Struct, frozen=True):
     """The values of a quantized type, before the scale; a floating-point type has bits of a fraction and a least exponent."""
 
     low: float
@@ -109,8 +108,7 @@ _GRIDS = {
 1.0)."""
 
 
-@dataclass(frozen=True)
-class Misfit:
+class Misfit(Struct, frozen=True):
     """A quantized tensor, and how its values fit.
 
     Attributes:
@@ -256,7 +254,7 @@ def find_misfit(
     return (
         seen
         if invalid
-        else replace(seen, problems=tuple(_problems(seen, grid, scale, zero, fitted)))
+        else structs.replace(seen, problems=tuple(_problems(seen, grid, scale, zero, fitted)))
     )
 
 

@@ -239,7 +239,10 @@ def built_in_check(check: CheckSettings, subject: Subject, precision: Low) -> Ch
     target = check.target if check.by_layer else replace(check.target, fp16=False, bf16=False)
     timed = target.target.compiles
     return replace(
-        check, target=target, tolerance=replace(tolerance, atol=atol, rtol=rtol), timed=timed
+        check,
+        target=target,
+        tolerance=replace(tolerance, atol=atol, rtol=rtol),
+        timed=timed,
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import onnx
+from msgspec import Struct, structs
 from onnx import TensorProto, numpy_helper
 
 from bisect_trt.errors import ModelRefusedError, UnsuitableModelError
@@ -49,8 +49,7 @@ _FEW_VALUES = 4
 """Fewer values may have the direction of another weight by chance."""
 
 
-@dataclass(frozen=True)
-class Plain:
+class Plain(Struct, frozen=True):
     """The model with nothing quantized of what is searched.
 
     Attributes:
@@ -96,8 +95,9 @@ def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None)
     source = None if original is None else _original(subject, original)
     clips = _activations(subject, pairs)
     groups = tuple(
-        replace(
-            group, pairs=tuple(replace(pair, clip=clips.get(pair.tensor)) for pair in group.pairs)
+        structs.replace(
+            group,
+            pairs=tuple(structs.replace(pair, clip=clips.get(pair.tensor)) for pair in group.pairs),
         )
         for group in groups
     )

@@ -6,13 +6,14 @@ import shlex
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
 import onnx
+from msgspec import Struct
 
 from bisect_trt.aliases import Names
 from bisect_trt.errors import ConflictError, MissingOptionError, ValueRefusedError
@@ -49,8 +50,7 @@ UNUSED_RANGES = (
 )
 
 
-@dataclass(frozen=True)
-class PrecisionSettings:
+class PrecisionSettings(Struct, frozen=True):
     """The options of a search for precision, and the values that follow from them.
 
     Attributes:
@@ -243,8 +243,7 @@ class Lowering(ABC):
         return True
 
 
-@dataclass(frozen=True)
-class Suspect:
+class Suspect(Struct, frozen=True):
     """A unit that may need high precision."""
 
     unit: int
@@ -368,8 +367,7 @@ class PrecisionSpace(ABC):
         return f"1 {self.noun}" if number == 1 else f"{number} {self.noun}s"
 
 
-@dataclass(frozen=True)
-class Task(Session):
+class Task(Session, frozen=True):
     """A session that searches for precision."""
 
     space: PrecisionSpace

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from bisect_trt.errors import ConflictError
 from bisect_trt.mixed_precision.search import Task, with_metadata
@@ -55,7 +56,7 @@ class Fresh:
         if subject.ranged:
             samples = [*samples, *(subject.in_range(samples[0], share) for share in (0, 1))]
         like = FreshSamples.like(samples, table_sizes(subject.network), subject.settings.data.seed)
-        self._like = like if ways is None else replace(like, ways=ways)
+        self._like = like if ways is None else structs.replace(like, ways=ways)
         self._given = user_samples(subject, given)
         self.given = bool(given)
         self.drawn = f"from {', '.join(given)}" if given else self._like.describe()

@@ -8,10 +8,10 @@ file's, except in functions, which ONNX inlines.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
+from msgspec import Struct, field
 from onnx import helper
 
 from bisect_trt.onnxlib.cut import between, nothing_stored, splice
@@ -47,8 +47,7 @@ def has_body(model: onnx.ModelProto, node: onnx.NodeProto) -> bool:
     return is_call(model, node)
 
 
-@dataclass(frozen=True)
-class Body:
+class Body(Struct, frozen=True):
     """The model of a body.
 
     Attributes:
@@ -63,8 +62,7 @@ class Body:
     sources: Mapping[str, onnx.NodeProto] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Outer:
+class Outer(Struct, frozen=True):
     """A model in which one node has a body; the others only make weights.
 
     Attributes:

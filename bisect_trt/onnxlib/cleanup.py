@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import numpy as np
 import onnx
 from google.protobuf.message import Message
+from msgspec import Struct
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
@@ -193,8 +193,7 @@ def _messages(message: Message) -> Iterator[Message]:
                 yield from _messages(inner)
 
 
-@dataclass(frozen=True)
-class Anonymous:
+class Anonymous(Struct, frozen=True):
     """A model with other names and other weights; ``names`` has the new name of each tensor by its old one.
 
     The weights in ``kept`` were not replaced: external ones, and types of 8 bits or fewer that

@@ -10,10 +10,11 @@ select nodes by number, without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 
 import onnx
+from msgspec import Struct, field
 from onnx import numpy_helper
 from onnx.helper import make_tensor_value_info
 
@@ -47,8 +48,7 @@ def nothing_stored(name: str) -> onnx.TensorProto:
     raise AssertionError(f"the maker of {name} was left out")
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """Nodes of a network for a model, in order, with its inputs and outputs; ``renamed`` nodes read other tensors."""
 
     nodes: Sequence[int]
@@ -57,8 +57,7 @@ class Selection:
     renamed: Mapping[int, onnx.NodeProto] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(Struct, frozen=True, dict=True):
     """A model as a file's bytes, since most are written and never parsed again; ``inside`` if it has no external weight."""
 
     content: bytes
@@ -303,8 +302,7 @@ _FROZEN_ELEMENTS = 64
 """The most elements of an integer vector that is treated as a shape, a pad or an index."""
 
 
-@dataclass(frozen=True)
-class Isolated:
+class Isolated(Struct, frozen=True):
     """A model in which no node reads another's output.
 
     Attributes:
@@ -377,7 +375,10 @@ def isolate(network: Network, names: Iterable[str], infos: Infos, frozen: Values
     inputs = [end for end, name in ends.items() if name not in frozen]
     makers = network.in_order(network.leading_to(chosen, network.is_weight).difference(chosen))
     detached = {index: rename_reads(network.nodes[index], renamed) for index in chosen}
-    isolated_infos = {**infos, **{end: replace(infos[ends[end]], name=end) for end in inputs}}
+    isolated_infos = {
+        **infos,
+        **{end: replace(infos[ends[end]], name=end) for end in inputs},
+    }
     model = splice(
         network,
         Selection([*makers, *chosen], inputs, outputs, detached),

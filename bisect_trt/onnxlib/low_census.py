@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, field
 
+from msgspec import Struct, field
 from onnx import GraphProto, TensorProto
 
 from bisect_trt.onnxlib.bodies import has_body
@@ -15,8 +15,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, Node, Types, first_output, label
 
 
-@dataclass
-class Census:
+class Census(Struct):
     """The nodes that are lowered, Casts aside, and the number of those that cannot be, by reason and operator.
 
     ``lowered`` has them by address, in the order of the graph; names of nodes in bodies have the

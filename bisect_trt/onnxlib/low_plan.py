@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from enum import Enum, auto
 
 import onnx
+from msgspec import Struct, field
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from bisect_trt.errors import UnsuitableModelError
@@ -71,8 +71,7 @@ class Stays(Enum):
     """ONNX's schema does not allow the low precision at the model's opset."""
 
 
-@dataclass(frozen=True)
-class Slots:
+class Slots(Struct, frozen=True):
     """Positions in a node's ``input`` and ``output`` of the low precision; none if it stays in fp32, with the reason."""
 
     inputs: frozenset[int] = frozenset()
@@ -80,8 +79,7 @@ class Slots:
     stays: Stays | None = None
 
 
-@dataclass
-class ShapeValues:
+class ShapeValues(Struct):
     """The tensors of a graph, and of those around it, that are constants or computed from shapes alone."""
 
     constants: set[str] = field(default_factory=set)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
 
 import onnx
+from msgspec import Struct, field
 from onnx import TensorProto, helper
 
 from bisect_trt.aliases import Fields, Sizes
@@ -70,8 +70,7 @@ TYPES = {
 Kind = Literal["activation", "weight", "bias"]
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(Struct, frozen=True):
     """The QuantizeLinear and DequantizeLinear nodes of a quantized tensor, by number.
 
     Attributes:
@@ -110,8 +109,7 @@ class Pair:
         return str(TensorProto.DataType.Name(self.element)).lower()
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(Struct, frozen=True):
     """Pairs that are removed together: those around an operator, and around operators with a common pair.
 
     Its name is the operator's, or without one the first tensor's. The operators compute with the
@@ -129,8 +127,7 @@ class Group:
         return next((bits for bits, names in TYPES.items() if type_name in names), "int8")
 
 
-@dataclass(frozen=True)
-class Quantized:
+class Quantized(Struct, frozen=True):
     """The quantized parts of a model: groups in topological order.
 
     Other nodes that quantize or dequantize, also in a body or function, are in ``left``, with the

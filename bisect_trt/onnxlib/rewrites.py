@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
 from string import ascii_lowercase
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
+from msgspec import Struct, field
 from onnx import helper, numpy_helper
 
 from bisect_trt.onnxlib.cleanup import remove_unread
@@ -38,8 +38,7 @@ _SMALL_BYTES = 1 << 20
 _COMMUTE = ("Add", "Mul")
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(Struct, frozen=True):
     """A match of a pattern: the tensors of the pattern's names, and the numbers of the nodes."""
 
     tensors: Mapping[str, str] = field(default_factory=dict)
@@ -169,8 +168,7 @@ def _parsed(pattern: str) -> ast.expr:
     return ast.parse(pattern, mode="eval").body
 
 
-@dataclass
-class Fragment:
+class Fragment(Struct, dict=True):
     """Nodes and constants that replace a match, which ends at the node ``anchor``.
 
     What nothing reads any more of the matched nodes is removed.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
+from msgspec import Struct
 from onnx import TensorProto, helper
 
 from bisect_trt.errors import (
@@ -256,8 +257,7 @@ def resized(
     ]
 
 
-@dataclass(frozen=True)
-class InputSizes:
+class InputSizes(Struct, frozen=True):
     """The size of each dimension of a model's inputs.
 
     Attributes:

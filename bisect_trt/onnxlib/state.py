@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
+from msgspec import Struct
 
 from bisect_trt.errors import (
     InputValuesError,
@@ -54,8 +55,7 @@ _ENCODER = re.compile("encoder|src_|memory|cross")
 """In the names of inputs: tokens; what is counted; what an encoder made, which stays."""
 
 
-@dataclass(frozen=True)
-class State:
+class State(Struct, frozen=True):
     """The state of a model.
 
     Attributes:

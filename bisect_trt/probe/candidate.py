@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 import onnx
+from msgspec import Struct
 
 from bisect_trt.aliases import Names
 from bisect_trt.onnxlib.cut import Cut
@@ -20,8 +21,7 @@ AGAIN = "-again"
 """Part of the key of a question that is asked although its verdict is known."""
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """The description of a candidate without its model; the key is the same for the same model."""
 
     key: str
@@ -135,8 +135,7 @@ class Candidate(Setup):
         return self.identity.key
 
 
-@dataclass(frozen=True)
-class Probe:
+class Probe(Struct, frozen=True, dict=True):
     """A question about a candidate, and how often the check runs to answer it.
 
     Attributes:

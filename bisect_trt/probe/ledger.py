@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from msgspec import structs
 
 from bisect_trt.errors import OutputFileError, RunFolderError
 from bisect_trt.probe.candidate import AGAIN, Identity
@@ -307,7 +308,9 @@ class Ledger:
     def once_more(self, candidate: Identity) -> Identity:
         """A name for probing a candidate again although its verdict is known, so that both answers are remembered."""
         self._repeats[candidate.key] += 1
-        return replace(candidate, key=f"{candidate.key}{AGAIN}-{self._repeats[candidate.key]}")
+        return structs.replace(
+            candidate, key=f"{candidate.key}{AGAIN}-{self._repeats[candidate.key]}"
+        )
 
     def decide(self, candidate: Identity, outcome: Outcome) -> Record:
         """Take an outcome in, as the answer to the search's next question.

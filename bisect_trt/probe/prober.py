@@ -15,7 +15,7 @@ from functools import partial
 from threading import Timer
 from typing import Protocol
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from bisect_trt.errors import (
     BisectError,
@@ -412,8 +412,7 @@ def _summed(outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
     return replace(outcome, seconds=sum(run.seconds for run in outcomes), runs=len(outcomes))
 
 
-@dataclass(frozen=True)
-class Confirmation:
+class Confirmation(Struct, frozen=True):
     """The result of probing again what passed.
 
     Attributes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import onnx
+from msgspec import structs
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
@@ -159,7 +159,9 @@ class Models:
         """
 
         def ask(model: Path) -> R_co | Failed:
-            return self.workers.ask(replace(request, model=model), timeout, cancel, here=True)
+            return self.workers.ask(
+                structs.replace(request, model=model), timeout, cancel, here=True
+            )
 
         wide = self._widened(request.model) if self.computes_wide else None
         reply = ask(wide or request.model)
@@ -505,7 +507,7 @@ class Reference:
         failed = self._models.collect(path, self.inputs_file, self.store, append=append)
         if failed is None or failed.kind != "crash":
             return failed
-        return replace(failed, message=failed.message.replace("it", "ONNX Runtime", 1))
+        return structs.replace(failed, message=failed.message.replace("it", "ONNX Runtime", 1))
 
 
 def nothing_special(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from bisect_trt.probe.outcome import MetricScore
 from bisect_trt.targets.settings import TargetSettings
@@ -10,8 +10,7 @@ from bisect_trt.tensors.metrics import Evaluation, Metric
 from bisect_trt.worker.protocol import Scored, Scoring
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(Struct, frozen=True):
     """A metric on a set of samples, and its bound.
 
     Attributes:

@@ -12,8 +12,9 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from itertools import count
+
+from msgspec import Struct
 
 from bisect_trt.probe.candidate import Identity, Probe
 from bisect_trt.probe.ledger import Ledger
@@ -86,8 +87,7 @@ def likely_questions(
     return list(questions)
 
 
-@dataclass
-class Running:
+class Running(Struct):
     """A probe that is under way; ``cancel`` ends it."""
 
     identity: Identity

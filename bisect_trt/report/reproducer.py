@@ -17,11 +17,11 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnx
+from msgspec import Struct
 from onnx import printer
 
 from bisect_trt.errors import OutputFileError, first_few
@@ -93,8 +93,7 @@ NOT_TRIED = "Not tried; 'bisect-trt releases' runs the model on newer releases."
 """The answer of ``ISSUE.md`` to whether a newer release fails, where no release was run."""
 
 
-@dataclass(frozen=True)
-class Since:
+class Since(Struct, frozen=True):
     """The release in which a failure appeared.
 
     Attributes:
@@ -107,8 +106,7 @@ class Since:
     fixed: str | None = None
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """The outcome of running ``reproduce.py`` before it is delivered.
 
     Attributes:
@@ -119,8 +117,7 @@ class Trial:
     why: str = "not run here"
 
 
-@dataclass(frozen=True)
-class Reproducer:
+class Reproducer(Struct, frozen=True):
     """The content of the folder.
 
     Attributes:

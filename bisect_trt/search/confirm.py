@@ -18,8 +18,9 @@ evidence is collected with the fewest questions:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from heapq import nsmallest
+
+from msgspec import structs
 
 from bisect_trt.search.oracle import (
     Again,
@@ -159,9 +160,9 @@ def _resolve(
         return (
             minimum
             if not unresolved
-            else replace(minimum, why=UNRESOLVED_WITHOUT.format(len(unresolved)))
+            else structs.replace(minimum, why=UNRESOLVED_WITHOUT.format(len(unresolved)))
         )
-    return replace(minimum, proven=True, why=None)
+    return structs.replace(minimum, proven=True, why=None)
 
 
 def read_back(minimum: Minimum, oracle: Oracle) -> Minimum:
@@ -201,8 +202,8 @@ def _ask_rest(
                 doubtful = not _passed_large(part, larger, minimum.units, oracle)
             usable = doubtful and part < larger and not minimum.units <= larger
             if usable and oracle(Units(larger)) is Verdict.FAIL:
-                return replace(minimum, proven=False, why=_NOT_NEEDED), False
-        return replace(minimum, rest_passes=True), False
+                return structs.replace(minimum, proven=False, why=_NOT_NEEDED), False
+        return structs.replace(minimum, rest_passes=True), False
     # The rest may have a failure of its own, which says nothing of the answer.
     return minimum, verdict is Verdict.FAIL and not (
         without_answer and oracle(Units(without_answer)) is Verdict.FAIL
@@ -274,10 +275,10 @@ def _ask_again(
         # The larger model fails without this unit and the smaller does not: nodes outside the
         # answer fail too.
         if fails and usable and oracle(Again(Units(part), runs=runs)) is not Verdict.FAIL:
-            return replace(minimum, proven=False, why=_NOT_NEEDED)
+            return structs.replace(minimum, proven=False, why=_NOT_NEEDED)
         if fails:
             smaller = make_minimal(part, about_units(oracle), complete)
-            return replace(
+            return structs.replace(
                 _unproven(smaller, _ANSWERED_BOTH),
                 proven=len(smaller.units) == 1,
                 steps=minimum.steps,
@@ -285,11 +286,11 @@ def _ask_again(
     if not failures + sum(passes):
         return minimum
     step = f"the answer was run {failures} times more, models without one of its units {sum(passes)} times: the same verdicts"
-    return replace(minimum, steps=(*minimum.steps, step))
+    return structs.replace(minimum, steps=(*minimum.steps, step))
 
 
 def _unproven(minimum: Minimum, reason: str) -> Minimum:
-    return replace(minimum, proven=False, why=FLAKY.format(reason))
+    return structs.replace(minimum, proven=False, why=FLAKY.format(reason))
 
 
 def confirm_enough(minimum: Minimum, oracle: Oracle, flakiness: Flakiness) -> Minimum:

@@ -9,8 +9,9 @@ take a group apart: a question about a slightly larger or smaller one is asked i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from heapq import nsmallest
+
+from msgspec import Struct, field
 
 from bisect_trt.search.density import Density
 from bisect_trt.search.oracle import Ask, Completion, Subset, Tally, Verdict
@@ -207,8 +208,7 @@ class Kept:
             self.leave_out(frozenset())
 
 
-@dataclass
-class _Walk:
+class _Walk(Struct):
     """The position of a pass over units.
 
     If there is an end, one unit from ``place`` to ``end`` cannot be left out.

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import accumulate, chain, combinations, islice
+
+from msgspec import Struct, field
 
 from bisect_trt.search.density import HOT, Density, cold
 from bisect_trt.search.groups import Kept
@@ -253,8 +254,7 @@ _MOST_SINGLES = 16
 information, and of such sets that are halved."""
 
 
-@dataclass(frozen=True)
-class Alternatives:
+class Alternatives(Struct, frozen=True):
     """The result of :func:`find_alternatives`.
 
     Attributes:
@@ -312,8 +312,7 @@ def find_alternatives(
     return Alternatives(tuple(minimal_sets))
 
 
-@dataclass
-class _Known:
+class _Known(Struct):
     """An oracle with its answers, and the probability of each unit."""
 
     ask: Ask

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeVar
+
+from msgspec import Struct, field
 
 
 class Verdict(str, Enum):
@@ -45,20 +46,17 @@ Subset = frozenset[int]
 """Some of the units, by number."""
 
 
-@dataclass(frozen=True)
-class Units:
+class Units(Struct, frozen=True):
     """Does the candidate made of these units show the failure?"""
 
     units: Subset
 
 
-@dataclass(frozen=True)
-class Original:
+class Original(Struct, frozen=True):
     """Does the original model show it?"""
 
 
-@dataclass(frozen=True)
-class Again:
+class Again(Struct, frozen=True):
     """A repeated question, asked again despite an earlier answer; both answers are remembered.
 
     Attributes:
@@ -85,8 +83,7 @@ Search = Callable[[Oracle], Result]
 each time."""
 
 
-@dataclass
-class Transcript:
+class Transcript(Struct):
     """An ``Oracle`` that remembers which units passed and which failed: evidence that costs no probe.
 
     Attributes:
@@ -128,8 +125,7 @@ Completion = Callable[[Subset], Subset]
 """Adds to a set of units what they cannot do without. ``frozenset`` adds nothing."""
 
 
-@dataclass(frozen=True)
-class Minimum:
+class Minimum(Struct, frozen=True):
     """The result of a search.
 
     Attributes:
@@ -149,8 +145,7 @@ class Minimum:
     rest_passes: bool = False
 
 
-@dataclass
-class Tally:
+class Tally(Struct):
     """An ``Ask`` that remembers how often it heard each verdict, so that a search can change its mind.
 
     Attributes:
@@ -178,8 +173,7 @@ class Enough(Exception):  # noqa: N818 - how a search that costs too much ends
     """It has asked as much as it may."""
 
 
-@dataclass
-class Limited:
+class Limited(Struct):
     """An ``Ask`` that ends the search after a number of questions.
 
     Attributes:

@@ -8,9 +8,10 @@ Failures over sizes need not be monotone, so nothing is claimed about a size tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, islice, pairwise, product
 from math import prod
+
+from msgspec import Struct
 
 from bisect_trt.search.oracle import Verdict
 
@@ -18,8 +19,7 @@ AskOne = Callable[[int], Verdict]
 """Decides whether a place of the order fails."""
 
 
-@dataclass(frozen=True)
-class Edge:
+class Edge(Struct, frozen=True):
     """One end of a stretch of failures.
 
     Attributes:
@@ -34,8 +34,7 @@ class Edge:
     between: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class History:
+class History(Struct, frozen=True):
     """The verdicts along an order.
 
     Attributes:

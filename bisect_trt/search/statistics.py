@@ -8,15 +8,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count, islice
+
+from msgspec import Struct
 
 MOST_PASSES = 1000
 """A failure that needs more repeats than this to be missed for certain cannot be searched for."""
 
 
-@dataclass(frozen=True)
-class Flakiness:
+class Flakiness(Struct, frozen=True):
     """The failure rate of the original, and the number of passes that a candidate needs.
 
     Attributes:
@@ -259,8 +259,7 @@ _NOTHING = 1e-15
 """Evidence past which its size does not matter, and the part of a sum that does not."""
 
 
-@dataclass
-class SignTest:
+class SignTest(Struct):
     """Counts cases until it is known that more than a ``share`` of them, between 0 and 1, are of one kind."""
 
     share: float = 0.5

@@ -15,8 +15,9 @@ import math
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from itertools import islice
+
+from msgspec import structs
 
 from bisect_trt.search.density import MEMBERS, Density, cold
 from bisect_trt.search.groups import SKIPS, Kept, skipping
@@ -398,7 +399,7 @@ def minimise(
     # No heuristic before this line has to be right: the proof asks about each unit that is left.
     minimum = make_minimal(failing, tally, inseparable)
     steps.append(f"proof of 1-minimality: {tally.questions - before} questions")
-    return replace(minimum, steps=tuple(steps))
+    return structs.replace(minimum, steps=tuple(steps))
 
 
 def shrink_end(units: Sequence[int], ask: Ask) -> Minimum:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field, structs
 
 from bisect_trt.errors import ConflictError, InputValuesError, MissingOptionError
 from bisect_trt.onnxlib.save import check_output
@@ -49,8 +51,7 @@ from bisect_trt.worker.guard import claimed_path, claimed_run
 from bisect_trt.worker.place import Place
 
 
-@dataclass
-class Call:
+class Call(Struct):
     """The options of one call, its console and result.
 
     Attributes:
@@ -289,8 +290,7 @@ class Call:
         return [*files, *self[Target].files()]
 
 
-@dataclass(frozen=True)
-class OpenCall:
+class OpenCall(Struct, frozen=True):
     """A call with an open run.
 
     Attributes:
@@ -329,7 +329,7 @@ class OpenCall:
         limit = None if self.call[MetricOptions].metric is None else 1
         loop = self.call[Loop]
         subject = Subject(
-            replace(
+            structs.replace(
                 self.model,
                 most=limit,
                 older=older or bool(self.places),

@@ -12,6 +12,7 @@ from itertools import repeat
 from pathlib import Path
 
 import onnx
+from msgspec import structs
 
 from bisect_trt.errors import (
     ConflictError,
@@ -455,7 +456,7 @@ def _write_steps(subject: Subject, metric: Metric, folder: Path, other: int) -> 
         stream = make_steps(subject.network, subject.state, drawn, len(stream))
     tokens = next_tokens(stream) if metric.name == "perplexity" else None
     data = Evaluation.write(folder, zip(stream, tokens or repeat(None)))  # noqa: B905 - no end
-    return replace(data, state=subject.state.taken)
+    return structs.replace(data, state=subject.state.taken)
 
 
 def _run_reference(subject: Subject, data: Evaluation) -> None:

@@ -7,12 +7,12 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from numbers import Real
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from bisect_trt.errors import InputValuesError, ScriptError, quoted
@@ -89,8 +89,7 @@ class Numbers:
         }
 
 
-@dataclass(frozen=True)
-class Eager:
+class Eager(Struct, frozen=True):
     """A module that PyTorch runs, in evaluation mode.
 
     Attributes:

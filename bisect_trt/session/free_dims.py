@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from msgspec import Struct
 
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.shapes import (
@@ -18,8 +20,7 @@ Axis = tuple[str, int]
 """A tensor's name, and one of its dimensions."""
 
 
-@dataclass(frozen=True)
-class Freed:
+class Freed(Struct, frozen=True):
     """The free dimensions of candidates, and the profile that the target needs for them.
 
     Attributes:

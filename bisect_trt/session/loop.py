@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, count, groupby, takewhile
 from pathlib import Path
 from statistics import linear_regression, median
 from typing import Any
 
 import numpy as np
-from msgspec import msgpack, structs
+from msgspec import Struct, msgpack, structs
 
 from bisect_trt.errors import MissingOptionError, ModelRefusedError
 from bisect_trt.onnxlib.state import join_steps
@@ -59,8 +59,7 @@ class _TooManyQuestions(Exception):  # noqa: N818 - an ending, not an error
     """The fewest entries of a state are not found soon."""
 
 
-@dataclass(frozen=True)
-class LoopRun:
+class LoopRun(Struct, frozen=True):
     """The runs of a loop, on the reference and on the target; values are in files of the run's folder.
 
     Attributes:
@@ -201,11 +200,11 @@ class LoopRun:
             for step in steps
         ]
         if own_state:
-            samples[0] = replace(samples[0], before=self.before(steps[0], "own"))
+            samples[0] = structs.replace(samples[0], before=self.before(steps[0], "own"))
         saved = (self.file("own", steps[-1]),) * len(steps)
         request = self._request(*samples)
         if own_state:
-            request = replace(request, feeds_back=True, save_outputs=saved)
+            request = structs.replace(request, feeds_back=True, save_outputs=saved)
         reply = self.subject.workers.ask(request)
         if not isinstance(reply, Failed):
             grouped = groupby(reply.comparisons, lambda comparison: comparison.sample)
@@ -521,4 +520,4 @@ def enter_step(
     data = replace(
         subject.settings.data, input_shapes={}, load_inputs=[file], data_loader_script=None
     )
-    subject.feed(replace(subject.settings, data=data, loop=Loop()))
+    subject.feed(structs.replace(subject.settings, data=data, loop=Loop()))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from bisect_trt.errors import ModelRefusedError, UnsuitableModelError, quoted
@@ -24,8 +24,7 @@ _NUMBER = 0
 """The number of its activations, which no sample has."""
 
 
-@dataclass(frozen=True)
-class OtherModel:
+class OtherModel(Struct, frozen=True):
     """Another model, which the reference's runtime runs; it can do what an :class:`Eager` can.
 
     Attributes:

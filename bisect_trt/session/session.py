@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from bisect_trt.errors import BisectError, ModelRefusedError
 from bisect_trt.onnxlib.nodes import Node
@@ -62,8 +62,7 @@ class _Lost(Exception):  # noqa: N818 - never leaves this module
     """All units together do not fail."""
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(Struct, frozen=True):
     """The smallest failing candidate that a search found.
 
     Attributes:
@@ -77,8 +76,7 @@ class Case:
     outputs: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True)
-class Session:
+class Session(Struct, frozen=True):
     """The opened model of a command, the console, the result to fill in and, for a search, the prober.
 
     Attributes:
@@ -294,7 +292,7 @@ class Session:
         elif record.passes and flakiness.is_steady:
             runs = f"{flakiness.runs} of {flakiness.runs} runs"
             reason = f"the check is flaky: the original failed in {runs}, the answer fails less often; {reason}"
-        return replace(minimum, proven=False, why=reason)
+        return structs.replace(minimum, proven=False, why=reason)
 
     def conclude(self, minimum: Minimum) -> None:
         """Put the status and the minimality of an answer into the result."""
@@ -381,7 +379,7 @@ class Session:
             return minimum
         record = next(record for record in self.prober.ledger.records if record.key == akin[0].key)
         reason = f"without {len(akin)} of its units it may be the same failure: it {record.reason}"
-        return replace(minimum, proven=False, why=reason)
+        return structs.replace(minimum, proven=False, why=reason)
 
     def score_whole(self, candidate: Candidate) -> None:
         """Put the score of a candidate on the whole set into the result, if the check is a metric."""

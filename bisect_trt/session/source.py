@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
+from msgspec import structs
 
 from bisect_trt.aliases import Fields
 from bisect_trt.errors import (
@@ -91,7 +92,7 @@ class Source:
         exported = None
         inputs = self.inputs
         if _is_torch(self.model):
-            settings = replace(settings, path=folder / MODEL_FILE)
+            settings = structs.replace(settings, path=folder / MODEL_FILE)
             inputs = export(self.model, inputs, settings.path)
             exported = {
                 "by": "dynamo",
@@ -103,10 +104,10 @@ class Source:
                 raise UnsuitableModelError(
                     "the model is larger than 2 GiB; save it with external data, and give its path."
                 )
-            settings = replace(settings, path=folder / MODEL_FILE)
+            settings = structs.replace(settings, path=folder / MODEL_FILE)
             settings.path.write_bytes(self.model.SerializeToString(deterministic=True))
         files = [*settings.data.load_inputs, *_saved(inputs, folder)]
-        return replace(settings, data=replace(settings.data, load_inputs=files)), exported
+        return structs.replace(settings, data=replace(settings.data, load_inputs=files)), exported
 
 
 def _is_torch(model: object) -> bool:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import onnx
+from msgspec import Struct, field
 
 from bisect_trt.onnxlib.shapes import Shape, fix_input_shapes, free_inputs
 from bisect_trt.probe.candidate import Candidate, Probe
@@ -28,8 +28,7 @@ from bisect_trt.worker.protocol import Failed
 Unit = TypeVar("Unit", bound=Hashable)
 
 
-@dataclass(frozen=True)
-class Space:
+class Space(Struct, frozen=True):
     """Numbered units, and the candidate of a subset of them.
 
     Attributes:
@@ -47,8 +46,7 @@ class Space:
         return prober.search(over_units(strategy), self.build)
 
 
-@dataclass(frozen=True)
-class Series(Generic[Unit]):
+class Series(Struct, Generic[Unit], frozen=True):
     """Units that are probed one at a time, each a candidate of its own: sizes, samples, releases, runs.
 
     Attributes:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import onnx
+from msgspec import Struct, field, structs
 from onnx.helper import make_tensor_value_info
 
 from bisect_trt.errors import ModelFileError, RuntimeMissingError, UnavailableError
@@ -59,8 +60,7 @@ _KNOWN_IR = 10
 """The newest IR version that every supported release of ONNX Runtime reads, from 1.18 on."""
 
 
-@dataclass(frozen=True)
-class ModelSettings:
+class ModelSettings(Struct, frozen=True):
     """The model and its input data.
 
     Attributes:
@@ -214,7 +214,7 @@ class Subject:
         proto.ir_version = needed
         self.ir_version = {"file": declared, "written": needed}
         first = "" if self.settings.older else "; the first probe is about your file as it is"
-        self.settings = replace(self.settings, older=True)
+        self.settings = structs.replace(self.settings, older=True)
         self._probes_file = bool(first)
         self.console.warn(
             f"Older runtimes reject IR version {declared}, and the model needs only {needed}. Models are written with version "
@@ -397,8 +397,10 @@ class Subject:
     def other(self, path: Path, reference: Reference) -> Subject:
         """Return the subject of a model derived from this one, with the same inputs and expected outputs."""
         subject = copy.copy(self)
-        subject.settings = replace(
-            self.settings, path=path, data=replace(self.settings.data, external_data_dir=None)
+        subject.settings = structs.replace(
+            self.settings,
+            path=path,
+            data=replace(self.settings.data, external_data_dir=None),
         )
         proto = self.workspace.read_back(path)
         take_input_shapes(proto, self.network)

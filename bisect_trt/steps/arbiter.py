@@ -6,8 +6,10 @@ older one, and the newest release on the package index, in one environment.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, structs
 
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.check import Comparing, comparing
@@ -26,8 +28,7 @@ if TYPE_CHECKING:
     from bisect_trt.steps.release_boundary import Newest
 
 
-@dataclass(frozen=True)
-class Arbiter:
+class Arbiter(Struct, frozen=True):
     """Asks runtimes beside target and reference; prints the answers and puts them into the result.
 
     Attributes:
@@ -88,7 +89,7 @@ class Arbiter:
         sentence = (
             f"The reference is off: {release}, a newer one, computes the values of the target."
         )
-        return replace(fault, whose="reference", sentence=sentence)
+        return structs.replace(fault, whose="reference", sentence=sentence)
 
     def upgrade(self, case: Candidate, fault: Fault) -> Since | None:
         """Return the verdict of a newer release on a failing case: of the target, or of the reference if that is to blame."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 import onnx
+from msgspec import Struct, field, structs
 from packaging.version import Version
 
 from bisect_trt.errors import BisectError
@@ -57,8 +58,7 @@ _NOT_NUMBERS = {"shape": "its shape", "dtype": "its type", "missing": "an output
 _STRINGS = "its strings"
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(Struct, frozen=True):
     """The side that is wrong.
 
     Attributes:
@@ -94,8 +94,7 @@ class Fault:
         return WrongSide(self.whose, self.sentence, **self.figures)
 
 
-@dataclass(frozen=True)
-class _Error:
+class _Error(Struct, frozen=True):
     """The difference of two sides."""
 
     passed: bool
@@ -117,8 +116,7 @@ class _Error:
         return max(absolute, self.severity / max(divisor.severity, 1.0))
 
 
-@dataclass(frozen=True)
-class Opinions:
+class Opinions(Struct, frozen=True, dict=True):
     """The outputs of a minimal case on several runtimes; a text in place of outputs is the reason why there are none.
 
     Attributes:
@@ -353,7 +351,9 @@ class Opinions:
         """The target makes no error any more."""
         if not self.seen.passed:
             return None
-        return replace(self._unknown("run once more, the target does not fail"), is_seen=False)
+        return structs.replace(
+            self._unknown("run once more, the target does not fail"), is_seen=False
+        )
 
     def _rounded(self) -> Fault | None:
         """Rounding alone, without the target, makes the same error, or approximations in the low precision do."""
@@ -415,7 +415,7 @@ class Opinions:
             if self.own is not None:
                 return None
             claimed = {**self.inputs, **self._made}
-            return replace(self._unknown(self._no_arbiter()), right=claimed)
+            return structs.replace(self._unknown(self._no_arbiter()), right=claimed)
         difference = self._error(self.right, self._made)
         off = f"compared with {self.arbiter}, {self.target_name} is off by {difference}, and {self.reference_name} by {self.own}"
         figures = {"target_error": difference.largest}
@@ -426,7 +426,7 @@ class Opinions:
                 for name, value in self.right.items()
                 if name in self.reference
             }
-            return replace(fault, right={**self.inputs, **outputs})
+            return structs.replace(fault, right={**self.inputs, **outputs})
         times = difference.times(self.own)
         figures["times_worse"] = times
         return (
@@ -536,7 +536,11 @@ def arbitrate(
             "precision",
             f"{name} has no bf16 kernel for the case, and {reference} runs it. This is not a bug: run the model in fp32 or fp16.",
         )
-    return replace(fault, sentence=fault.sentence + newer) if fault.whose == "unknown" else fault
+    return (
+        structs.replace(fault, sentence=fault.sentence + newer)
+        if fault.whose == "unknown"
+        else fault
+    )
 
 
 def _largest(tensors: Iterable[Array]) -> float:

@@ -11,12 +11,11 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import structs
+from msgspec import Struct, structs
 
 from bisect_trt.errors import MissingOptionError, UnreadableFileError
 from bisect_trt.report.console import Console
@@ -57,8 +56,7 @@ Places = Mapping[Place, Choice]
 """The choices of a build that can be pinned."""
 
 
-@dataclass(frozen=True)
-class Build:
+class Build(Struct, frozen=True):
     """A build with its verdict; its name is its number, or the file with its choices."""
 
     name: str
@@ -126,8 +124,7 @@ def tell_choices(builds: Sequence[Build], rows: Sequence[ChoiceCount], console: 
         console.table(("layer", "choice", "bad", "good"), lines, _SHOWN)
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(Struct, frozen=True):
     """A build with some choices pinned and some forbidden.
 
     Attributes:
@@ -149,8 +146,7 @@ Bench = Callable[[Held], tuple[Verdict, Choices]]
 """Builds; returns the verdict of the build, and its choices."""
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(Struct, frozen=True):
     """Choices that make a build bad.
 
     Attributes:
@@ -217,7 +213,7 @@ def _explained(bench: Bench, name: str, bad: Places, goods: list[Places], tries:
             break
         goods.append(good)
     doubt = "some builds with these choices pinned are good, so something else is needed"
-    return replace(reason, proven=False, why=doubt)
+    return structs.replace(reason, proven=False, why=doubt)
 
 
 def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> Reason:

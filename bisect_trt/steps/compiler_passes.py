@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
+
+from msgspec import Struct, field
 
 from bisect_trt.aliases import Plain
 from bisect_trt.probe.candidate import Probe
@@ -25,8 +26,7 @@ _PROOFS = 3
 """The least number of builds on either side of a fusion."""
 
 
-@dataclass
-class Engines:
+class Engines(Struct):
     """The engines of a model with switches of the compiler turned, each built once.
 
     Attributes:

@@ -7,12 +7,11 @@ first steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from msgspec import UNSET, structs
+from msgspec import UNSET, Struct, structs
 
 from bisect_trt.errors import quoted
 from bisect_trt.onnxlib.qdq import find_quantized
@@ -64,8 +63,7 @@ MECHANISM = "same-mechanism"
 """The folder in the reproducer's for a larger case."""
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True):
     """A diagnosis and its steps."""
 
     session: Session
@@ -113,7 +111,7 @@ class Diagnosis:
             arbiter = self.arbiter
             if self.own.releases and answer.fault.is_fixable:
                 # All releases are asked below.
-                arbiter = replace(arbiter, installs=False)
+                arbiter = structs.replace(arbiter, installs=False)
             failing = answer.candidate if answer.fault.right else answer.whole
             since = arbiter.upgrade(failing, answer.fault)
             if answer.fault.is_bug:
@@ -328,7 +326,7 @@ class Diagnosis:
         session = self.session
         folder = self.output / MECHANISM
         settled = session.settle(case)
-        larger = replace(answer, case=case, whole=settled, candidate=settled)
+        larger = structs.replace(answer, case=case, whole=settled, candidate=settled)
         report = session.result.reported()
         proof = report.proof
         leave_reproducer(session, self.check, larger, folder, self.own).finish(session)

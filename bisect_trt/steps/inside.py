@@ -8,11 +8,11 @@ it is proven with the whole model's node.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import onnx
-from msgspec import structs
+from msgspec import Struct, structs
 
 from bisect_trt.errors import UnavailableError
 from bisect_trt.onnxlib.bodies import Body, Outer, has_body
@@ -41,8 +41,7 @@ _FIRST_NUMBER = 2_000_000
 _MOST_LEVELS = 16
 
 
-@dataclass(frozen=True)
-class _Level:
+class _Level(Struct, frozen=True):
     """A case of one node with a body.
 
     Attributes:
@@ -174,7 +173,7 @@ def _descend(level: _Level, levels: list[Inside]) -> _Level | None:
             subject = session.subject.of_body(body.model, body.values, level.number)
             vet = None if session.prober.vet is None else make_vet(subject)
             prober = replace(session.prober, ledger=ledger, activations=subject.reference, vet=vet)
-            inner = replace(session, subject=subject, probing=prober)
+            inner = structs.replace(session, subject=subject, probing=prober)
             original = replace(subject.original, title=f"the body of {level.name}")
             if prober.probe(original).fails:
                 return _search(level, inner, body, levels)

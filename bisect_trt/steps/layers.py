@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import onnx
-from msgspec import UNSET, structs
+from msgspec import UNSET, Struct, field, structs
 
 from bisect_trt.onnxlib.cut import is_frozen, isolate
 from bisect_trt.onnxlib.network import Network
@@ -48,8 +48,7 @@ _SHOWN = 5
 _SHOWN_REASONS = 3
 
 
-@dataclass
-class Gathered:
+class Gathered(Struct):
     """The results of several runs, each with other tensors marked.
 
     Attributes:
@@ -65,8 +64,7 @@ class Gathered:
     refused: str | None = None
 
 
-@dataclass(frozen=True)
-class LayerComparison:
+class LayerComparison(Struct, frozen=True):
     """The comparison of every tensor with the reference's.
 
     Attributes:
@@ -97,8 +95,7 @@ class LayerComparison:
     own_unseen: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Marking:
+class Marking(Struct, frozen=True):
     """Runs a model on the target with some of its tensors returned."""
 
     subject: Subject
@@ -111,7 +108,10 @@ class Marking:
         """Return the marking of a check that compares a target, which is ``held`` to its low precision or as the check has it."""
         target = check.runtime
         return cls(
-            subject, replace(target, held=held or target.held), check.tolerances, check.timeout
+            subject,
+            replace(target, held=held or target.held),
+            check.tolerances,
+            check.timeout,
         )
 
     @property
@@ -158,7 +158,7 @@ class Marking:
             else structs.replace(comparison, name=tensor_of(comparison.name))
             for comparison in reply.comparisons
         )
-        return replace(reply, comparisons=tuple(named))
+        return structs.replace(reply, comparisons=tuple(named))
 
     def marked(self, names: Sequence[str]) -> Compared | Failed:
         """Run the model with these tensors as outputs, beside its own."""
@@ -246,7 +246,7 @@ def compare_layers(
     if gathered.runs and not telling:
         # What still differs is another, smaller error.
         layers = look.summarize(gathered, gathered.runs)
-        return replace(
+        return structs.replace(
             layers,
             origins=[],
             mild=(*layers.origins, *layers.mild),
@@ -313,7 +313,7 @@ def confirm_origins(look: Marking, layers: LayerComparison) -> LayerComparison:
                 tensors[name] = structs.replace(
                     comparison.by_channel, name=name, sample=comparison.sample
                 )
-    return replace(
+    return structs.replace(
         layers,
         tensors=tensors,
         origins=network.in_order(origins),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+
+from msgspec import structs
 
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.search.keep import shortest_prefix
@@ -37,7 +38,7 @@ def larger_case(
 
     def shows(prefix: Sequence[int]) -> bool:
         part = subject.cut(case.union(prefix))
-        fixed = replace(panel, base=part).candidate(switches)
+        fixed = structs.replace(panel, base=part).candidate(switches)
         return probe(part).verdict is Verdict.FAIL and probe(fixed).verdict is Verdict.PASS
 
     count = shortest_prefix(neighbours, shows)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, structs
 
 from bisect_trt.mixed_precision.nodes import find_losing
 from bisect_trt.onnxlib.network import Network
@@ -57,8 +59,7 @@ _SHOWN = 6
 """Nodes that a sentence names."""
 
 
-@dataclass(frozen=True)
-class JudgedCase:
+class JudgedCase(Struct, frozen=True):
     """A minimal case, the nodes to blame and the side that is wrong.
 
     Attributes:
@@ -260,7 +261,7 @@ def _followed(session: Session, minimum: Minimum, *, held: bool = False) -> Mini
             search, lambda units: subject.cut(units, held=held), subject.original
         )
         if wrong.units:
-            return replace(wrong, why=wrong.why or FOLLOWED)
+            return structs.replace(wrong, why=wrong.why or FOLLOWED)
     return minimum
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
+
+from msgspec import Struct, field
 
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.report.parts import LayersChanged, SetElsewhere, Switches
@@ -14,8 +16,7 @@ from bisect_trt.targets.settings import Switch, TargetSettings, Tier
 _FEW_NAMES = 2
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(Struct, frozen=True):
     """The switches of a target for one model, which fails on it; the units of a search are their indices."""
 
     switches: Sequence[Switch]

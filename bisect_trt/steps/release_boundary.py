@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
+from msgspec import Struct, structs
 from packaging.version import InvalidVersion, Version
 
 from bisect_trt.aliases import Names
@@ -203,8 +204,7 @@ def in_releases(
     return ReleaseCheck(check, subject, target, network, failure, fusion=fusion)
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(Struct, frozen=True):
     """The releases from one version to another, including all that begin with the newest; ``None`` is no limit."""
 
     oldest: Version | None = None
@@ -287,8 +287,7 @@ def list_releases(package: str, wanted: Range, timeout: float | None = None) -> 
     )
 
 
-@dataclass(frozen=True)
-class Boundaries:
+class Boundaries(Struct, frozen=True):
     """The boundaries of a failure among the releases of a package.
 
     Attributes:
@@ -514,8 +513,7 @@ def _failing_releases(session: Session, target: TargetSettings) -> list[str]:
     return [*installed_versions(target)]
 
 
-@dataclass(frozen=True)
-class Newest:
+class Newest(Struct, frozen=True):
     """A case in the newest release on the index.
 
     Attributes:
@@ -593,4 +591,4 @@ def ask_newest(session: Session, check: Comparing, case: Candidate) -> Newest | 
         console.say(f"  not found: {error}")
         return None
     console.say(f"  {release}: {outcome.reason}")
-    return replace(newest, outcome=outcome)
+    return structs.replace(newest, outcome=outcome)

@@ -7,9 +7,10 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from msgspec import Struct, structs
 from onnx import NodeProto
 
 from bisect_trt.errors import OutputFileError
@@ -89,8 +90,7 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
-@dataclass(frozen=True)
-class Left:
+class Left(Struct, frozen=True):
     """A folder that was written.
 
     Attributes:
@@ -126,10 +126,10 @@ class Left:
             UsageError: A file cannot be written.
         """
         search = _describe_search(session, self.minimum)
-        texts = replace(self.reproducer, found=search, cause=cause, since=since)
+        texts = structs.replace(self.reproducer, found=search, cause=cause, since=since)
         if not self.disguised:
             # The names are not the model's.
-            texts = replace(texts, inside=list(map(describe_inside, inside)))
+            texts = structs.replace(texts, inside=list(map(describe_inside, inside)))
         texts.write_texts(self.folder)
         if archive is not None:
             pack(self.folder, [*self.files, self.folder / texts.issue], archive)
@@ -222,10 +222,17 @@ def leave_reproducer(
     if not record.fails:
         minimum = session.disagreed(minimum, record)
     elif trial.shows is False:
-        minimum = replace(minimum, proven=False, why=f"the final re-check disagreed: {trial.why}")
+        minimum = structs.replace(
+            minimum, proven=False, why=f"the final re-check disagreed: {trial.why}"
+        )
     steady = not record.passes
     return Left(
-        minimum, replace(reproducer, trial=trial), folder, written, steady, disguised is not None
+        minimum,
+        structs.replace(reproducer, trial=trial),
+        folder,
+        written,
+        steady,
+        disguised is not None,
     )
 
 

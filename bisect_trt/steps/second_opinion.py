@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from importlib import metadata
 
+from msgspec import Struct
 from packaging.version import Version
 
 from bisect_trt.onnxlib.nodes import drawing_nodes
@@ -36,8 +37,7 @@ EVALUATOR_SECONDS = 120.0
 """The evaluator is written for clarity, not for speed."""
 
 
-@dataclass(frozen=True)
-class Disagreement:
+class Disagreement(Struct, frozen=True):
     """A node of which ONNX's evaluator computes other values than the reference.
 
     Attributes:
@@ -117,7 +117,9 @@ def right_here(session: Session, check: Comparing, case: Candidate) -> Since | N
         return None
     title = target.target.title
     files = write_candidate(
-        Probe(replace(case, title=f"{title} {installed}")), subject.workspace, subject.reference
+        Probe(replace(case, title=f"{title} {installed}")),
+        subject.workspace,
+        subject.reference,
     )
     deadline = subject.workers.deadline
     with WorkerPool(subject.workspace.folder, timeout=check.timeout, deadline=deadline) as pool:

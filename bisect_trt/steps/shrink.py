@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -45,8 +46,7 @@ _PARAMETERS: Mapping[str, Mapping[int, bool]] = {
 is allowed instead."""
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """A model and the values of its inputs."""
 
     proto: onnx.ModelProto
@@ -257,7 +257,7 @@ class _Shrinker:
         # A milder failure may be another one, such as a tie of rounding.
         if not is_same or _distance(comparisons) < self._least:
             return False
-        self.piece = replace(piece, proto=proto)
+        self.piece = structs.replace(piece, proto=proto)
         self.best = candidate
         self._golden = golden
         self._seen = comparisons

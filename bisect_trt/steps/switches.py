@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from msgspec import structs
+from msgspec import Struct, field, structs
 
 from bisect_trt.aliases import Names
 from bisect_trt.errors import BisectError, ConflictError, UnsuitableModelError, UsageError
@@ -121,8 +121,7 @@ def suspected_operators(session: Session) -> frozenset[str]:
     return frozenset(network.nodes[index].op_type for index in around)
 
 
-@dataclass(frozen=True)
-class Explained:
+class Explained(Struct, frozen=True):
     """The answers in sentences, with the options that set the target so, or why there is none; and the models that they fix.
 
     Attributes:
@@ -134,8 +133,7 @@ class Explained:
     fixed: Mapping[Names, Candidate] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Answers:
+class Answers(Struct, frozen=True):
     """The switches that a search found.
 
     Attributes:
@@ -261,7 +259,7 @@ def explain(
     for base in filter(None, (case, None if costly else original)):
         panel = make_panel(session, check, base, case=base is case, wanted=wanted)
         if case is not None:  # precision has a step of its own
-            panel = replace(
+            panel = structs.replace(
                 panel, switches=[switch for switch in panel.switches if switch.kind != "precision"]
             )
         most = _MOST_COSTLY if costly else None
@@ -275,8 +273,8 @@ def explain(
                 f"  not found in {_MOST_COSTLY} builds; `{session.command('cause', check)}` searches further"
             )
             return Explained([])
-        whole_panel = replace(panel, base=original, target=target)
-        small = None if case is None or costly else replace(panel, base=case)
+        whole_panel = structs.replace(panel, base=original, target=target)
+        small = None if case is None or costly else structs.replace(panel, base=case)
         detail = _confirm(session, engines, whole_panel, found, small)
         detail = structs.replace(detail, alternatives=(*detail.alternatives, *counted))
         passing = any(entry.whole for entry in detail.alternatives)
@@ -384,7 +382,7 @@ def _fixing_only_whole(
     unused = frozenset(
         unit for unit, switch in enumerate(whole.switches) if switch.tier is not Tier.WHOLE
     ).difference(*answers.alternatives.found)
-    small = replace(whole, base=case)
+    small = structs.replace(whole, base=case)
     probe = session.prober.probe
     if (
         not unused
@@ -392,11 +390,13 @@ def _fixing_only_whole(
         or not probe(whole.candidate(unused)).passes
     ):
         return ()
-    unused_panel = replace(whole, switches=[whole.switches[unit] for unit in sorted(unused)])
+    unused_panel = structs.replace(
+        whole, switches=[whole.switches[unit] for unit in sorted(unused)]
+    )
     engines = Engines(session, unused_panel)
     extra_answers = search_switches(session, engines)
     assert extra_answers is not None, "the number of questions is not limited"
-    case_panel = replace(unused_panel, base=case)
+    case_panel = structs.replace(unused_panel, base=case)
     return _confirm(session, engines, unused_panel, extra_answers, case_panel).alternatives
 
 

@@ -475,7 +475,7 @@ def work_around_limits(
     # Else a form that slows the baseline down would pass.
     yardstick = subject.models.write("yardstick", subject.original.proto)
     prober = session.prober
-    session = replace(
+    session = structs.replace(
         session, probing=replace(prober, check=prober.check.under(yardstick=yardstick))
     )
     fault = Fault("target", record.reason)
@@ -483,7 +483,7 @@ def work_around_limits(
     print_ways(result, console)
     passes = any(workaround.passes for workaround in workarounds)
     session.conclude(
-        minimum if passes else replace(minimum, proven=False, why="no workaround was found")
+        minimum if passes else structs.replace(minimum, proven=False, why="no workaround was found")
     )
     return result
 

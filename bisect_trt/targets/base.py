@@ -11,9 +11,11 @@ import importlib
 import re
 from abc import ABC
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from msgspec import Struct, field
 
 from bisect_trt.aliases import Fields, Names, Plain, Sizes
 from bisect_trt.options.spec import entries
@@ -45,8 +47,7 @@ ShapeRange = tuple[Sizes, Sizes, Sizes]
 """The smallest, the usual and the largest shape of an input."""
 
 
-@dataclass(frozen=True)
-class Script:
+class Script(Struct, frozen=True):
     """The settings and modules with which ``reproduce.py`` runs a model.
 
     Attributes:
@@ -64,8 +65,7 @@ class Script:
     hints: Plain = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Package:
+class Package(Struct, frozen=True):
     """A package on an index; its releases are the releases of a target.
 
     Attributes:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
+from msgspec import Struct, field, structs
 
 from bisect_trt.tensors.info import Array
 from bisect_trt.tensors.inputs import Sample, resized
@@ -44,8 +44,7 @@ class Kind(str, Enum):
     REAL = "real numbers"
 
 
-@dataclass(frozen=True)
-class Input:
+class Input(Struct, frozen=True):
     """Properties of one input: its values in each given sample, and the least and largest id.
 
     ``standard`` values look normalised to mean 0 and deviation 1. The distribution differs along
@@ -67,8 +66,7 @@ class Input:
         return a_row and not all(np.array_equal(first, sample) for sample in self.samples)
 
 
-@dataclass(frozen=True)
-class FreshSamples:
+class FreshSamples(Struct, frozen=True):
     """Draws samples, varied in each of the ``ways`` in turn; the same number gives the same sample.
 
     Where the given samples differ in size, so do these; ``between`` says whether in sizes between
@@ -100,7 +98,7 @@ class FreshSamples:
         if not _differ_in_size(inputs.values()):
             return cls(inputs, seed)
         counts = [name for name, source in inputs.items() if source.counts and name not in sizes]
-        fixed = {name: replace(inputs[name], kind=Kind.FIXED) for name in counts}
+        fixed = {name: structs.replace(inputs[name], kind=Kind.FIXED) for name in counts}
         return cls(inputs | fixed, seed, between=not counts)
 
     def draw(self, number: int) -> Sample:

@@ -10,12 +10,12 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
 from numpy.typing import NDArray
 
 from bisect_trt.errors import (
@@ -68,8 +68,7 @@ _SIGNALS: dict[str, tuple[Callable[[Vector, Vector], float], float, str]] = {
 result, and its unit."""
 
 
-@dataclass(frozen=True)
-class Metric:
+class Metric(Struct, frozen=True):
     """A number for a set of samples.
 
     Attributes:
@@ -387,8 +386,7 @@ _ONE = ""
 """The name in a file of labels that are one array."""
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Struct, frozen=True):
     """A set of samples in a folder, numbered in the order in which they were given.
 
     Attributes:

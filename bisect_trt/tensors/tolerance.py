@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from bisect_trt.errors import UnknownNameError, quoted
@@ -35,8 +36,7 @@ RIPPLE = 2e-2
 and of its values: about a step of 8 bits."""
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(Struct, frozen=True):
     """The distance between neighbouring values of a quantized tensor.
 
     A value near the middle of two steps is rounded to either, depending on its last digit. Such a
@@ -131,8 +131,7 @@ class ResolvedTolerance(NamedTuple):
     rtol: float
 
 
-@dataclass(frozen=True)
-class Tolerance:
+class Tolerance(Struct, frozen=True):
     """Absolute and relative tolerance; ``None`` where it is chosen for each tensor.
 
     Attributes:

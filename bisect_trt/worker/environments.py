@@ -18,11 +18,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from msgspec import Struct
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -67,8 +67,7 @@ _Tool: TypeAlias = Callable[[Sequence[str], Mapping[str, str]], tuple[int, str]]
 """Runs uv; see :func:`run_tool`."""
 
 
-@dataclass(frozen=True)
-class Environment:
+class Environment(Struct, frozen=True):
     """Packages as pip takes them, or wheels, NumPy among them, ``alone`` or with what they depend on.
 
     The interpreter is a version, such as ``3.11``, or a path; it is chosen for the requirements if

@@ -18,9 +18,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from bisect_trt.aliases import Fields, Names, Plain
 from bisect_trt.errors import PlaceError, ValueRefusedError
@@ -59,8 +60,7 @@ _FORMS: dict[Kind, tuple[str, str, str]] = {
 kind."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Struct, frozen=True):
     """A place where probes run, by the user's words after ``--on``.
 
     Attributes:
@@ -86,8 +86,7 @@ class Place:
         return self.said if self.kind == "env" else _FORMS[self.kind][2]
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """The contents of a place: what ``host.facts`` found there, and the facts of the target."""
 
     place: Place

@@ -11,9 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 from bisect_trt.tensors.kernel import free_bytes, holds_more, readable, total_bytes
 from bisect_trt.worker.guard import guard
@@ -66,8 +67,7 @@ def module_command(module: str, *words: str) -> list[str]:
 Limit = Literal["time", "cancelled", "memory"]
 
 
-@dataclass(frozen=True)
-class ProcessEnd:
+class ProcessEnd(Struct, frozen=True):
     """The end of a process after some seconds.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Requests to a worker and their replies: frozen dataclasses, each request with its type of reply.
+"""Requests to a worker and their replies: frozen structs, each request with its type of reply.
 
 A worker on this machine runs the same interpreter and the same package as its driver, so an
 :class:`Order` and its :class:`Answered` are pickled. What goes to another machine is JSON; see
@@ -8,9 +8,10 @@ A worker on this machine runs the same interpreter and the same package as its d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from msgspec import Struct, field
 
 from bisect_trt.aliases import Fields, Names, Plain
 from bisect_trt.worker.place import Place, Seen
@@ -33,8 +34,7 @@ R_co = TypeVar("R_co", covariant=True)
 """The reply to a request that succeeds."""
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(Struct, frozen=True):
     """The runtime does not run the model; the reply to any request.
 
     Attributes:
@@ -53,8 +53,7 @@ class Failed:
     poisoned: bool = False
 
 
-@dataclass(frozen=True)
-class Compared:
+class Compared(Struct, frozen=True):
     """A model's tensors compared with the reference's, on every input sample that was run.
 
     Attributes:
@@ -69,8 +68,7 @@ class Compared:
     latency_ms: float | None = None
 
 
-@dataclass(frozen=True)
-class Scored:
+class Scored(Struct, frozen=True):
     """The score of a model, and whether it is within its bound (``None`` without one); the rest as for :class:`Compared`."""
 
     value: float
@@ -79,8 +77,7 @@ class Scored:
     latency_ms: float | None = None
 
 
-@dataclass(frozen=True)
-class Blocks:
+class Blocks(Struct, frozen=True):
     """The timed blocks of a model and its baseline.
 
     Attributes:
@@ -97,8 +94,7 @@ class Blocks:
     slow: bool | None = None
 
 
-@dataclass(frozen=True)
-class Measured(Blocks):
+class Measured(Blocks, frozen=True):
     """The time and memory that a model takes.
 
     Attributes:
@@ -115,34 +111,29 @@ class Measured(Blocks):
     refused: str | None = None
 
 
-@dataclass(frozen=True)
-class Request(Generic[R_co]):
+class Request(Struct, Generic[R_co], frozen=True):
     """A request to a worker about a runtime."""
 
     target: TargetSettings
 
 
-@dataclass(frozen=True)
-class OnModel(Request[R_co]):
+class OnModel(Request[R_co], frozen=True):
     """A request about an ONNX file."""
 
     model: Path
 
 
-@dataclass(frozen=True)
-class About(Request[Plain]):
+class About(Request[Plain], frozen=True):
     """Start the target, and return its facts; see :mod:`bisect_trt.targets.runtime`."""
 
 
-@dataclass(frozen=True)
-class BuildEngine(OnModel[None]):
+class BuildEngine(OnModel[None], frozen=True):
     """Build a model for what it will be fed (``.npz``); the target's settings name the file of its engine."""
 
     inputs: Path
 
 
-@dataclass(frozen=True)
-class Collect(OnModel[None]):
+class Collect(OnModel[None], frozen=True):
     """Run a model on one input after the other in one session, and keep every output.
 
     Attributes:
@@ -160,8 +151,7 @@ class Collect(OnModel[None]):
     before: Path | None = None
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """One input sample (``.npz``), and the expected values: ``.npz``, or the folder of an ``ActivationStore``.
 
     Attributes:
@@ -173,8 +163,7 @@ class Sample:
     before: Path | None = None
 
 
-@dataclass(frozen=True)
-class Compare(OnModel[Compared]):
+class Compare(OnModel[Compared], frozen=True):
     """Run a model and compare each of its outputs that the reference has a value of.
 
     Attributes:
@@ -208,8 +197,7 @@ class Compare(OnModel[Compared]):
     feeds_back: bool = False
 
 
-@dataclass(frozen=True)
-class Scoring:
+class Scoring(Struct, frozen=True):
     """The scoring of outputs by a metric, as the user names it, on samples."""
 
     data: Evaluation
@@ -218,8 +206,7 @@ class Scoring:
     bound: float | None = None
 
 
-@dataclass(frozen=True)
-class Score(OnModel[Scored]):
+class Score(OnModel[Scored], frozen=True):
     """Score a model, or a piece of the model that is scored, on a set of samples.
 
     The reference runs the rest of the model, where this is a piece: a model ``before`` computes
@@ -235,8 +222,7 @@ class Score(OnModel[Scored]):
     timed: bool = False
 
 
-@dataclass(frozen=True)
-class Measure(OnModel[Measured]):
+class Measure(OnModel[Measured], frozen=True):
     """Build a model, run it, and time it beside a baseline until it is known whether it takes too long.
 
     Attributes:
@@ -291,13 +277,11 @@ class Measure(OnModel[Measured]):
         return lost > self.lost_s[0], lost <= self.lost_s[1]
 
 
-@dataclass(frozen=True)
-class Describe(Request[Fields]):
+class Describe(Request[Fields], frozen=True):
     """Return the contents of the target's prebuilt engine, as plain values."""
 
 
-@dataclass(frozen=True)
-class Trace(OnModel[Fields]):
+class Trace(OnModel[Fields], frozen=True):
     """Return what the target reports of a model for what it will be fed (``.npz``); see ``Runtime.trace``.
 
     Attributes:
@@ -311,23 +295,20 @@ class Trace(OnModel[Fields]):
     beside: Place | None = None
 
 
-@dataclass(frozen=True)
-class Lower(OnModel[bool]):
+class Lower(OnModel[bool], frozen=True):
     """Write the form of a model that the target really runs to a file, and return whether that is another than the model."""
 
     to: Path
 
 
-@dataclass(frozen=True)
-class Look(Request[Seen]):
+class Look(Request[Seen], frozen=True):
     """Return the versions of packages in a place, its hardware, and, unless ``start`` is false, the facts of the target there."""
 
     packages: Names
     start: bool = True
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(Struct, frozen=True):
     """A request on its way to a worker, with the log of what the runtime prints, and the folder that paths are relative to."""
 
     request: Request[Any]
@@ -335,8 +316,7 @@ class Order:
     cwd: Path
 
 
-@dataclass(frozen=True)
-class Answered:
+class Answered(Struct, frozen=True):
     """A reply, or an exception to raise where the request was made; and the memory of the worker, see ``host.held``."""
 
     reply: Any

@@ -16,7 +16,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -400,12 +399,12 @@ class Worker:
                     runtime.load(request.baseline_model or request.model, feed), feed
                 )
             except _FAILURES as error:
-                return replace(measured, refused=str(error))
+                return structs.replace(measured, refused=str(error))
         judge = partial(request.judge, idle_s=idle)
         blocks = compare_blocks(
             Timed.of(session, feed), baseline, judge, request.budget_s, request.share
         )
-        return replace(measured, idle_s=idle, **vars(blocks))
+        return structs.replace(measured, idle_s=idle, **structs.asdict(blocks))
 
     def _idle_lost(self, request: Measure, runtime: Runtime) -> float:
         """Seconds that a model that computes nothing loses to the baseline; 0 without one, and where that is not known."""

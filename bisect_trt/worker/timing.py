@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from bisect_trt.aliases import Plain
 from bisect_trt.search.statistics import SignTest
@@ -26,8 +27,7 @@ _PAUSE_SECONDS = 0.002
 """Threads of a runtime spin for a moment after a run, and would slow the other side down."""
 
 
-@dataclass(frozen=True)
-class Timed:
+class Timed(Struct, frozen=True):
     """A loaded model that is timed.
 
     Attributes:

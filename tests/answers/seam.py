@@ -14,10 +14,11 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+from msgspec import structs
 
 from answers import check, faults
 from answers.standin import StandInTensorRt
@@ -81,7 +82,9 @@ class InProcessWorker:
                         protocol.Failed("build", met.message, f"build: {met.message}")
                     )
                 if met.model is not None:
-                    order = replace(order, request=replace(request, model=met.model))
+                    order = structs.replace(
+                        order, request=structs.replace(request, model=met.model)
+                    )
             self._worker = self._worker or serve.Worker(self._connection())
             with _printed_to(order.log):
                 answer = self._worker.serve(order)

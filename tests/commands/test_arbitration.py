@@ -14,6 +14,7 @@ from building import evaluate, save_text, text_model
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from onnx import TensorProto, helper, numpy_helper
 from support import model_of, onnx_tool, overflowing, read_json, save
 
@@ -176,7 +177,7 @@ SIDES: dict[str, Any] = {
 
 
 def judged(case: Opinions, precision: Precision = Precision.FP32) -> Fault:
-    return replace(case, tolerance=replace(case.tolerance, precision=precision)).judge()
+    return structs.replace(case, tolerance=replace(case.tolerance, precision=precision)).judge()
 
 
 def verdict(case: Opinions, precision: Precision = Precision.FP32) -> str:
@@ -237,7 +238,7 @@ def test_an_approximation_that_the_network_amplifies_is_no_bug(ulps: float, seed
     def whose(units: float) -> str:
         sides = {"target": right + np.float32(units * 2**-11), "reference": right, "right": right}
         case = opinions(**sides, rounded=right, low="fp16")
-        return verdict(replace(case, model=model, inputs=feed), Precision.FP16)
+        return verdict(structs.replace(case, model=model, inputs=feed), Precision.FP16)
 
     assert whose(ulps) == "precision"
     assert whose(100 * ulps) == "target"
@@ -247,7 +248,10 @@ def test_a_refusal_is_a_bug_where_all_others_run_the_model() -> None:
     assert verdict(opinions(target="no such layer")) == "target"
     assert verdict(opinions(target="no such layer", **UNJUDGED)) == "unknown"
     assert verdict(opinions(target="no such layer", reference=RIGHT + 1)) == "unknown"
-    assert verdict(replace(opinions(target="no such opset"), outputs=(), reference={})) == "unknown"
+    assert (
+        verdict(structs.replace(opinions(target="no such opset"), outputs=(), reference={}))
+        == "unknown"
+    )
     assert "crashes" in judged(opinions(target="the target crashed (SIGSEGV)")).sentence
 
 
@@ -289,9 +293,9 @@ def test_a_decision_is_the_precisions_fault_as_far_as_rounding_turns_it(
     integers = op in ("ArgMax", "TopK", "Cast")
     one, two = (np.array(each, np.int64 if integers else np.float32) for each in (decided, other))
     case = deciding(op, values, one, two)
-    assert verdict(replace(case, rounded={"y": one}), Precision.FP16) == whose
+    assert verdict(structs.replace(case, rounded={"y": one}), Precision.FP16) == whose
     assert (
-        verdict(replace(case, low=None, rounded=""), Precision.FP32) != "tie"
+        verdict(structs.replace(case, low=None, rounded=""), Precision.FP32) != "tie"
     )  # fp32 reads the very same
 
 
@@ -390,12 +394,15 @@ def test_what_rounding_is_expected_to_make_is_no_bug(size: float, part: float) -
         "rounding",
         "unknown",
     )  # where the two are off alike, it is seen no more
-    assert verdict(replace(case, target={"y": RIGHT + np.float32(5 * size)})) == "unknown"
+    assert verdict(structs.replace(case, target={"y": RIGHT + np.float32(5 * size)})) == "unknown"
     assert verdict(opinions(target=alone, rounded=RIGHT)) == "target"
     assert (
         verdict(opinions(target=alone, rounded=alone)) == "target"
     )  # the reference does not lose these digits
-    assert verdict(replace(opinions(target=alone, rounded=alone), plain={"y": alone})) == "rounding"
+    assert (
+        verdict(structs.replace(opinions(target=alone, rounded=alone), plain={"y": alone}))
+        == "rounding"
+    )
 
 
 @pytest.mark.parametrize(("times", "whose"), [(1, "rounding"), (1000, "target")])
@@ -453,10 +460,10 @@ def test_a_node_that_draws_is_no_bug(cli: CommandLine) -> None:
 
 def test_a_refused_node_that_draws_is_still_a_bug() -> None:
     noise = rows("y = RandomNormalLike(x)")
-    case = replace(opinions(target=RIGHT + 1), model=noise)
+    case = structs.replace(opinions(target=RIGHT + 1), model=noise)
     assert judged(case).whose == "random"
     assert (
-        judged(replace(case, target="no such operator", reference={"y": RIGHT + 1})).whose
+        judged(structs.replace(case, target="no such operator", reference={"y": RIGHT + 1})).whose
         == "target"
     )
 

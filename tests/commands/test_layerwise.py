@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +110,7 @@ def test_groups_that_hide_it_say_nothing_of_it(tmp_path: Path) -> None:
             structs.replace(each, passed=True, kind=ComparisonKind.MATCH)
             for each in reply.comparisons
         )
-        return replace(reply, comparisons=tuple(right))
+        return structs.replace(reply, comparisons=tuple(right))
 
     with looking(model, target, fp16=True) as look:
         original = look.unmarked()
@@ -165,7 +164,7 @@ def off_by(
         model.graph.initializer.append(numpy_helper.from_array(errors, f"{name}/error"))
         wrong = request.model.with_name("wrong.onnx")
         onnx.save(model, str(wrong))
-        return ask(replace(request, model=wrong))
+        return ask(structs.replace(request, model=wrong))
 
     return target
 

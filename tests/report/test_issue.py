@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from msgspec import structs
 from onnx import TensorProto, helper
 from support import model_of
 
@@ -75,26 +76,26 @@ def issue(
 
 def test_what_a_newer_release_mends_is_said_first_unless_it_is_no_bug() -> None:
     since = Since("foo 1.0 passes, 1.1 fails; 1.2 passes again.", "upgrade to foo 1.2 or later")
-    found = replace(issue(), since=since)
+    found = structs.replace(issue(), since=since)
     page = found.render(found.issue)
     assert found.issue == NOTES
     assert page.startswith(
         "> **Fixed in a newer release**: upgrade to foo 1.2 or later rather than"
     )
     assert f"## Releases\n\n{since.sentence}\n" in page
-    no_bug = replace(found, is_bug=False, fault="Too large.")
+    no_bug = structs.replace(found, is_bug=False, fault="Too large.")
     assert no_bug.issue == NOTES
     page = no_bug.render(no_bug.issue)
     assert page.startswith("> **Not a bug report.** Too large.")
     assert "Fixed in" not in page
-    unfixed = replace(found, since=replace(since, fixed=None))
+    unfixed = structs.replace(found, since=structs.replace(since, fixed=None))
     assert unfixed.issue == ISSUE
     assert "Fixed in" not in unfixed.render(unfixed.issue)
 
 
 def test_the_folder_has_the_text_to_file_or_the_notes(tmp_path: Path) -> None:
     for is_bug, name, other in ((True, ISSUE, NOTES), (False, NOTES, ISSUE), (True, ISSUE, NOTES)):
-        replace(issue(), is_bug=is_bug).write_texts(tmp_path)
+        structs.replace(issue(), is_bug=is_bug).write_texts(tmp_path)
         assert (tmp_path / name).is_file()
         assert not (tmp_path / other).exists()
         assert name in (tmp_path / "README.md").read_text()
@@ -119,7 +120,7 @@ def test_the_version_of_a_tool_is_named_if_its_package_is_installed(
     target = TargetSettings("through", own=ThroughSettings(tool))
     expected = {package: metadata.version(package)} if package else {}
     assert target.target.versions(target) == expected
-    page = replace(issue(target), places=[]).render(ISSUE)
+    page = structs.replace(issue(target), places=[]).render(ISSUE)
     assert (f"| pytest | {metadata.version('pytest')} |" in page) is (package is not None)
 
 
@@ -135,7 +136,7 @@ def test_the_lines_of_the_runtimes_own_tools_are_what_these_read(tmp_path: Path)
     trtexec, line = issue(target).tool_commands
     for word in ("--fp16", "--maxShapes='a:b':4x3", "--memPoolSize=workspace:1024", "--noTF32"):
         assert word in " ".join(shlex.split(trtexec))
-    found = replace(issue(target), inputs={"a:b": np.ones((2, 3), np.float32)})
+    found = structs.replace(issue(target), inputs={"a:b": np.ones((2, 3), np.float32)})
     assert tmp_path / "inputs.json" in found.write(tmp_path)
     page = (tmp_path / ISSUE).read_text()
     assert trtexec in page
@@ -156,12 +157,12 @@ def test_the_lines_of_the_runtimes_own_tools_are_what_these_read(tmp_path: Path)
 
 @pytest.mark.parametrize("runtime", ["trt", "onnxrt", "openvino"])
 def test_the_issue_alone_has_the_form_of_its_tracker_and_no_blank_field(runtime: str) -> None:
-    page = replace(issue(TargetSettings(runtime)), places=[]).render(ISSUE)
+    page = structs.replace(issue(TargetSettings(runtime)), places=[]).render(ISSUE)
     fields = re.findall(r"^- \*\*(.+?)\*\*: *(.*)$", page, re.MULTILINE)
     assert len(fields) >= 2, page
     assert all(value for _, value in fields)
     assert "Not tried; 'bisect-trt releases'" in page
-    notes = replace(issue(TargetSettings(runtime)), is_bug=False).render(NOTES)
+    notes = structs.replace(issue(TargetSettings(runtime)), is_bug=False).render(NOTES)
     form = re.findall(r"^## .+$|^- \*\*.+?\*\*|^\*\*.+\*\*", page, re.MULTILINE)
     shared = {"## The model", "## How it was found"}
     assert not [field for field in form if field not in shared and field in notes]
