@@ -313,7 +313,7 @@ _MASKED = 6e4
 """fp16's largest number, and the replacement of a larger constant, with room for an added value."""
 _SMALLEST = 2.0**-14
 """fp16's smallest normal number: values scaled to 1 by less could overflow."""
-_NORMS = ("LayerNormalization", "InstanceNormalization")
+_NORMS = ("LayerNormalization", "InstanceNormalization", "BatchNormalization")
 _BROADCAST_SINCE = 7
 """The first opset with NumPy's broadcasting, which the rules need."""
 _SQUARE = "(Mul(v, v) | Pow(v, 2))"
@@ -450,12 +450,12 @@ def _power(view: NetworkView, index: int) -> Fragment | None:
 
 
 def _norm_in_parts(view: NetworkView, index: int) -> Fragment | None:
-    """Replace ``LayerNormalization`` and ``InstanceNormalization`` by the operators that they are made of."""
+    """Replace a norm of layers, instances or batches by the operators that it is made of."""
     node = view.network.nodes[index]
     shape = view.shape(node.input[0]) if node.input else None
     if node.op_type not in _NORMS or shape is None or not view.is_float(node.input[0]):
         return None
-    if any(
+    if attribute(node, "training_mode", 0) or any(
         view.network.consumers.get(name) or name in view.network.returned
         for name in node.output[1:]
         if name
@@ -464,19 +464,24 @@ def _norm_in_parts(view: NetworkView, index: int) -> Fragment | None:
         return None
     fragment = Fragment(view, index)
     rank = len(shape)
-    start = attribute(node, "axis", -1) % rank if node.op_type == "LayerNormalization" else 2
+    of_layer = node.op_type == "LayerNormalization"
     # (x - mean(x)) / sqrt(mean((x - mean(x))^2) + e): the mean is subtracted before it is squared.
-    axes = range(start, rank)
+    axes = range(attribute(node, "axis", -1) % rank if of_layer else 2, rank)
     value = node.input[0]
-    centred = fragment.op("Sub", value, fragment.reduce("ReduceMean", value, axes))
-    variance = fragment.reduce("ReduceMean", fragment.op("Mul", centred, centred), axes)
+    by_channel = np.array([-1, *[1] * (rank - 2)], np.int64)
+    parameters = [
+        name if of_layer else fragment.op("Reshape", name, by_channel)
+        for name in filter(None, node.input[1:])
+    ]
+    scale, *bias = parameters[:2]
+    # A norm of batches reads both.
+    mean, *stored = parameters[2:] or [fragment.reduce("ReduceMean", value, axes)]
+    centred = fragment.op("Sub", value, mean)
+    variance, *_ = stored or [
+        fragment.reduce("ReduceMean", fragment.op("Mul", centred, centred), axes)
+    ]
     shifted = fragment.op("Add", variance, float(attribute(node, "epsilon", 1e-5)))
     normed = fragment.op("Div", centred, fragment.op("Sqrt", shifted))
-    scale, *bias = [name for name in node.input[1:3] if name]
-    if node.op_type == "InstanceNormalization":
-        # A scale and a bias for each channel.
-        by_channel = np.array([-1, *[1] * (rank - 2)], np.int64)
-        scale, *bias = [fragment.op("Reshape", name, by_channel) for name in (scale, *bias)]
     scaled = fragment.op("Mul", normed, scale, last=not bias)
     if bias:
         fragment.op("Add", scaled, *bias, last=True)

@@ -98,11 +98,11 @@ def power(by: float, _: int) -> tuple[Nodes, Weights]:
 
 
 def operator(
-    op: str, shape: tuple[int, ...], _: int, *, bias: bool = True, **attributes: Any
+    op: str, shape: tuple[int, ...], _: int, *, count: int = 2, **attributes: Any
 ) -> tuple[Nodes, Weights]:
-    """A normalization with a scale and a bias of this shape."""
-    values = np.random.default_rng(0).standard_normal((2, *shape)).astype(np.float32)
-    weights = dict(zip(("scale", "bias")[: 1 + bias], values, strict=False))
+    """A normalization with a scale, a bias, a mean and a variance of this shape, or the first of these."""
+    values = np.random.default_rng(0).uniform(0.2, 2, (4, *shape)).astype(np.float32)
+    weights = dict(zip(("scale", "bias", "mean", "variance")[:count], values, strict=False))
     return [node(op, " ".join(("x", *weights)), "y", **attributes)], weights
 
 
@@ -128,11 +128,15 @@ CASES: dict[str, tuple[str, Callable[[int], tuple[Nodes, Weights]]]] = {
     ),
     "LayerNormalization without a bias": (
         "norm-in-parts",
-        partial(operator, "LayerNormalization", (6,), bias=False),
+        partial(operator, "LayerNormalization", (6,), count=1),
     ),
     "InstanceNormalization": (
         "norm-in-parts",
         partial(operator, "InstanceNormalization", (4,), epsilon=1e-3),
+    ),
+    "BatchNormalization": (
+        "norm-in-parts",
+        partial(operator, "BatchNormalization", (4,), count=4, epsilon=1e-3),
     ),
 }
 SINCE = {"LayerNormalization": 17, "LayerNormalization without a bias": 17, "layer norm": 17}
