@@ -333,6 +333,21 @@ def test_wrong_values_do_not_explain_the_decision_on_them() -> None:
     assert verdict(Opinions(model, ("y",), {"x": x}, right, wrong, right, **SIDES)) == "target"
 
 
+def test_a_tie_where_marks_hide_the_failure_does_not_explain_it() -> None:
+    model = text_model("(float[2] x) => (uint8[2] y, float[2] s)", "s = Mul(x, x) y = QuantizeLinear(s, step, zero)",
+                       {"step": 0.5, "zero": np.zeros((), np.uint8)})  # fmt: skip
+    x = np.array([0.5, 9], np.float32)
+    right = evaluate(model, {"x": x})
+    tie: dict[str, Any] = {
+        "s": np.nextafter(right["s"], np.float32(99)),
+        "y": right["y"] + np.array([1, 0], np.uint8),
+    }
+    case = Opinions(model, ("y",), {"x": x}, right, tie, right, **SIDES)
+    assert verdict(case) == "tie"
+    wrong = {**right, "y": np.zeros_like(right["y"])}
+    assert verdict(replace(case, target=wrong, marked_target=tie)) == "target"
+
+
 def test_a_widened_model_computes_in_float64() -> None:
     body = "c = Constant<value_float = 0.1>() s = Add(x, w) m = Mul(s, c) i = Cast<to = 6>(m) f = Cast<to = 1>(i) y = Add(f, m)"
     model = text_model("(float[2] x) => (float[2] y)", body, {"w": [1.0, 2.0]})
