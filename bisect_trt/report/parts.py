@@ -168,13 +168,14 @@ class Comparison(TensorComparison, frozen=True, kw_only=True):
 
 
 class Origin(Part):
-    """A node that has matching inputs and a wrong output."""
+    """A node that has matching inputs and a wrong output; ``right_alone`` if it passes where it runs alone on these inputs."""
 
     tensor: str
     node: Node
     inputs: Names
     attributes: dict[str, str]
     comparison: Comparison
+    right_alone: bool = False
 
 
 class OwnOutputs(Part):

@@ -155,11 +155,12 @@ def describe_placement(layers: Sequence[Entry]) -> str:
         layers: The field ``layers`` of a result; engines have layers without providers.
     """
     placed = [layer for layer in layers if "provider" in layer]
-    reasons = {layer["kind"]: layer["reason"] for layer in placed if layer["reason"]}
     counts = Counter(layer["provider"] for layer in placed)
     parts = []
     for place, (provider, count) in enumerate(counts.most_common()):
-        kinds = Counter(layer["kind"] for layer in placed if layer["provider"] == provider)
+        run = [layer for layer in placed if layer["provider"] == provider]
+        kinds = Counter(layer["kind"] for layer in run)
+        reasons = {layer["kind"]: layer["reason"] for layer in run if layer["reason"]}
         operators = [
             f"{kind} ({times}{f': {reasons[kind]}' if kind in reasons else ''})"
             for kind, times in kinds.most_common()
@@ -370,10 +371,10 @@ def _other_origins(result: Result, origins: Sequence[Origin]) -> Iterator[Row]:
         is_clean = doubtful.isdisjoint(origin.inputs)
         inputs = "correct inputs" if is_clean else "inputs that are slightly wrong or were not seen"
         # An origin with doubtful inputs may only pass an error on.
-        groups.setdefault(inputs, []).append(origin.node)
-    for inputs, nodes in groups.items():
-        text = f"{plural(len(nodes), 'more node')} with {inputs} and wrong outputs"
-        yield "", f"{text}: {grouped(nodes)}"
+        alone = ", but right alone" * origin.right_alone
+        groups.setdefault(f"{inputs} and wrong outputs{alone}", []).append(origin.node)
+    for problem, nodes in groups.items():
+        yield "", f"{plural(len(nodes), 'more node')} with {problem}: {grouped(nodes)}"
 
 
 def _why(result: Result) -> Iterator[Row]:

@@ -177,6 +177,8 @@ def extract_suspect(
                     else "  yes: this is a minimal case"
                 )
                 return _minimize_case(session, failing, held=held)
+            if step == 0:
+                _mark_right(session, index)
             if step < GROWTH_STEPS:
                 at_end = step == 0 and network.nodes[index].op_type == "Cast"
                 console.say(f"  no: add its {'readers' if at_end else 'producers'}")
@@ -184,6 +186,20 @@ def extract_suspect(
     if suspects:
         console.say("  no suspicious layer fails, alone or with its producers")
     return None
+
+
+def _mark_right(session: Session, index: int) -> None:
+    """Mark the origins of a node that passed alone."""
+    subject = session.subject
+    result = session.result
+    alone = subject.cut(frozenset({subject.network.rank[index]}))
+    outcome = session.prober.ledger.outcome(alone.key)
+    if result.origins and outcome is not None and outcome.ending is Ending.PASSED:
+        made = subject.network.made(index)
+        result.origins = [
+            structs.replace(origin, right_alone=True) if origin.tensor in made else origin
+            for origin in result.origins
+        ]
 
 
 def _around(network: Network, units: Subset, *, readers: bool) -> Subset:

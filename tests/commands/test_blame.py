@@ -28,6 +28,7 @@ from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
 from bisect_trt.report.console import Console
+from bisect_trt.report.parts import Comparison, Origin
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.strategy import minimise
@@ -35,6 +36,7 @@ from bisect_trt.session.session import Session, unless_lost
 from bisect_trt.session.subject import ModelSettings, Subject
 from bisect_trt.steps.minimal_case import by_blame, extract_suspect, find_suspects, named_nodes
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.process import Cancel
 
@@ -174,8 +176,16 @@ def test_the_node_that_a_refusal_names_is_tried_first(
         investigation.prober.probe_original(investigation.subject.original)
         suspects = find_suspects(investigation, print)
         assert [name_of(investigation, node) for node in suspects] == ["<5>"]
+        network = investigation.subject.network
+        seen = Comparison.of(TensorComparison("t", False, ComparisonKind.MISMATCH))
+        investigation.result.origins = [
+            Origin(name, network.plain(index), (), {}, seen)
+            for name, index in network.producer.items()
+        ]
         case = extract_suspect(investigation, None, suspects)
         assert case is not None
+        right = [each.node.name for each in investigation.result.origins if each.right_alone]
+        assert right == (["<5>"] if len(needed) > 1 else [])
         order = investigation.subject.network.order
         assert {name_of(investigation, order[unit]) for unit in case.minimum.units} == set(needed)
         assert case.minimum.proven

@@ -319,6 +319,11 @@ def test_the_summary_says_which_inputs_of_origins_were_not_seen(
     result["origins"].append(again)
     texts = [text for _, text in summary(result_of(result))]
     assert "1 more node with correct inputs and wrong outputs: Mul 'again'" in texts
+    again["right_alone"] = True
+    texts = [text for _, text in summary(result_of(result))]
+    text = "correct inputs and wrong outputs, but right alone: Mul 'again'"
+    assert f"1 more node with {text}" in texts
+    del again["right_alone"]
     result["unseen"] = {"x": "refused", "a2_out": "refused"}
     texts = [text for _, text in summary(result_of(result))]
     assert "Its input 'a2_out' could not be seen, so the error may begin before it" in texts

@@ -171,7 +171,8 @@ class OrtRunner:
             hints: ``content`` is the serialized model where it is not in the file, ``weights`` the
                 folder of its weights.
         """
-        if not _plugged(self._providers):
+        plugged = _plugged(self._providers)
+        if not plugged:
             return {}
         log, opened = listen(lambda: self._set(VERBOSE).load(path, feed, hints))
         parts = [] if opened is None else opened.session.get_provider_graph_assignment_info()
@@ -182,7 +183,10 @@ class OrtRunner:
                     "name": node.name,
                     "kind": node.op_type,
                     "provider": part.ep_name,
-                    "reason": reasons.get((node.op_type, node.name), ""),
+                    # A provider may refuse a node at first, and take it in another group.
+                    "reason": ""
+                    if part.ep_name in plugged
+                    else reasons.get((node.op_type, node.name), ""),
                 }
                 for part in parts
                 for node in part.get_nodes()
