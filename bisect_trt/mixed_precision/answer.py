@@ -23,7 +23,7 @@ from bisect_trt.mixed_precision.search import (
     marked,
     with_metadata,
 )
-from bisect_trt.onnxlib.host import keep_on_host
+from bisect_trt.onnxlib.host import keep_on_host, with_inferred_shapes
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output, in_module
@@ -44,6 +44,7 @@ from bisect_trt.search.statistics import rate_interval
 from bisect_trt.session.checks import CheckSettings, make_check
 from bisect_trt.session.session import Session
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.process import workers_within
@@ -524,7 +525,7 @@ more."""
 
 def _in_fp32(
     case: Candidate,
-    types: Mapping[str, int],
+    infos: Mapping[str, TensorInfo],
     target: TargetSettings,
     precision: str,
     *,
@@ -534,8 +535,7 @@ def _in_fp32(
 
     Args:
         case: The minimal case.
-        types: The element types of the original's tensors. ONNX infers none behind operators of a
-            runtime.
+        infos: The types of the original's tensors. ONNX infers none behind operators of a runtime.
         target: The target, which lowers it.
         precision: The low precision.
         by_layer: Whether the target lowers layer by layer.
@@ -545,8 +545,8 @@ def _in_fp32(
     if by_layer:
         return replace(control, keep=every)
     if target.target.computes_low(target):
-        inferred = Network(case.proto).element_types
-        control = replace(control, made=keep_on_host(case.proto, every, {**types, **inferred}))
+        inferred = with_inferred_shapes(Network(case.proto), infos)
+        control = replace(control, made=keep_on_host(case.proto, every, inferred))
     return marked(control, precision)
 
 
@@ -587,7 +587,7 @@ def find_fix(
     fixer = prober.beside(
         fixed, workers_within(search.workers, subject.workers.width)
     )  # it shares journal and budget
-    alone = _in_fp32(case, subject.element_types, target, precision, by_layer=by_layer)
+    alone = _in_fp32(case, subject.infos, target, precision, by_layer=by_layer)
     part = Result("precision")  # of its own, so that the answer of the diagnosis stays as it is
     fix = None
     try:
@@ -596,7 +596,10 @@ def find_fix(
         if record.verdict is not Verdict.PASS:
             console.say(f"  no: the minimal case does not pass in fp32 either: {record.reason}")
             return
-        task = Task(subject, console, part, fixer, make_nodes(subject, settings), settings)
+        space = make_nodes(subject, settings)
+        if not space.suspects:
+            space.suspect_alike({node.op_type for node in case.proto.graph.node})
+        task = Task(subject, console, part, fixer, space, settings)
         fix = Fix(task)
         fix.search(nothing_may_pass=bool(check.tolerance.peaks))
         minimum = write_answer(fix)

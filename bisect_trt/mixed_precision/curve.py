@@ -7,6 +7,7 @@ error.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -327,6 +328,33 @@ class Fix(Watcher):
             return None
         return task.space.suspected
 
+    @property
+    def _compiles(self) -> bool:
+        target = self.task.settings.target
+        return target is not None and target.target.compiles
+
+    def _suspect_operators(self) -> Subset:
+        """Suspect and return the nodes of one operator, or of it and another, if it is enough to keep these."""
+        task = self.task
+        space = task.space
+        suspects = space.suspects
+        operators = Counter(node.op for node in space.culprits(task.everything))
+        chosen: frozenset[str] = frozenset()
+        for _ in range(2):
+            errors: dict[frozenset[str], float] = {}
+            for operator in sorted(operators.keys() - chosen, key=operators.__getitem__):
+                kept = chosen | {operator}
+                space.suspect_alike(kept)
+                units = space.suspected
+                if self._probe(units) is Verdict.PASS:
+                    return units
+                outcome = task.outcome_of(units)
+                compared = outcome.comparisons if outcome else ()
+                errors[kept] = max((each.severity for each in compared), default=math.inf)
+            chosen = min(errors, key=lambda kept: errors[kept], default=chosen)
+        space.suspects = suspects
+        return frozenset()
+
     def _validate(self, units: Subset) -> None:
         """Write and validate a set before the search: by ranges, else what is measured to lose values, else with neighbours.
 
@@ -341,6 +369,9 @@ class Fix(Watcher):
         if not passes:
             units = space.widen()
             passes = bool(units) and self._probe(units) is Verdict.PASS
+        if not passes and not self._compiles:
+            units = self._suspect_operators()
+            passes = bool(units)
         if passes:
             self._first_round = self._fresh.round(0)
             if self._first_round is not None:
@@ -357,7 +388,7 @@ class Fix(Watcher):
         """
         task = self.task
         settings = task.settings
-        by_error = settings.bits or (task.cheap and task.space.measured)
+        by_error = settings.bits or (task.space.measured and not self._compiles)
         if not by_error or _why_not_judged(task) is not None:
             return search_keep(task, settings.most)
         first = search_keep(task, settings.most or _FIRST_PROBES)
@@ -488,6 +519,9 @@ class Fix(Watcher):
         for number in range(1, _ROUNDS):
             if budget <= 0 or (point.holds and point.units not in self._unfit):
                 return
+            if not task.space.suspects:
+                minimal = task.space.culprits(self.minimum.units)
+                task.space.suspect_alike({node.op for node in minimal})
             order = task.space.order(self._worst)
             grown = point.units | task.space.certain
             if grown == point.units:
@@ -605,7 +639,8 @@ class Fix(Watcher):
             failing.sort(key=lambda place: -errors[place])
             self._learned.update(failing)
             # The failing ones that are furthest apart teach most about what else is needed.
-            additions = [samples[place] for place in _spread(failing, _MOST_FAILING)]
+            most = _MOST_FAILING if task.cheap else _LOOKED_AT
+            additions = [samples[place] for place in _spread(failing, most)]
             self._failing = (
                 [samples[place] for place in sorted(self._learned)]
                 if on_user_samples

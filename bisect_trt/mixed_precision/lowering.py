@@ -30,7 +30,7 @@ from bisect_trt.mixed_precision.search import UNUSED_RANGES, Lowering, Precision
 from bisect_trt.onnxlib.bodies import has_body
 from bisect_trt.onnxlib.cleanup import QUANTIZING
 from bisect_trt.onnxlib.functions import inline_functions
-from bisect_trt.onnxlib.host import keep_on_host
+from bisect_trt.onnxlib.host import keep_on_host, with_inferred_shapes
 from bisect_trt.onnxlib.low_census import lowered_inside
 from bisect_trt.onnxlib.low_plan import LOW_TYPES, Slots, check_opset, plan_slots
 from bisect_trt.onnxlib.lower import lower_fp16
@@ -115,7 +115,10 @@ class CastLowering(Lowering):
         # The last node of a function has the address of the call.
         flat = inline_functions(proto, self._node_units.excluded)
         if self._on_device:
-            return keep_on_host(flat, wide, self._types)
+            infos = self._subject.infos
+            if self._subject.has_free_dimensions:
+                infos = with_inferred_shapes(network, infos)
+            return keep_on_host(flat, wide, infos)
         return lower_fp16(flat, self._fixed | wide, self._types, self._low, weights)
 
     def _made(self, model: onnx.ModelProto, keep: Subset, title: str) -> Candidate:

@@ -10,7 +10,7 @@ those that read twice as large values past 65504.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from bisect_trt.mixed_precision.search import (
 )
 from bisect_trt.onnxlib.low_plan import LOW_TYPES, Slots
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import bodies, clone
+from bisect_trt.onnxlib.nodes import bodies, clone, is_end
 from bisect_trt.onnxlib.roundings import EXACT_OPS
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.report.parts import Unit
@@ -76,6 +76,7 @@ class NodeSpace(PrecisionSpace):
         self._errors = list[list[Errors]]()
         self._seen = 0
         self._pending: Sequence[Sample] = []
+        self._alike: Subset = frozenset()
         if settings.calibrated or subject.models.build_only:
             return
         tolerance = settings.tolerance or ToleranceOptions()
@@ -137,6 +138,8 @@ class NodeSpace(PrecisionSpace):
     def order(self, failing: Sequence[Sample]) -> list[int]:
         """The nodes that use most of the tolerance on these samples first, then suspects, then the others from the input on.
 
+        Before all of these come the nodes of :meth:`suspect_alike`.
+
         A node that breaks the tolerance alone counts as one, and is certain from here on. Errors of
         roundings add up as independent ones, so squares are added.
         """
@@ -149,7 +152,17 @@ class NodeSpace(PrecisionSpace):
         if any(self._errors):
             shares = np.square(np.minimum(self._errors[0], 1.0)).sum(axis=0)
             used = dict(zip(self.lowering.main, shares.tolist(), strict=True))
-        return sorted(units, key=lambda unit: (-used.get(unit, 0.0), unit))
+        return sorted(units, key=lambda unit: (unit not in self._alike, -used.get(unit, 0.0), unit))
+
+    def suspect_alike(self, operators: Collection[str]) -> None:
+        """Suspect each node of some operators, and no other: a wrong kernel is wrong at all of them."""
+        network = self.subject.network
+        self.suspects = [
+            Suspect(unit, 0.0, "alike", f"{op} is wrong elsewhere in the model")
+            for unit in self.lowering.main
+            if (op := network.nodes[network.order[unit]].op_type) in operators
+        ]
+        self._alike = frozenset(suspect.unit for suspect in self.suspects)
 
     def describe(self, units: Subset) -> list[Unit]:
         """Names, operators and outputs of the nodes."""
@@ -167,8 +180,15 @@ def make_nodes(subject: Subject, settings: PrecisionSettings) -> NodeSpace:
         UsageError: The model is not an fp32 one, a pattern matches nothing, or there is nothing to
             lower.
     """
-    refuse_lowered(subject.network, str(subject.settings.path))
-    return NodeSpace(subject, make_lowering(subject, settings), settings)
+    network = subject.network
+    target = settings.target
+    left: list[int] = []
+    if target is not None and target.target.computes_low(target):
+        # Nothing is rewritten, so a quantized model is its own reference.
+        left = [index for index, node in enumerate(network.nodes) if is_end(node)]
+    else:
+        refuse_lowered(network, str(subject.settings.path))
+    return NodeSpace(subject, make_lowering(subject, settings, left), settings)
 
 
 def find_losing(subject: Subject, target: TargetSettings | None) -> list[int]:

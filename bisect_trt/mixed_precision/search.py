@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
 from pathlib import Path
@@ -302,6 +302,9 @@ class PrecisionSpace(ABC):
     def order(self, failing: Sequence[Sample]) -> list[int]:
         """All units, with those first that most probably have to be kept for these samples to pass."""
 
+    def suspect_alike(self, operators: Collection[str]) -> None:  # noqa: B027 - groups have several operators
+        """Suspect each unit of some operators."""
+
     @abstractmethod
     def describe(self, units: Subset) -> list[Unit]:
         """Units for the result: name, operator, outputs, and the fields of the space."""
@@ -385,8 +388,9 @@ class Task(Session, frozen=True):
 
     @property
     def cheap(self) -> bool:
-        """Whether a probe takes milliseconds rather than minutes."""
-        return self.settings.target is None or not self.settings.target.target.compiles
+        """Whether a probe takes milliseconds rather than minutes; a simulator of a device takes seconds a sample."""
+        target = self.settings.target
+        return target is None or not (target.target.compiles or target.target.computes_low(target))
 
     @property
     def not_run(self) -> str | None:

@@ -9,6 +9,7 @@ model.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
@@ -24,13 +25,23 @@ from bisect_trt.onnxlib.nodes import (
     opset_of,
     rename_reads,
 )
+from bisect_trt.onnxlib.shapes import element_type
+from bisect_trt.tensors.info import TensorInfo
 
 _SQUEEZE_BY_INPUT = 13
 """The opset from which on Squeeze reads its axes from an input."""
 
 
+def with_inferred_shapes(
+    network: Network, infos: Mapping[str, TensorInfo]
+) -> dict[str, TensorInfo]:
+    """Return the types of tensors, with shapes where ONNX infers them and no sizes of a sample."""
+    types = {name: replace(info, shape=None) for name, info in infos.items()}
+    return {**types, **network.infos}
+
+
 def keep_on_host(
-    model: ModelProto, outputs: Collection[str], types: Mapping[str, int]
+    model: ModelProto, outputs: Collection[str], infos: Mapping[str, TensorInfo]
 ) -> ModelProto:
     """Return a model in which the CPU runs some nodes whatever accelerator runs the others.
 
@@ -38,15 +49,12 @@ def keep_on_host(
         model: The model.
         outputs: The first output of each of these nodes; a node in a body moves with the node
             around it.
-        types: ONNX's element types by tensor.
+        infos: Types and shapes by tensor.
     """
-    infos = Network(model).infos
     # Without its shape the tensor behind a Loop would be too free for an accelerator.
     values = {
-        name: helper.make_tensor_value_info(
-            name, element, infos[name].shape if name in infos else None
-        )
-        for name, element in types.items()
+        name: helper.make_tensor_value_info(name, element_type(info.dtype), info.shape)
+        for name, info in infos.items()
     }
     moved = clone(model)
     used = defined_names(moved.graph)
@@ -57,8 +65,8 @@ def keep_on_host(
         chosen = first_output(node) in outputs or any(
             not names.isdisjoint(outputs) for names in inside
         )
-        # Of a runtime's operator on weights no type is known; it makes a constant wherever it runs.
-        if chosen and all(tensor in values for tensor in node.output if tensor):
+        # Of a runtime's operator on weights no type is known.
+        if chosen and all(tensor in values for tensor in (*node.input, *node.output) if tensor):
             nodes += _in_loop(node, values, used, opset)
         else:
             nodes.append(node)

@@ -20,7 +20,12 @@ from bisect_trt.errors import (
     UnsuitableModelError,
     ValueRefusedError,
 )
-from bisect_trt.onnxlib.nodes import IR_WITHOUT_INITIALIZER_INPUTS, attribute, clone
+from bisect_trt.onnxlib.nodes import (
+    IR_WITHOUT_INITIALIZER_INPUTS,
+    attribute,
+    clone,
+    is_end,
+)
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 
 if TYPE_CHECKING:
@@ -161,6 +166,9 @@ def infer(
     )
     graph = model.graph
     graph.node.extend(network.nodes[index] for index in network.order)
+    for end in filter(is_end, graph.node):
+        # ONNX Runtime's Q/DQ of 16 bits infer as ONNX's.
+        end.domain = ""
     for name in network.consumers:
         weight = network.initializers.get(name)
         # Inference reads the values of small weights, such as the shape of a Reshape.

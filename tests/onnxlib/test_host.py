@@ -65,7 +65,7 @@ def run(model: onnx.ModelProto) -> list[np.ndarray]:
 @pytest.mark.parametrize("kept", [*([name] for name in OUTPUTS), OUTPUTS, []])
 def test_it_computes_the_same(opset: int, kept: list[str]) -> None:
     model = network(opset)
-    moved = keep_on_host(model, kept, Network(model).element_types)
+    moved = keep_on_host(model, kept, Network(model).infos)
     onnx.checker.check_model(moved)
     assert [node.op_type for node in moved.graph.node].count("Loop") == len(kept)
     assert [value.name for value in moved.graph.output] == OUTPUTS
@@ -73,24 +73,31 @@ def test_it_computes_the_same(opset: int, kept: list[str]) -> None:
         np.testing.assert_array_equal(got, expected)
 
 
-def test_weights_behind_a_runtimes_operator_stay_where_they_are() -> None:
-    """ONNX infers no type for it."""
+@pytest.mark.parametrize(
+    ("op", "reads", "loops"),
+    [("DequantizeLinear", ["w", "scale", "zero"], 2), ("QuickGelu", ["floats"], 0)],
+)
+def test_a_node_stays_where_the_type_of_a_weight_is_not_known(
+    op: str, reads: list[str], loops: int
+) -> None:
+    """ONNX infers none behind a runtime's operator, except for Q/DQ: a Loop would read it from outside."""
     domain = "com.microsoft"
     nodes = [
-        helper.make_node("DequantizeLinear", ["w", "scale", "zero"], ["wide"], domain=domain),
+        helper.make_node(op, reads, ["wide"], domain=domain),
         helper.make_node("MatMul", ["x", "wide"], ["y"]),
     ]
     weights = [
         helper.make_tensor("w", TensorProto.UINT16, [6, 6], range(36)),
         helper.make_tensor("scale", TensorProto.FLOAT, [], [0.5]),
         helper.make_tensor("zero", TensorProto.UINT16, [], [7]),
+        helper.make_tensor("floats", TensorProto.FLOAT, [6, 6], np.linspace(-1, 1, 36)),
     ]
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 6]) for name in "xy"]
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(domain, 1)]
     graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], weights)
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    moved = keep_on_host(model, ["wide", "y"], Network(model).element_types)
-    assert [node.op_type for node in moved.graph.node].count("Loop") == 1
+    moved = keep_on_host(model, ["wide", "y"], Network(model).infos)
+    assert [node.op_type for node in moved.graph.node].count("Loop") == loops
     results = [
         ort.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"]).run(
             None, {"x": FEED["x"]}

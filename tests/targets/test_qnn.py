@@ -153,3 +153,73 @@ def test_approximations_of_functions_blame_nobody(cli: CommandLine, here: Path) 
     words = ["reduce", approximated(here / "model.onnx"), *HTP, "--fp16", "-o", "small.onnx"]
     cli(*words, "--json", "r.json").ended(0)
     assert read_json(Path("r.json"))["fault"]["whose"] == "precision"
+
+
+def quantized_norms(path: Path) -> Path:
+    """Convolutions and norms of batches in 16 bits, each behind a Q/DQ pair, as ONNX Runtime's QNN configuration writes them."""
+    from onnxruntime import quantization
+    from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
+
+    class Samples(quantization.CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            draw = np.random.default_rng(5).standard_normal
+            self.samples = iter([{"x": draw((1, 8, 8, 8), np.float32)} for _ in range(8)])
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return next(self.samples, None)
+
+    luck = np.random.default_rng(2)
+    nodes: list[onnx.NodeProto] = []
+    weights: dict[str, np.ndarray] = {}
+    last = "x"
+    for number in range(2):
+        kernel = luck.standard_normal((8, 8, 3, 3)) / 8
+        ranges = {"scale": (0.5, 2), "bias": (0, 2), "mean": (-0.5, 0.5), "variance": (0.05, 1.5)}
+        parameters = {f"{name}{number}": luck.uniform(*ends, 8) for name, ends in ranges.items()}
+        stored = {f"kernel{number}": kernel, **parameters}
+        weights |= {name: value.astype(np.float32) for name, value in stored.items()}
+        reads = [f"c{number}", *parameters]
+        nodes += [
+            helper.make_node(
+                "Conv", [last, f"kernel{number}"], reads[:1], name=f"conv{number}", pads=[1] * 4
+            ),
+            helper.make_node("BatchNormalization", reads, [f"n{number}"], name=f"norm{number}"),
+            helper.make_node("Relu", [f"n{number}"], [f"r{number}"], name=f"relu{number}"),
+        ]
+        last = f"r{number}"
+    sizes = [1, 8, 8, 8]
+    floats = save(
+        path.with_name("floats.onnx"), nodes, weights, inputs={"x": sizes}, outputs={last: sizes}
+    )
+    types = quantization.QuantType
+    config = get_qnn_qdq_config(
+        str(floats),
+        Samples(),
+        activation_type=types.QUInt16,
+        weight_type=types.QInt8,
+        per_channel=True,
+    )
+    quantization.quantize(str(floats), str(path), config)
+    return path
+
+
+@needs_qnn
+@pytest.mark.slow
+def test_a_quantized_operator_that_is_wrong_is_left_to_the_cpu(
+    cli: CommandLine, here: Path
+) -> None:
+    model = quantized_norms(here / "model.onnx")
+    cli("diagnose", model, *HTP, "--fp16", "-o", "out", "--json", "r.json").ended(0)
+    answer = read_json(Path("r.json"))
+    assert answer["fault"]["whose"] == "target"
+    operators = {node["op"] for node in answer["culprits"]}
+    assert operators == {"DequantizeLinear", "BatchNormalization", "QuantizeLinear"}
+    assert {node["op"] for node in answer["keep_fp32"]} == {"BatchNormalization"}
+    words = ("run", "out/mixed.onnx", *HTP, "--fp16", "--iterations", "40", "--json", "fixed.json")
+    cli(*words).ended(0)
+    placed = {each["name"]: each for each in read_json(Path("fixed.json"))["layers"]}
+    providers = {each["provider"] for name, each in placed.items() if name.startswith("conv")}
+    assert providers == {"QNNExecutionProvider"}
+    assert not [
+        each for each in placed.values() if each["provider"] in providers and each["reason"]
+    ]
