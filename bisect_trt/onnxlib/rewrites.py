@@ -450,7 +450,7 @@ def _power(view: NetworkView, index: int) -> Fragment | None:
 
 
 def _norm_in_parts(view: NetworkView, index: int) -> Fragment | None:
-    """Replace a norm of layers, instances or batches by the operators that it is made of."""
+    """Replace a norm of layers, instances or batches by others that compute the same."""
     node = view.network.nodes[index]
     shape = view.shape(node.input[0]) if node.input else None
     if node.op_type not in _NORMS or shape is None or not view.is_float(node.input[0]):
