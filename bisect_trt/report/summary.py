@@ -424,8 +424,11 @@ def said_of_compiler(entry: Switches) -> Iterator[str]:
         if changed.fusion is not None:
             tactic = "" if changed.steady else " Some builds with it pass, so its tactic decides."
             yield f"It stops before fusion {changed.fusion}.{tactic}"
-        yield f"Layers of the failing engine alone: {_layers(changed.failing)}."
-        yield f"Layers of the passing engine alone: {_layers(changed.passing)}."
+        if changed.failing or changed.passing:
+            yield f"Layers of the failing engine alone: {_layers(changed.failing)}."
+            yield f"Layers of the passing engine alone: {_layers(changed.passing)}."
+        else:
+            yield "Both engines report the same layers."
     if (setting := entry.elsewhere) is not None:
         doubt = "" if setting.documented else " This is undocumented, and may go with a release."
         yield f"Without bisect-trt: {setting.name}='{setting.value}'.{doubt}"
