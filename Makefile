@@ -11,6 +11,8 @@ PYTHON_LOWEST ?= $(shell for p in python3.10 $$HOME/.pyenv/versions/3.10.*/bin/p
 	$$p --version >/dev/null 2>&1 && echo $$p && break; done)
 # A test waits for the processes that it starts, so that two cores are not busy with three.
 PYTEST_WORKERS ?= 4
+# Tests write and remove many small files, which memory is faster at: where it has 4 GB of room and may hold programs.
+TEST_FOLDER ?= $(shell grep -qs ' /dev/shm [^ ]* [^ ]*noexec' /proc/mounts || df -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 { print "/dev/shm" }')
 # PyTorch without CUDA, from an index that has it.
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname)),+cpu)
 # Tests that the versions of libraries can change: models, values, runtimes, help and output. `make test-lowest LOWEST_TESTS=tests` runs all.
@@ -58,7 +60,7 @@ check: lint  ## Under a minute, for the inner loop: lint, types, and the tests t
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m 'not slow and not any_version and not browser' $(QUICK)
 
 test: $(VENV)/.torch  ## Every test that needs no GPU, but for what `make test-slow` runs.
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m 'not slow'
+	$(TEST_FOLDER:%=TMPDIR=%) $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m 'not slow' -o tmp_path_retention_count=1
 
 test-slow: $(VENV)/.torch  ## Corpora and whole stories: the pages followed, real networks, kills; and six times the examples of each property.
 	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist load --maxschedchunk 1 -q -m 'slow or hypothesis'
