@@ -597,8 +597,7 @@ def find_fix(
             console.say(f"  no: the minimal case does not pass in fp32 either: {record.reason}")
             return
         space = make_nodes(subject, settings)
-        if not space.suspects:
-            space.suspect_alike({node.op_type for node in case.proto.graph.node})
+        space.suspect_case(case.proto)
         task = Task(subject, console, part, fixer, space, settings)
         fix = Fix(task)
         fix.search(nothing_may_pass=bool(check.tolerance.peaks))

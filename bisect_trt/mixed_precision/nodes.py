@@ -164,6 +164,13 @@ class NodeSpace(PrecisionSpace):
         ]
         self._alike = frozenset(suspect.unit for suspect in self.suspects)
 
+    def suspect_case(self, case: onnx.ModelProto) -> None:
+        """Suspect the nodes with the operators of a minimal case, where no node loses values alone."""
+        if not self.suspects:
+            self.measure_nodes()
+        if not self.suspects:
+            self.suspect_alike({node.op_type for node in case.graph.node})
+
     def describe(self, units: Subset) -> list[Unit]:
         """Names, operators and outputs of the nodes."""
         return [Unit(**structs.asdict(node)) for node in self.culprits(units)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -103,15 +103,13 @@ def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None)
     )
     pairs = [*chain.from_iterable(group.pairs for group in groups)]
     if source is not None:
-        twins = {
-            name: find_rounded(numpy_helper.to_array(weights[name]), source) for name in stored
-        }
-        found = {name: value for name, value in twins.items() if value is not None}
-        merged = dict(weights)
-        for name, value in found.items():
-            merged[name] = numpy_helper.from_array(
+        found = _originals(weights, stored, source)
+        merged = weights | {
+            name: numpy_helper.from_array(
                 value.astype(numpy_helper.to_array(weights[name]).dtype), name
             )
+            for name, value in found.items()
+        }
         restored = Network(unquantize(subject.network, pairs, merged))
         # A float file with the same names may hold other weights than those that were quantized.
         if _same(subject, source, restored):
@@ -172,6 +170,20 @@ def _dequantized(subject: Subject, names: Sequence[str]) -> dict[str, TensorProt
             f"ONNX Runtime does not dequantize the model's weights: {values.message}."
         )
     return {name: numpy_helper.from_array(np.asarray(values[name]), name) for name in names}
+
+
+def _originals(
+    weights: Mapping[str, TensorProto], names: Sequence[str], source: Network
+) -> dict[str, Array]:
+    """Return the weights of the original that dequantized ones are the rounding of, by the names of these.
+
+    Args:
+        weights: The dequantized weights by name.
+        names: Those that are looked up.
+        source: The model before quantization.
+    """
+    twins = {name: find_rounded(numpy_helper.to_array(weights[name]), source) for name in names}
+    return {name: value for name, value in twins.items() if value is not None}
 
 
 def _original(subject: Subject, path: Path) -> Network:

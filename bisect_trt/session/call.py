@@ -168,15 +168,7 @@ class Call(Struct):
         """
         options, (metric, limits) = self[CheckOptions], self.deciding()
         if target is None and not self.has_check:
-            if self.source is not None:
-                raise MissingOptionError(
-                    "no check: give check (a function or a command) or target."
-                )
-            if not is_interactive():
-                # Said before the reference runs, which takes minutes for a large model.
-                raise MissingOptionError(
-                    "no check: give a --check command, or a target such as --onnxrt. Prompts for each candidate need a terminal."
-                )
+            self._require_terminal()
         if self.function is not None and target is not None:
             raise ConflictError(f"target='{target.runtime}' has no effect beside check; drop one.")
         if target is None and (measured := metric or limits) is not None:
@@ -199,6 +191,15 @@ class Call(Struct):
         return CheckSettings(
             options, argv, target, tolerance, metric, limits, self.function, oracle
         )
+
+    def _require_terminal(self) -> None:
+        """Refuse a call without a check, before the reference runs, where no prompt can be answered."""
+        if self.source is not None:
+            raise MissingOptionError("no check: give check (a function or a command) or target.")
+        if not is_interactive():
+            raise MissingOptionError(
+                "no check: give a --check command, or a target such as --onnxrt. Prompts for each candidate need a terminal."
+            )
 
     def open(
         self,
