@@ -345,7 +345,7 @@ def test_a_tie_where_marks_hide_the_failure_does_not_explain_it() -> None:
     case = Opinions(model, ("y",), {"x": x}, right, tie, right, **SIDES)
     assert verdict(case) == "tie"
     wrong = {**right, "y": np.zeros_like(right["y"])}
-    assert verdict(replace(case, target=wrong, marked_target=tie)) == "target"
+    assert verdict(structs.replace(case, target=wrong, marked_target=tie)) == "target"
 
 
 def test_a_widened_model_computes_in_float64() -> None:
