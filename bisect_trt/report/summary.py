@@ -519,6 +519,9 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     if not kept and not result.groups:
         count = f"all {result.lowered}"
         units = f"nodes{f'; so {low} is not the reason for a failure seen elsewhere' * holds}"
+        if result.command == "diagnose":
+            # The failure was seen here.
+            units = "nodes; the nodes that only make weights stay in fp32"
     yield "Fix" if holds else "Mixed", f"{used}: {low}, with {count} {units}{of}"
     scores = ", ".join(f"{each:.6g}" for each in result.metric.streams) if result.metric else ""
     not_run = f"not run on fresh samples: {result.not_validated or None}"

@@ -491,7 +491,11 @@ def work_around_limits(
 def add_precision(result: Result) -> None:
     """Add the layers that stay in fp32, found by the search for precision, as a workaround."""
     file = result.artifacts.get("mixed")
-    if not isinstance(result.workarounds, list) or not result.keep_fp32 or file is None:
+    if (
+        not isinstance(result.workarounds, list)
+        or not isinstance(result.keep_fp32, list)
+        or file is None
+    ):
         return
     workaround = WorkaroundTried(
         "precision",

@@ -314,6 +314,32 @@ def test_a_model_that_passes_as_a_whole_is_written(cli: CommandLine, here: Path)
     assert "latency: fp32 " in ran.out
 
 
+def test_positions_that_lose_digits_are_mended_where_they_become_weights(
+    cli: CommandLine, here: Path
+) -> None:
+    """The target lowers what makes the weight too; the mixed model computes it in fp32, and needs nothing else."""
+    body = """positions = Range(first, end, step) floats = Cast <to = 1> (positions)
+    angles = Mul(floats, rate) cosines = Cos(angles) y = Mul(x, cosines)"""
+    span = {"first": np.int64(5003), "end": np.int64(5019), "step": np.int64(1)}
+    weights = {**span, "rate": np.array(0.7)}
+    model = save_text(here / "model.onnx", "(float[4, 16] x) => (float[4, 16] y)", body, weights)
+    line = ("diagnose", "model.onnx", "-o", "out", "--json", "r.json", "--onnxrt", "--fp16")
+    ran = cli(*line).ended(0)
+    said = " ".join(ran.out.split())
+    assert "with all 1 nodes; the nodes that only make weights stay in fp32" in said
+    assert "not found" not in said
+    assert "is not the reason" not in said
+    assert ran.result["keep_fp32"] == []
+    x = np.random.default_rng(7).standard_normal((4, 16)).astype(np.float32)
+    right, mixed = (
+        onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(
+            None, {"x": x}
+        )[0]
+        for path in (model, here / "out/mixed.onnx")
+    )
+    np.testing.assert_allclose(mixed, right, rtol=1e-2, atol=1e-2)
+
+
 def test_fp16_is_not_cleared_where_other_samples_fail(cli: CommandLine, here: Path) -> None:
     """The given sample passes as a whole; the user's own overflows, and the probes end before a set for it is known."""
     save_text(here / "model.onnx", "(float[4, 8] x) => (float[4, 8] y)", "y = Mul(x, x)")
