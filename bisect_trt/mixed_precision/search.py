@@ -513,7 +513,9 @@ def refusal(task: Task, units: Subset) -> DoesNotReproduce:
             if task.subject.settings.data.given
             else "real inputs (--load-inputs) from"
         )
-        reference = ", the model before quantization (--reference)" if task.settings.bits else ""
+        reference = ", the model before quantization (--reference)"
+        if not task.settings.bits or task.settings.options.reference is not None:
+            reference = ""
         return DoesNotReproduce(
             f"the check passes {of_all}: {record.reason}. So {space.cause} is not the reason for a failure seen elsewhere, and "
             f"no {space.noun} has to stay in {space.high}; try {data} the deployment{reference}, or a tighter tolerance."

@@ -15,6 +15,7 @@ import numpy as np
 from bisect_trt.errors import quoted
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import in_module
+from bisect_trt.onnxlib.qdq import find_quantized
 from bisect_trt.onnxlib.roundings import lows_of
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.report.parts import Whose
@@ -79,10 +80,14 @@ def judge_export(
     # Where the evaluator agrees with ONNX Runtime, two read the file alike, so the file is wrong.
     opinion = ask_evaluator(subject, exact)
     whose: Whose = "unknown"
+    quantizes = False
     sentence = f"The export or {runtime} is wrong: ONNX's reference evaluator has no vote."
     if rounding is not None:
         whose = "rounding"
         sentence = f"Neither the export nor {runtime} is wrong. {rounding.sentence}"
+    elif quantizes := _quantizes(subject.network, eager):
+        sentence = f"The model is quantized and {eager.title} is not, so they differ by design."
+        sentence += " `bisect-trt precision --reference FLOAT.onnx` checks the scales."
     elif opinion is Vote.AGREES:
         whose = "export"
         sentence = f"The export is wrong: ONNX's reference evaluator agrees with {runtime}."
@@ -94,7 +99,7 @@ def judge_export(
         name for name in subject.network.inputs if name not in subject.network.consumers
     ]:
         sentence += f" The export ignores the input {quoted(ignored)}."
-    if rounding is None:
+    if rounding is None and not quantizes:
         line, place = _locate(
             session, eager, case, [comparison.name for comparison in mismatches], lows
         )
@@ -106,6 +111,13 @@ def judge_export(
     session.result.fault = fault.to_part()
     session.console.answer(sentence)
     return fault
+
+
+def _quantizes(network: Network, eager: Eager | OtherModel) -> bool:
+    """Return whether a model has Q/DQ and the other model that it is compared with has none."""
+    if not isinstance(eager, OtherModel):
+        return False
+    return bool(find_quantized(network).groups) and not find_quantized(eager.network).groups
 
 
 def _of_shapes(network: Network) -> set[str]:

@@ -340,6 +340,26 @@ def test_positions_that_lose_digits_are_mended_where_they_become_weights(
     np.testing.assert_allclose(mixed, right, rtol=1e-2, atol=1e-2)
 
 
+def test_quantization_is_no_fault_of_an_export(cli: CommandLine, here: Path) -> None:
+    """The scale fits, so neither command may blame a node, nor advise what was given."""
+    ends = "(float[4, 8] x) => (float[4, 8] y)"
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.standard_normal((8, 8)), "scale": np.array(0.01), "zero": np.int8(0)}
+    body = """q = QuantizeLinear(x, scale, zero) d = DequantizeLinear(q, scale, zero)
+    m = MatMul(d, w) y = Tanh(m)"""
+    save_text(here / "model.onnx", ends, body, weights)
+    save_text(here / "float.onnx", ends, "m = MatMul(x, w) y = Tanh(m)", {"w": weights["w"]})
+    ran = cli("diagnose", "model.onnx", "-o", "out", "--onnxrt", "--reference", "float.onnx")
+    said = " ".join(ran.ended(1).out.split())
+    assert "The model is quantized and float.onnx is not, so they differ by design." in said
+    assert "export is wrong" not in said
+    assert "First wrong tensor" not in said
+    ran = cli(*LINE, "--onnxrt", "--int8", "--reference", "float.onnx").ended(1)
+    said = " ".join(f"{ran.out} {ran.err}".split())
+    assert "the check passes with all 1 group quantized" in said
+    assert "--reference)" not in said
+
+
 def test_fp16_is_not_cleared_where_other_samples_fail(cli: CommandLine, here: Path) -> None:
     """The given sample passes as a whole; the user's own overflows, and the probes end before a set for it is known."""
     save_text(here / "model.onnx", "(float[4, 8] x) => (float[4, 8] y)", "y = Mul(x, x)")
