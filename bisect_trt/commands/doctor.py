@@ -120,7 +120,7 @@ def examine(workers: WorkerPool, folder: Path, place: Place | None) -> dict[str,
         except UnavailableError as error:
             examined[f"--{name}"] = Examined(str(error))
             continue
-        if plugin.selectable and (place is None or plugin.sent):
+        if plugin.selectable and (place is None or (plugin.sent and not plugin.stays)):
             requests[f"--{name}"] = About(settings)
         if name == "onnxrt":
             # A provider is known to be there only once it has loaded a model.

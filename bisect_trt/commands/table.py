@@ -9,6 +9,7 @@ is a :class:`Command`; and an oracle by one of the group ``bisect_trt.oracles``,
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -79,7 +80,12 @@ class Command(Struct, frozen=True):
 
 
 ORACLE_GROUPS: tuple[type[Oracle], ...] = tuple(
-    loaded(ORACLES, lambda plugin: isinstance(plugin, type) and issubclass(plugin, Oracle)).values()
+    loaded(
+        ORACLES,
+        lambda plugin: (
+            isinstance(plugin, type) and issubclass(plugin, Oracle) and is_dataclass(plugin)
+        ),
+    ).values()
 )
 """The oracles of other packages."""
 _CHECKS: tuple[type, ...] = (CheckOptions, *ORACLE_GROUPS)

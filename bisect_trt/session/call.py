@@ -148,7 +148,7 @@ class Call(Struct):
         conflicting = [
             *decisive[1:],
             *written(self[CompareOptions])[:1],
-            *["--check"] * self.has_check,
+            *["--check" if self.oracle is None else self.oracle.flag] * self.has_check,
         ]
         if decisive and conflicting:
             raise ConflictError(
@@ -179,9 +179,11 @@ class Call(Struct):
             # The workspace refuses to replace files of other programs.
             check_output(options.candidate, overwrite=True)
         oracle = self.oracle
-        if oracle is not None and options.check and not oracle.takes_command:
+        refused = bool(options.check) and oracle is not None and not oracle.takes_command
+        if oracle is not None and (refused or self.function is not None):
+            other = "--check" if options.check else "check"
             raise ConflictError(
-                f"{oracle.flag} decides whether a candidate fails, and so does --check; drop one."
+                f"{oracle.flag} decides whether a candidate fails, and so does {other}; drop one."
             )
         argv = CommandCheck.parse(options.check) if options.check else ()
         for name in () if self.has_check else ("fail_regex", "fail_code", "ignore_fail_code"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -49,6 +50,9 @@ FAILURE_LOST = Minimum(
 )
 """The result of a search where all units together pass."""
 NEVER_PASSES = "even a model of Identity nodes only does not pass, so the nodes may not be to blame"
+
+_EXCEPTION = re.compile(r"(?:\w+\.){2,}\w+(?=: )|\w*(?:Error|Exception)(?=: )")
+"""The class at the beginning of the last line of a Python traceback."""
 
 
 class RebuiltPasses(BisectError):  # noqa: N818 - an ending, not an error
@@ -344,6 +348,23 @@ class Session(Struct, frozen=True):
             return None if prober.ledger.passed else f"no probe has passed: {error}"
         return NEVER_PASSES
 
+    def _other_exception(self) -> str | None:
+        """Return why nothing is proven, if a check ends with another Python exception for the answer than for the original.
+
+        A check that is written for the whole model, with its inputs, may break on any part.
+        """
+        failed = [record for record in self.prober.ledger.records if record.fails]
+        if not failed:
+            return None
+        answer = min(failed, key=lambda record: (record.size, -record.number))
+        first, last = (_EXCEPTION.match(record.said) for record in (failed[0], answer))
+        if first is None or last is None or first[0] == last[0]:
+            return None
+        return (
+            f"the check ends with {first[0]} on the original and with {last[0]} on the answer, so it may not be able to judge "
+            f"a part of the model ({answer.said}); --fail-regex with the message of the failure tells them apart"
+        )
+
     def proof(self, minimum: Minimum) -> tuple[Minimality, str | None]:
         """Return ``1-minimal`` or ``unproven``, and the reason."""
         flakiness = self.prober.flakiness
@@ -356,7 +377,8 @@ class Session(Struct, frozen=True):
         )
         if lost is not None:
             return "unproven", f"'{lost.title}' could not be probed: {lost.reason}"
-        if (doubt := self.never_passes(minimum.units)) is not None:
+        doubt = self.never_passes(minimum.units) or self._other_exception()
+        if doubt is not None:
             return "unproven", doubt
         if flakiness.passes_needed == 1:
             return "1-minimal", minimum.why

@@ -521,8 +521,8 @@ class Subject:
 
     @property
     def lowering(self) -> str:
-        """The command that lowers the IR version, a sentence after a space; empty if the file has the lowest one."""
-        if self.ir_version is None:
+        """The command that lowers the IR version, a sentence after a space; empty if all supported runtimes read the file's."""
+        if self.ir_version is None or self.ir_version["file"] <= _KNOWN_IR:
             return ""
         return f"{self._sanitizing('ir')} writes it with IR version {self.ir_version['written']}."
 

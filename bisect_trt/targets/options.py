@@ -5,6 +5,7 @@ from __future__ import annotations
 import typing
 from dataclasses import field, make_dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,8 +111,16 @@ class TargetOptions:
         return settings
 
     def files(self) -> list[Path]:
-        """The files that the target depends on."""
-        return [
+        """The files that the target depends on, with the code of a target of another package."""
+        modules = [
+            module
+            for plugin in self.named()
+            for module in (type(plugin).__module__, *plugin.sent)
+            if not module.startswith("bisect_trt.")
+        ]
+        specs = map(find_spec, modules)
+        code = [Path(spec.origin) for spec in specs if spec is not None and spec.origin]
+        return code + [
             Path(word)
             for plugin in selectable()
             for name in plugin.files

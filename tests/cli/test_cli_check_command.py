@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import time
 from pathlib import Path
 
@@ -250,3 +251,21 @@ def test_a_check_that_passes_at_first_may_fail_only_sometimes(
     chain(here / "model.onnx", 3)
     ran = cli("reduce", "model.onnx", "-o", "out.onnx", *repeat, "--check", "true").ended(1)
     assert ("add --repeat 20" in " ".join(ran.out.split())) is not bool(repeat)
+
+
+def test_a_check_that_cannot_judge_a_part_proves_nothing(cli: CommandLine, here: Path) -> None:
+    """It feeds the whole model's input, and a part has other ones."""
+    chain(here / "model.onnx")
+    (here / "check.py").write_text(
+        "import sys, onnx\n"
+        "graph = onnx.load(sys.argv[1]).graph\n"
+        "if graph.input[0].name != 'x':\n"
+        "    raise KeyError('x')\n"
+        "if any(node.name == '<2>' for node in graph.node):\n"
+        "    raise ValueError('of <2>')\n"
+    )
+    words = ["reduce", "model.onnx", "-o", "o.onnx", "--overwrite", "--json", "r.json"]
+    check = ["--check", sys.executable, "check.py", "{model}"]
+    ran = cli(*words, *check).ended(3)
+    assert ran.result["minimality"] == "unproven"
+    assert all(word in ran.result["why"] for word in ("ValueError", "KeyError", "--fail-regex"))

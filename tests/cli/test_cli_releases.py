@@ -16,7 +16,7 @@ import onnx
 import pytest
 from building import save_text
 from conftest import CommandLine
-from support import arrays, bisect_trt, chain, onnx_tool, rest_slow
+from support import arrays, bisect_trt, chain, line, onnx_tool, rest_slow, save
 from wheels import Index
 
 import bisect_trt as api
@@ -603,6 +603,20 @@ def test_a_check_that_passes_in_no_release_proves_nothing(
     status, result, out = ask(here, *words)
     assert (status, result["minimality"]) == (3, "unproven")
     assert "passes in no release" in " ".join(out.split())
+
+
+def test_a_check_judges_a_model_that_is_refused_here(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Index(here / "index")
+    for number in range(3):
+        index.add("brittle", f"1.{number}", {"brittle.py": f"version = {number}"})
+    index.tell(monkeypatch)
+    save(here / "model.onnx", line([("Relu", "", "t0"), ("NoSuchOperator", "", "t1")]))
+    (here / "check.py").write_text("import brittle\nraise SystemExit(brittle.version < 1)\n")
+    words = ["model.onnx", "--package", "brittle", "--check", "{python}", "check.py", "{model}"]
+    status, result, _ = ask(here, *words)
+    assert (status, result["first_passing"]) == (0, "1.1")
 
 
 def test_a_function_cannot_be_a_check(here: Path) -> None:

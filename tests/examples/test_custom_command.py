@@ -76,6 +76,31 @@ def test_an_oracle_beside_another_check_is_refused(tmp_path: Path, command: str)
     assert "--max-latency" in bisect_trt(tmp_path, *words, paths=oracle()).ended(2).err
 
 
+def test_an_oracle_is_the_only_judge(tmp_path: Path) -> None:
+    overflowing(tmp_path / "model.onnx")
+    call = """
+import bisect_trt
+try:
+    bisect_trt.reduce('model.onnx', lambda path: True, max_latency=5)
+except bisect_trt.UsageError as error:
+    print(error)
+"""
+    printed = python(tmp_path, "-c", call, paths=oracle()).out
+    assert "--max-latency decides whether a candidate fails, and so does check" in printed
+    words = ["reduce", "model.onnx", "-o", "o.onnx", "--onnxrt", "--max-latency", "5"]
+    beside_limit = bisect_trt(tmp_path, *words, "--latency-limit", "1", paths=oracle()).ended(2)
+    assert "--latency-limit and --max-latency" in beside_limit.err
+
+
+def test_an_oracle_without_options_breaks_no_command(tmp_path: Path) -> None:
+    broken = tmp_path / "site"
+    shutil.copytree(site("custom_oracle"), broken)
+    code = broken / "latency_oracle.py"
+    code.write_text(code.read_text().replace("@dataclass\n", ""))
+    bisect_trt(tmp_path, "reduce", "--help", paths=[broken]).ended(0)
+    assert "latency_oracle" in bisect_trt(tmp_path, "doctor", paths=[broken]).err
+
+
 def test_both_are_in_the_reference(tmp_path: Path) -> None:
     printed = python(
         tmp_path, str(ROOT / "docs" / "reference.py"), paths=[*command(), *oracle()]

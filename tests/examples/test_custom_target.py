@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import installed
@@ -59,6 +61,20 @@ def test_doctor_and_python(work: Path) -> None:
     assert "--numpy: yes\n" in bisect_trt(work, "doctor").out
     call = "bisect_trt.compare('model.onnx', target='numpy', leak=0).status"
     assert python(work, "-c", f"import bisect_trt; print({call})").out == "found\n"
+
+
+@pytest.mark.skipif(find_spec("fsspec") is None, reason="fsspec is not installed")
+def test_corrected_code_is_asked_again(work: Path, tmp_path: Path) -> None:
+    """Verdicts of a target's old code say nothing about its new one, in a cache or in a run that goes on."""
+    own = tmp_path / "own"
+    shutil.copytree(installed.site("custom_target"), own)
+    words = ["reduce", "model.onnx", "--numpy", "-o", "small.onnx", "--cache", "cache"]
+    bisect_trt(work, *words, others=(own,)).ended(0)
+    code = own / "numpy_target.py"
+    code.write_text(code.read_text() + "# corrected\n")
+    again = bisect_trt(work, *words, "--overwrite", others=(own,)).ended(0)
+    assert "from the cache" not in again.out
+    assert "from the cache" in bisect_trt(work, *words, "--overwrite", others=(own,)).ended(0).out
 
 
 def test_a_target_that_does_not_load_is_named_and_stops_nothing(work: Path, tmp_path: Path) -> None:
