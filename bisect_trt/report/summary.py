@@ -467,7 +467,12 @@ def _releases(result: Result) -> Iterator[Row]:
         start = "no older release has a verdict"
         if first and before:
             start = f"passes in {before[-1]}"
-        end = f"passes in {fixed}" if fixed else "no newer release has a verdict"
+        end = "no newer release has a verdict"
+        if fixed:
+            end = f"passes in {fixed}"
+        elif [*(result.releases or {}).values()][-1:] == ["FAIL"]:
+            # There may be newer ones that --to excludes.
+            end = "the newest that was probed"
         yield "Since", f"{start}, fails in {spans}, {end} ({package})"
         if fixed:
             yield "Fix", f"upgrade to {package} {fixed} or later"

@@ -178,21 +178,26 @@ class Call(Struct):
         if options.candidate is not None:
             # The workspace refuses to replace files of other programs.
             check_output(options.candidate, overwrite=True)
-        oracle = self.oracle
-        refused = bool(options.check) and oracle is not None and not oracle.takes_command
-        if oracle is not None and (refused or self.function is not None):
-            other = "--check" if options.check else "check"
-            raise ConflictError(
-                f"{oracle.flag} decides whether a candidate fails, and so does {other}; drop one."
-            )
+        self._require_one_judge()
         argv = CommandCheck.parse(options.check) if options.check else ()
         for name in () if self.has_check else ("fail_regex", "fail_code", "ignore_fail_code"):
             if getattr(options, name):
                 raise MissingOptionError(f"--{name.replace('_', '-')} needs a --check command.")
         tolerance = tolerance_options(self[CompareOptions], target)
         return CheckSettings(
-            options, argv, target, tolerance, metric, limits, self.function, oracle
+            options, argv, target, tolerance, metric, limits, self.function, self.oracle
         )
+
+    def _require_one_judge(self) -> None:
+        """Refuse a command or a function beside an oracle of another package."""
+        oracle = self.oracle
+        command = self[CheckOptions].check
+        refused = bool(command) and oracle is not None and not oracle.takes_command
+        if oracle is not None and (refused or self.function is not None):
+            other = "--check" if command else "check"
+            raise ConflictError(
+                f"{oracle.flag} decides whether a candidate fails, and so does {other}; drop one."
+            )
 
     def _require_terminal(self) -> None:
         """Refuse a call without a check, before the reference runs, where no prompt can be answered."""

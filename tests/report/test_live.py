@@ -167,7 +167,12 @@ def test_nodes_are_grouped_by_operators_and_modules() -> None:
         (
             "PUF",
             [("1.2", "1.2")],
-            "passes in 1.0, fails in 1.2, no newer release has a verdict (foo)",
+            "passes in 1.0, fails in 1.2, the newest that was probed (foo)",
+        ),
+        (
+            "PFU",
+            [("1.1", "1.1")],
+            "passes in 1.0, fails in 1.1, no newer release has a verdict (foo)",
         ),
         (
             "FP",
@@ -177,7 +182,7 @@ def test_nodes_are_grouped_by_operators_and_modules() -> None:
         (
             "FPF",
             [("1.0", "1.0"), ("1.2", "1.2")],
-            "no older release has a verdict, fails in 1.0, 1.2, no newer release has a verdict (foo)",
+            "no older release has a verdict, fails in 1.0, 1.2, the newest that was probed (foo)",
         ),
     ],
 )
