@@ -204,21 +204,39 @@ _KEEPS_VALUES = (
 
 
 def table_sizes(network: Network) -> dict[str, int]:
-    """The number of entries of the smallest table that a graph input indexes, by the input's name."""
+    """The number of entries of the smallest table that a graph input indexes, by the input's name.
+
+    An input that also indexes a tensor of another size than a stored table's is left out.
+    """
     sizes: dict[str, int] = {}
     for input_name in network.inputs:
         reached = [input_name]
+        tables = list[int | None]()
         # The list grows while it is read.
         for name in reached:
             for node in (network.nodes[reader] for reader in network.consumers.get(name, ())):
-                if node.op_type == "Gather" and node.input[1] == name:
-                    table = network.stored(node.input[0])
-                    if table is not None and table.dims:
-                        size = int(table.dims[attribute(node, "axis", 0)])
-                        sizes[input_name] = min(size, sizes.get(input_name, size))
+                if node.op_type.startswith(("Gather", "Scatter")) and node.input[1] == name:
+                    tables.append(_entries(network, node))
                 if node.op_type in _KEEPS_VALUES and node.input[0] == name:
                     reached.append(node.output[0])
+        counts = [size for size in tables if size is not None]
+        if counts and len(counts) == len(tables):
+            sizes[input_name] = min(counts)
     return sizes
+
+
+def _entries(network: Network, node: onnx.NodeProto) -> int | None:
+    """Return the number of entries of the table of a Gather; ``None`` if it is not stored, or another operator indexes."""
+    name = node.input[0]
+    # A quantized or converted table has the entries of the stored one.
+    while (maker := network.producer.get(name)) is not None:
+        if network.nodes[maker].op_type not in ("DequantizeLinear", "Cast", "Identity"):
+            break
+        name = network.nodes[maker].input[0]
+    table = network.stored(name)
+    if node.op_type != "Gather" or table is None or not table.dims:
+        return None
+    return int(table.dims[attribute(node, "axis", 0)])
 
 
 def input_infos(network: Network) -> list[TensorInfo]:

@@ -600,6 +600,14 @@ def test_random_tokens_are_from_the_whole_vocabulary(cli: CommandLine) -> None:
         "wide = Cast<to = 7>(ids) y = Gather(table, wide)",
         {"table": np.ones((300, 4), np.float32)},
     )
+    other = save_text(
+        "other.onnx",
+        "(int64[1,20] ids, float[2,4] x) => (float[1,20,4] y)",
+        "t = Gather(table, ids) u = Gather(x, ids) y = Add(t, u)",
+        {"table": np.ones((300, 4), np.float32)},
+    )
+    # The second table has two entries, which no stored tensor says.
+    cli("run", other, *TARGET[:1]).ended(0)
     for options, high in (((), 299), (("--val-range", "[0,3]"), 3)):
         saved = f"{high}.npz"
         cli("run", model, *TARGET[:1], *options, "--save-inputs", saved).ended(0)
