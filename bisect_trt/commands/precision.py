@@ -111,8 +111,7 @@ def _search_groups(opened: OpenCall, settings: PrecisionSettings, check: CheckSe
         space = groups.GroupSpace(subject, settings)
         tolerance = groups.tolerance_of(subject, check.tolerance, settings.bits)
         tolerance.check_names(subject.network.outputs)
-        timed = settings.target is not None and settings.target.target.compiles
-        check = replace(check, tolerance=tolerance, timed=timed)
+        check = replace(check, tolerance=tolerance, timed=settings.compiles)
         return _search(opened, subject, settings, check, space)
 
 

@@ -328,11 +328,6 @@ class Fix(Watcher):
             return None
         return task.space.suspected
 
-    @property
-    def _compiles(self) -> bool:
-        target = self.task.settings.target
-        return target is not None and target.target.compiles
-
     def _suspect_operators(self) -> Subset:
         """Suspect and return the nodes of one operator, or of it and another, if it is enough to keep these."""
         task = self.task
@@ -361,21 +356,24 @@ class Fix(Watcher):
         An engine may compute in the low precision what a suspect reads or makes.
         """
         space = self.task.space
-        passes = bool(units) and self._probe(units) is Verdict.PASS
+        passes = self._is_enough(units)
         if not passes:
             space.measure_nodes()
             units = space.suspected
-            passes = bool(units) and self._probe(units) is Verdict.PASS
+            passes = self._is_enough(units)
         if not passes:
             units = space.widen()
-            passes = bool(units) and self._probe(units) is Verdict.PASS
-        if not passes and not self._compiles:
+            passes = self._is_enough(units)
+        if not passes and not self.task.settings.compiles:
             units = self._suspect_operators()
             passes = bool(units)
         if passes:
             self._first_round = self._fresh.round(0)
             if self._first_round is not None:
                 self._run_on(units, self._first_round)
+
+    def _is_enough(self, units: Subset) -> bool:
+        return bool(units) and self._probe(units) is Verdict.PASS
 
     def _probe(self, units: Subset) -> Verdict:
         return self.task.prober.probe(self.task.lowering.candidate(units)).verdict
@@ -388,7 +386,7 @@ class Fix(Watcher):
         """
         task = self.task
         settings = task.settings
-        by_error = settings.bits or (task.space.measured and not self._compiles)
+        by_error = settings.bits or (task.space.measured and not settings.compiles)
         if not by_error or _why_not_judged(task) is not None:
             return search_keep(task, settings.most)
         first = search_keep(task, settings.most or _FIRST_PROBES)

@@ -88,7 +88,7 @@ class NodeSpace(PrecisionSpace):
         ]
         self._errors = [[] for _ in self._meters]
         given = subject.samples[:_MOST_GIVEN]
-        if settings.target is not None and settings.target.target.compiles:
+        if settings.compiles:
             self._pending = given
             given = []
         self._learn(given)

@@ -88,6 +88,11 @@ class PrecisionSettings(Struct, frozen=True):
         return "/".join(self.bits) or ("int8" if self.calibrated else self.precision)
 
     @property
+    def compiles(self) -> bool:
+        """Whether the target compiles, so that a probe is a build."""
+        return self.target is not None and self.target.target.compiles
+
+    @property
     def rungs(self) -> Names:
         """The precisions of ``--ladder``, the cheapest first; none without it."""
         return tuple(self.options.ladder or ())
@@ -390,7 +395,8 @@ class Task(Session, frozen=True):
     def cheap(self) -> bool:
         """Whether a probe takes milliseconds rather than minutes; a simulator of a device takes seconds a sample."""
         target = self.settings.target
-        return target is None or not (target.target.compiles or target.target.computes_low(target))
+        simulated = target is not None and target.target.computes_low(target)
+        return not (self.settings.compiles or simulated)
 
     @property
     def not_run(self) -> str | None:

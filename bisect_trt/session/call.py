@@ -168,7 +168,7 @@ class Call(Struct):
         """
         options, (metric, limits) = self[CheckOptions], self.deciding()
         if target is None and not self.has_check:
-            self._require_terminal()
+            self._refuse_without_check()
         if self.function is not None and target is not None:
             raise ConflictError(f"target='{target.runtime}' has no effect beside check; drop one.")
         if target is None and (measured := metric or limits) is not None:
@@ -199,7 +199,7 @@ class Call(Struct):
                 f"{oracle.flag} decides whether a candidate fails, and so does {other}; drop one."
             )
 
-    def _require_terminal(self) -> None:
+    def _refuse_without_check(self) -> None:
         """Refuse a call without a check, before the reference runs, where no prompt can be answered."""
         if self.source is not None:
             raise MissingOptionError("no check: give check (a function or a command) or target.")

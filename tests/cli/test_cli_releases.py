@@ -592,30 +592,26 @@ def test_old_releases_that_refuse_the_model_are_no_hint(
     assert ("Try older" in out) == (history == "PP")
 
 
-def test_a_check_that_passes_in_no_release_proves_nothing(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def brittle(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The options that name three releases of a package, which say their number."""
     index = Index(here / "index")
     for number in range(3):
         index.add("brittle", f"1.{number}", {"brittle.py": f"version = {number}"})
     index.tell(monkeypatch)
-    words = ["model.onnx", "--package", "brittle", "--check", "{python}", "missing.py", "{model}"]
-    status, result, out = ask(here, *words)
+    return ["model.onnx", "--package", "brittle", "--check", "{python}"]
+
+
+def test_a_check_that_passes_in_no_release_proves_nothing(here: Path, brittle: list[str]) -> None:
+    status, result, out = ask(here, *brittle, "missing.py", "{model}")
     assert (status, result["minimality"]) == (3, "unproven")
     assert "passes in no release" in " ".join(out.split())
 
 
-def test_a_check_judges_a_model_that_is_refused_here(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    index = Index(here / "index")
-    for number in range(3):
-        index.add("brittle", f"1.{number}", {"brittle.py": f"version = {number}"})
-    index.tell(monkeypatch)
+def test_a_check_judges_a_model_that_is_refused_here(here: Path, brittle: list[str]) -> None:
     save(here / "model.onnx", line([("Relu", "", "t0"), ("NoSuchOperator", "", "t1")]))
     (here / "check.py").write_text("import brittle\nraise SystemExit(brittle.version < 1)\n")
-    words = ["model.onnx", "--package", "brittle", "--check", "{python}", "check.py", "{model}"]
-    status, result, _ = ask(here, *words)
+    status, result, _ = ask(here, *brittle, "check.py", "{model}")
     assert (status, result["first_passing"]) == (0, "1.1")
 
 
