@@ -90,7 +90,8 @@ install-lowest:
 	$(LOWEST)/bin/python -m pip install --quiet --no-deps tensorrt==8.6.0 \
 		|| echo "test-lowest: TensorRT 8.6.0 cannot be installed here, so the tests that import it are skipped"
 
-lint: $(STAMP)  ## ruff, mypy, import-linter.
+# Not while pip writes the packages that mypy reads.
+lint: $(STAMP) | $(filter install,$(MAKECMDGOALS))  ## ruff, mypy, import-linter.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
