@@ -265,7 +265,9 @@ def _element(value: ValueInfoProto) -> int:
 
 
 class _Emulation(Rewriter):
-    """A rewriter that writes round trips."""
+    """A rewriter that writes round trips, behind what nodes compute if it ``rounds``, and for the model's own Casts."""
+
+    rounds = True
 
     def run(self, outer: Mapping[str, str] | None = None) -> None:
         """Write all nodes.
@@ -349,17 +351,18 @@ class _Emulation(Rewriter):
         new = clone(node)
         new.input[:] = [renamed.get(name, name) for name in node.input]
         for body, written in zip(bodies(node), bodies(new), strict=True):
-            _Emulation(body, written, self.names, self.low).run(renamed)
+            type(self)(body, written, self.names, self.low).run(renamed)
         for parameter in new.attribute:
             if parameter.HasField("t") and parameter.t.data_type == self.low:
                 parameter.t.CopyFrom(widen_tensor(parameter.t, parameter.t.name))
         if node.op_type == "Cast" and attribute(node, "to", 0) == self.low:
             self.round_trip(new.input[0], renamed.get(node.output[0], node.output[0]), new)
             return
+        _retype(new, self.low, TensorProto.FLOAT)
         raw: dict[str, str] = {}
         new.output[:] = [renamed.get(name, name) for name in node.output]
         # A node that only moves values of the low precision has nothing to round.
-        if not (node.op_type in EXACT_OPS and node.domain in DEFAULT_DOMAINS):
+        if self.rounds and not (node.op_type in EXACT_OPS and node.domain in DEFAULT_DOMAINS):
             rounded = [renamed.get(name, name) for name in node.output if name in lowered]
             raw = {name: self.fresh(f"{name}_raw") for name in rounded}
             new.output[:] = [raw.get(name, name) for name in new.output]
@@ -384,104 +387,64 @@ class _Emulation(Rewriter):
         self.cast(low, target, TensorProto.FLOAT)
 
 
+class _Widening(_Emulation):
+    """A rewriter that writes round trips for the model's own Casts only."""
+
+    rounds = False
+
+
 def widen_tensor(tensor: TensorProto, name: str) -> TensorProto:
     """Return an fp16 or bf16 tensor, not an external one, as float32."""
     return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), name)
 
 
-def widened(
-    model: ModelProto,
-    weights: Path,
-    narrow: int = TensorProto.FLOAT,
-    wide: int = TensorProto.DOUBLE,
-) -> ModelProto:
-    """Return the model in a wider type: every tensor, weight, constant and Cast of the narrow type becomes wide.
+def widened(model: ModelProto, weights: Path) -> ModelProto:
+    """Return the model in float64: every fp32 tensor, weight, constant and Cast to fp32 becomes wide.
 
-    Other types stay: a Cast to fp16 is the model's own rounding.
-
-    Args:
-        model: The model.
-        weights: The folder of its external weights.
-        narrow: ONNX's number of an element type; by default float32.
-        wide: ONNX's number of a type that holds its values exactly; by default float64.
+    Other types stay: a Cast to fp16 is the model's own rounding. ``weights`` is the folder of its
+    external weights.
     """
     changed = clone(model)
-    dtype = helper.tensor_dtype_to_np_dtype(wide)
     for tensor in model_tensors(changed):
-        if tensor.data_type == narrow:
-            values = read_weight(tensor, weights).astype(dtype)
+        if tensor.data_type == TensorProto.FLOAT:
+            values = read_weight(tensor, weights).astype(np.float64)
             tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
     nodes = list(all_nodes(changed))
     for graph in (changed.graph, *(body for node in nodes for body in bodies(node))):
         for value in (*graph.input, *graph.output, *graph.value_info):
-            if _element(value) == narrow:
-                value.type.tensor_type.elem_type = wide
+            if _element(value) == TensorProto.FLOAT:
+                value.type.tensor_type.elem_type = TensorProto.DOUBLE
     for node in nodes:
-        _widen_attributes(node, narrow, wide)
+        _retype(node, TensorProto.FLOAT, TensorProto.DOUBLE)
+        _widen_constants(node)
     return changed
 
 
-def computed_wide(model: ModelProto, weights: Path) -> ModelProto:
-    """Return a bf16 model that computes in fp32, with the same inputs, outputs and Casts to bf16.
-
-    Args:
-        model: The model.
-        weights: The folder of its external weights.
-    """
+def computed_wide(model: ModelProto) -> ModelProto:
+    """Return a bf16 model without functions that computes in fp32, with the same inputs, outputs and Casts to bf16."""
     low = TensorProto.BFLOAT16
-    changed = widened(model, weights, low, TensorProto.FLOAT)
+    declared = clone(model)
     types = Network(model).element_types
-    ends = [value.name for value in (*changed.graph.input, *changed.graph.output)]
-    renamed = {name: f"{name}/fp32" for name in ends if types.get(name) == low}
-    nodes = list(all_nodes(changed))
-    for node in nodes:
-        for names in (node.input, node.output):
-            names[:] = [renamed.get(name, name) for name in names]
-    inner = (body for node in nodes for body in bodies(node))
-    # A Cast to bf16 rounds in the file, and has to round here too, though its result stays fp32.
-    rounded = {
-        renamed.get(node.output[0], node.output[0])
-        for node in all_nodes(model)
-        if node.op_type == "Cast" and attribute(node, "to", 0) == low
-    }
-    for graph in (changed.graph, *inner):
-        _round_casts(graph, rounded)
-    for value in changed.graph.input:
-        if value.name in renamed:
+    for value in declared.graph.output:
+        if types.get(value.name) == low:
             value.type.tensor_type.elem_type = low
-            to_wide = _cast(value.name, renamed[value.name], TensorProto.FLOAT)
-            changed.graph.node.insert(0, to_wide)
-    for value in changed.graph.output:
-        if value.name in renamed:
-            value.type.tensor_type.elem_type = low
-            changed.graph.node.append(_cast(renamed[value.name], value.name, low))
-    return changed
+    wide = clone(declared)
+    _Widening(declared.graph, wide.graph, mentioned_names(model.graph), low).run()
+    return wide
 
 
-def _round_casts(graph: GraphProto, names: Collection[str]) -> None:
-    """Round to bf16 in fp32 what Casts of these outputs make."""
-    for place in reversed(range(len(graph.node))):
-        node = graph.node[place]
-        if node.op_type == "Cast" and node.output[0] in names:
-            output = node.output[0]
-            node.CopyFrom(_cast(node.input[0], f"{output}/bf16", TensorProto.BFLOAT16))
-            graph.node.insert(place + 1, _cast(f"{output}/bf16", output, TensorProto.FLOAT))
-
-
-def _cast(source: str, output: str, kind: int) -> NodeProto:
-    return helper.make_node("Cast", [source], [output], name=f"{output}/cast", to=kind)
-
-
-def _widen_attributes(node: NodeProto, narrow: int, wide: int) -> None:
+def _retype(node: NodeProto, narrow: int, wide: int) -> None:
+    """Let a node make the wide type where an attribute tells it to make the narrow one."""
     for parameter in node.attribute:
         if (
             parameter.name in ("to", "dtype", "stash_type", "output_dtype")
             and parameter.i == narrow
         ):
             parameter.i = wide
-    if narrow != TensorProto.FLOAT:
-        # What is written in no type is fp32.
-        return
+
+
+def _widen_constants(node: NodeProto) -> None:
+    """Store as float64 what a node writes in no type, which is fp32."""
     for parameter in node.attribute:
         if node.op_type == "Constant" and parameter.name in ("value_float", "value_floats"):
             value = parameter.f if parameter.name == "value_float" else list(parameter.floats)

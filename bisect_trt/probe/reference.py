@@ -17,6 +17,7 @@ from onnx import numpy_helper
 from bisect_trt.errors import ModelRefusedError, ResourceError
 from bisect_trt.onnxlib.cleanup import constant_value, shape_value
 from bisect_trt.onnxlib.cut import StoredValue, cut, mark_outputs, nothing_stored, plan_slices
+from bisect_trt.onnxlib.functions import inline_functions
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import opset_of
 from bisect_trt.onnxlib.roundings import computed_wide
@@ -181,8 +182,8 @@ class Models:
 
     def _widened(self, model: Path) -> Path | None:
         """Return a bf16 model that computes in fp32; ``None`` if it has no bf16 tensors."""
-        low = onnx.load(str(model), load_external_data=False)
-        wide = computed_wide(low, self._workspace.weights.folder_of(low))
+        low = inline_functions(onnx.load(str(model), load_external_data=False), ())
+        wide = computed_wide(low)
         return None if wide == low else self.write(f"{model.parent.name}-{model.stem}.wide", wide)
 
     def build(

@@ -138,7 +138,7 @@ def test_a_wide_model_rounds_where_the_model_casts() -> None:
     body = "b = Cast<to = 16>(x) s = Mul(b, b) f = Cast<to = 1>(s) y = Identity(f)"
     model = text_model("(float[2, 4] x) => (float[2, 4] y, bfloat16[2, 4] b)", body)
     x = np.random.default_rng(0).normal(0, 3, (2, 4)).astype(np.float32)
-    made = evaluate(computed_wide(model, Path()), {"x": x})
+    made = evaluate(computed_wide(model), {"x": x})
     low = x.astype(helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16))
     np.testing.assert_array_equal(made["b"], low)
     np.testing.assert_array_equal(made["y"], low.astype(np.float32) ** 2)
