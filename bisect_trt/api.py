@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bisect_trt.aliases import Fields
 from bisect_trt.commands.table import COMMANDS
@@ -33,34 +33,8 @@ from bisect_trt.targets.options import selectable
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from bisect_trt.keywords import (
-        CauseKeywords,
-        CompareKeywords,
-        DiagnoseKeywords,
-        LayerwiseKeywords,
-        MatchKeywords,
-        PrecisionKeywords,
-        ReduceKeywords,
-        ReleasesKeywords,
-        RepeatKeywords,
-        SamplesKeywords,
-        SweepKeywords,
-        WorkaroundKeywords,
-    )
-    from bisect_trt.report.answers import (
-        Answer,
-        CauseAnswer,
-        CompareAnswer,
-        DiagnoseAnswer,
-        LayerwiseAnswer,
-        PrecisionAnswer,
-        ReduceAnswer,
-        ReleasesAnswer,
-        RepeatAnswer,
-        SamplesAnswer,
-        SweepAnswer,
-        WorkaroundAnswer,
-    )
+    from bisect_trt import keywords
+    from bisect_trt.report.answers import Answer
     from bisect_trt.session.source import Inputs, Model
 
 Check: TypeAlias = Callable[..., object] | str | Sequence[str]
@@ -92,173 +66,71 @@ Raises:
 _CHECK = """check: A function (given the candidate's path, ``True`` or an ``AssertionError`` means that it fails), or a command as
         after ``--check``. Without it ``target`` is compared with the reference.
     """
-_Function = TypeVar("_Function", bound=Callable[..., object])
 
 
-def _documented(command: str, check: str = "") -> Callable[[_Function], _Function]:
-    """Return a decorator that adds the options of a command to a function's docstring."""
+def function_of(
+    command: str, target: str | None = None, low: str | None = None, *, checks: bool = False
+) -> Callable[..., Any]:
+    """Return the function of a command: of the model, its inputs, and its options by keyword.
 
-    def decorate(function: _Function) -> _Function:
-        described = COMMANDS[command]
-        options = [
-            f"        ``{entry.python}``: {entry.help}"
-            for group in described.groups
-            if group not in (Run, General)
-            for entry in entries(group)
-            if not entry.positional and entry.name not in ("output", "check")
-        ]
-        function.__doc__ = _HELP.format(
-            help=described.help, check=check, options="\n".join(options)
-        )
-        return function
+    Args:
+        command: The command, which may be of another package.
+        target: The default of the function's parameter.
+        low: The precision to search, where no keyword ``low`` names one; by default that is no
+            keyword.
+        checks: Whether a check is its second parameter, and the inputs are given by name.
+    """
 
-    return decorate
+    def compares(
+        model: Model,
+        inputs: Inputs | None = None,
+        target: str | None = target,
+        **options: Any,  # noqa: ANN401 - of many types
+    ) -> Answer:
+        return _run(command, model, inputs, target, **options)
 
-
-@_documented("diagnose")
-def diagnose(
-    model: Model,
-    inputs: Inputs | None = None,
-    target: str | None = "onnxrt",
-    **options: Unpack[DiagnoseKeywords],
-) -> DiagnoseAnswer:
-    """Find the failing nodes, the side that is wrong, the cause and the fix."""
-    answer: DiagnoseAnswer = _run("diagnose", model, inputs, target, **options)
-    return answer
-
-
-@_documented("workaround")
-def workaround(
-    model: Model,
-    inputs: Inputs | None = None,
-    target: str | None = "onnxrt",
-    **options: Unpack[WorkaroundKeywords],
-) -> WorkaroundAnswer:
-    """Find the fix of the whole model, and write it."""
-    answer: WorkaroundAnswer = _run("workaround", model, inputs, target, **options)
-    return answer
-
-
-@_documented("cause")
-def cause(
-    model: Model,
-    inputs: Inputs | None = None,
-    target: str | None = "onnxrt",
-    **options: Unpack[CauseKeywords],
-) -> CauseAnswer:
-    """Find the switches of the target that make the failure go away."""
-    answer: CauseAnswer = _run("cause", model, inputs, target, **options)
-    return answer
-
-
-@_documented("layerwise")
-def layerwise(
-    model: Model,
-    inputs: Inputs | None = None,
-    target: str | None = "onnxrt",
-    **options: Unpack[LayerwiseKeywords],
-) -> LayerwiseAnswer:
-    """Compare every tensor with the reference."""
-    answer: LayerwiseAnswer = _run("layerwise", model, inputs, target, **options)
-    return answer
-
-
-@_documented("run")
-def compare(
-    model: Model,
-    inputs: Inputs | None = None,
-    target: str | None = "onnxrt",
-    **options: Unpack[CompareKeywords],
-) -> CompareAnswer:
-    """Compare the outputs of the target with the outputs of the reference."""
-    answer: CompareAnswer = _run("run", model, inputs, target, **options)
-    return answer
-
-
-@_documented("sweep")
-def sweep(
-    model: Model,
-    inputs: Inputs | None = None,
-    target: str | None = None,
-    **options: Unpack[SweepKeywords],
-) -> SweepAnswer:
-    """Find the input shapes at which the model fails."""
-    answer: SweepAnswer = _run("sweep", model, inputs, target, **options)
-    return answer
-
-
-@_documented("reduce", _CHECK)
-def reduce(
-    model: Model,
-    check: Check | None = None,
-    *,
-    inputs: Inputs | None = None,
-    target: str | None = None,
-    **options: Unpack[ReduceKeywords],
-) -> ReduceAnswer:
-    """Find the smallest model that still fails."""
-    answer: ReduceAnswer = _run("reduce", model, inputs, target, check=check, **options)
-    return answer
-
-
-@_documented("precision", _CHECK)
-def precision(
-    model: Model,
-    check: Check | None = None,
-    *,
-    inputs: Inputs | None = None,
-    target: str | None = None,
-    **options: Unpack[PrecisionKeywords],
-) -> PrecisionAnswer:
-    """Find the nodes that must stay in a wider precision."""
-    keywords = Fields(options)
-    if not keywords.get("ladder"):
+    def searches(
+        model: Model,
+        check: Check | None = None,
+        *,
+        inputs: Inputs | None = None,
+        target: str | None = target,
+        **options: Any,  # noqa: ANN401 - of many types
+    ) -> Answer:
         # A ladder names its own precisions.
-        keywords = {keywords.pop("low", "fp16"): True, **keywords}
-    answer: PrecisionAnswer = _run("precision", model, inputs, target, check=check, **keywords)
-    return answer
+        if low is not None and not options.get("ladder"):
+            options = {options.pop("low", low): True, **options}
+        return _run(command, model, inputs, target, check=check, **options)
+
+    described = COMMANDS[command]
+    listed = [
+        f"        ``{entry.python}``: {entry.help}"
+        for group in described.groups
+        if group not in (Run, General)
+        for entry in entries(group)
+        if not entry.positional and entry.name not in ("output", "check")
+    ]
+    function = searches if checks else compares
+    function.__name__ = function.__qualname__ = (
+        "compare" if command == "run" else command.replace("-", "_")
+    )
+    function.__doc__ = _HELP.format(
+        help=described.help, check=_CHECK if checks else "", options="\n".join(listed)
+    )
+    return function
 
 
-@_documented("releases", _CHECK)
-def releases(
-    model: Model,
-    check: Check | None = None,
-    *,
-    inputs: Inputs | None = None,
-    target: str | None = None,
-    **options: Unpack[ReleasesKeywords],
-) -> ReleasesAnswer:
-    """Find the release since which the model fails."""
-    answer: ReleasesAnswer = _run("releases", model, inputs, target, check=check, **options)
-    return answer
-
-
-@_documented("repeat", _CHECK)
-def repeat(
-    model: Model,
-    check: Check | None = None,
-    *,
-    inputs: Inputs | None = None,
-    target: str | None = None,
-    **options: Unpack[RepeatKeywords],
-) -> RepeatAnswer:
-    """Measure how often the model fails, and find the choices of bad builds."""
-    answer: RepeatAnswer = _run("repeat", model, inputs, target, check=check, **options)
-    return answer
-
-
-@_documented("samples", _CHECK)
-def samples(
-    model: Model,
-    check: Check | None = None,
-    *,
-    inputs: Inputs | None = None,
-    target: str | None = None,
-    **options: Unpack[SamplesKeywords],
-) -> SamplesAnswer:
-    """Find the samples, positions and elements that fail."""
-    answer: SamplesAnswer = _run("samples", model, inputs, target, check=check, **options)
-    return answer
+diagnose: keywords.Diagnose = function_of("diagnose", "onnxrt")
+workaround: keywords.Workaround = function_of("workaround", "onnxrt")
+cause: keywords.Cause = function_of("cause", "onnxrt")
+layerwise: keywords.Layerwise = function_of("layerwise", "onnxrt")
+compare: keywords.Compare = function_of("run", "onnxrt")
+sweep: keywords.Sweep = function_of("sweep")
+reduce: keywords.Reduce = function_of("reduce", checks=True)
+precision: keywords.Precision = function_of("precision", low="fp16", checks=True)
+releases: keywords.Releases = function_of("releases", checks=True)
+repeat: keywords.Repeat = function_of("repeat", checks=True)
+samples: keywords.Samples = function_of("samples", checks=True)
 
 
 def assert_matches(
@@ -267,7 +139,7 @@ def assert_matches(
     target: str = "onnxrt",
     *,
     reproducer: str | None = None,
-    **options: Unpack[MatchKeywords],
+    **options: Unpack[keywords.MatchKeywords],
 ) -> None:
     """Raise an AssertionError and write a reproducer if outputs of a target do not match the reference.
 
@@ -311,22 +183,6 @@ def assert_matches(
     raise AssertionError("\n".join(lines))
 
 
-def function_of(command: str) -> Callable[..., Answer]:
-    """Return the function of a command of another package: of the model, its inputs, and its options by keyword."""
-
-    def function(
-        model: Model,
-        inputs: Inputs | None = None,
-        target: str | None = None,
-        **options: Any,  # noqa: ANN401 - of many types
-    ) -> Answer:
-        answer: Answer = _run(command, model, inputs, target, **options)
-        return answer
-
-    function.__name__ = function.__qualname__ = command.replace("-", "_")
-    return _documented(command)(function)
-
-
 def _run(
     command: str,
     model: Model,
@@ -338,7 +194,7 @@ def _run(
     run: str | PathLike[str] | None = None,
     verbose: bool | int = False,
     **options: Any,  # noqa: ANN401 - of many types
-) -> Any:  # noqa: ANN401 - the answer's type is the caller's
+) -> Answer:
     """Return the answer of a command; ``result.json`` and ``report.html`` are left in the run's folder however it ends."""
     from bisect_trt.probe.workspace import Workspace, make_run_folder  # noqa: PLC0415
     from bisect_trt.report.answers import answer_of  # noqa: PLC0415

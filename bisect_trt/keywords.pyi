@@ -1,4 +1,4 @@
-"""Keywords of the Python functions, as types of each group of options.
+"""Types of the Python functions, and of their keywords, one of each group of options.
 
 Nothing imports them: this stub is for type checkers. It is generated from the declarations of the
 options (``make docs``).
@@ -6,7 +6,13 @@ options (``make docs``).
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Literal, TypeAlias, TypedDict
+from typing import Literal, Protocol, TypeAlias, TypedDict
+
+from typing_extensions import Unpack
+
+from bisect_trt.api import Check
+from bisect_trt.report import answers
+from bisect_trt.session.source import Inputs, Model
 
 File: TypeAlias = str | PathLike[str]
 """A path."""
@@ -281,6 +287,17 @@ class DiagnoseKeywords(
 ):
     """Keywords of :func:`bisect_trt.diagnose`."""
 
+class Diagnose(Protocol):
+    """Find out why the target is wrong, and write a reproducer."""
+
+    def __call__(
+        self,
+        model: Model,
+        inputs: Inputs | None = None,
+        target: str | None = "onnxrt",
+        **options: Unpack[DiagnoseKeywords],
+    ) -> answers.DiagnoseAnswer: ...
+
 class ReduceKeywords(
     ReduceGroup,
     CheckGroup,
@@ -297,10 +314,34 @@ class ReduceKeywords(
 ):
     """Keywords of :func:`bisect_trt.reduce`."""
 
+class Reduce(Protocol):
+    """Find the smallest model that still fails, with your own check, a built-in comparison, or by asking you."""
+
+    def __call__(
+        self,
+        model: Model,
+        check: Check | None = None,
+        *,
+        inputs: Inputs | None = None,
+        target: str | None = None,
+        **options: Unpack[ReduceKeywords],
+    ) -> answers.ReduceAnswer: ...
+
 class LayerwiseKeywords(
     LayerwiseGroup, TargetGroup, PlacesGroup, CompareGroup, DataGroup, CallGroup, total=False
 ):
     """Keywords of :func:`bisect_trt.layerwise`."""
+
+class Layerwise(Protocol):
+    """Compare every tensor with the reference, and name the first that is wrong; or compare the time of every layer."""
+
+    def __call__(
+        self,
+        model: Model,
+        inputs: Inputs | None = None,
+        target: str | None = "onnxrt",
+        **options: Unpack[LayerwiseKeywords],
+    ) -> answers.LayerwiseAnswer: ...
 
 class CompareKeywords(
     TargetGroup,
@@ -316,6 +357,17 @@ class CompareKeywords(
     total=False,
 ):
     """Keywords of :func:`bisect_trt.compare`."""
+
+class Compare(Protocol):
+    """Compare a target with the reference or with saved results, or saved results with each other."""
+
+    def __call__(
+        self,
+        model: Model,
+        inputs: Inputs | None = None,
+        target: str | None = "onnxrt",
+        **options: Unpack[CompareKeywords],
+    ) -> answers.CompareAnswer: ...
 
 class CauseKeywords(
     CauseGroup,
@@ -334,6 +386,17 @@ class CauseKeywords(
 
     check: Callable[..., object] | Texts
 
+class Cause(Protocol):
+    """Find the pass, option or tactic that is the cause: the fewest switches of the target that fix the model."""
+
+    def __call__(
+        self,
+        model: Model,
+        inputs: Inputs | None = None,
+        target: str | None = "onnxrt",
+        **options: Unpack[CauseKeywords],
+    ) -> answers.CauseAnswer: ...
+
 class ReleasesKeywords(
     ReleasesGroup,
     CheckGroup,
@@ -347,6 +410,19 @@ class ReleasesKeywords(
     total=False,
 ):
     """Keywords of :func:`bisect_trt.releases`."""
+
+class Releases(Protocol):
+    """Find the release of the target in which a failure appeared, and the one in which it was fixed."""
+
+    def __call__(
+        self,
+        model: Model,
+        check: Check | None = None,
+        *,
+        inputs: Inputs | None = None,
+        target: str | None = None,
+        **options: Unpack[ReleasesKeywords],
+    ) -> answers.ReleasesAnswer: ...
 
 class MatrixKeywords(MatrixGroup, TargetGroup, CompareGroup, DataGroup, CallGroup, total=False):
     """Keywords of :func:`bisect_trt.matrix`."""
@@ -366,6 +442,19 @@ class RepeatKeywords(
 ):
     """Keywords of :func:`bisect_trt.repeat`."""
 
+class Repeat(Protocol):
+    """Build or run a model repeatedly: how often it fails, and which choices of the bad builds are the reason."""
+
+    def __call__(
+        self,
+        model: Model,
+        check: Check | None = None,
+        *,
+        inputs: Inputs | None = None,
+        target: str | None = None,
+        **options: Unpack[RepeatKeywords],
+    ) -> answers.RepeatAnswer: ...
+
 class SweepKeywords(
     SweepGroup,
     CheckGroup,
@@ -383,6 +472,17 @@ class SweepKeywords(
 
     check: Callable[..., object] | Texts
 
+class Sweep(Protocol):
+    """Find the sizes at which the target goes wrong: of a batch, or of any dimensions of the inputs."""
+
+    def __call__(
+        self,
+        model: Model,
+        inputs: Inputs | None = None,
+        target: str | None = None,
+        **options: Unpack[SweepKeywords],
+    ) -> answers.SweepAnswer: ...
+
 class SamplesKeywords(
     SamplesGroup,
     CheckGroup,
@@ -396,6 +496,19 @@ class SamplesKeywords(
     total=False,
 ):
     """Keywords of :func:`bisect_trt.samples`."""
+
+class Samples(Protocol):
+    """Find which of many inputs fail, and the smallest input that still fails."""
+
+    def __call__(
+        self,
+        model: Model,
+        check: Check | None = None,
+        *,
+        inputs: Inputs | None = None,
+        target: str | None = None,
+        **options: Unpack[SamplesKeywords],
+    ) -> answers.SamplesAnswer: ...
 
 class PrecisionKeywords(
     PrecisionGroup,
@@ -415,6 +528,19 @@ class PrecisionKeywords(
 
     low: Literal["fp16", "bf16", "fp8", "int8", "int4"]
 
+class Precision(Protocol):
+    """Find the fewest nodes that have to stay in fp32 for the rest to run in fp16 or bf16, and write that model."""
+
+    def __call__(
+        self,
+        model: Model,
+        check: Check | None = None,
+        *,
+        inputs: Inputs | None = None,
+        target: str | None = None,
+        **options: Unpack[PrecisionKeywords],
+    ) -> answers.PrecisionAnswer: ...
+
 class WorkaroundKeywords(
     WorkaroundGroup,
     TargetGroup,
@@ -428,6 +554,17 @@ class WorkaroundKeywords(
     total=False,
 ):
     """Keywords of :func:`bisect_trt.workaround`."""
+
+class Workaround(Protocol):
+    """Write a model that passes, with the least loss: fusion barriers, another form of the culprit, layers in fp32."""
+
+    def __call__(
+        self,
+        model: Model,
+        inputs: Inputs | None = None,
+        target: str | None = "onnxrt",
+        **options: Unpack[WorkaroundKeywords],
+    ) -> answers.WorkaroundAnswer: ...
 
 class MatchKeywords(
     TargetGroup,

@@ -1,18 +1,20 @@
-"""``bisect_trt/keywords.pyi``, from the declarations of the options: ``python docs/keywords.py`` prints it."""
+"""``bisect_trt/keywords.pyi``, from the functions and the declarations of the options: ``python docs/keywords.py`` prints it."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections.abc import Iterator
 from enum import Enum
 
+from bisect_trt import api
 from bisect_trt.commands.table import COMMANDS
 from bisect_trt.options.searches import Run
 from bisect_trt.options.shared import CheckOptions, General
 from bisect_trt.options.spec import Option, entries
 
-_HEAD = '''"""Keywords of the Python functions, as types of each group of options.
+_HEAD = '''"""Types of the Python functions, and of their keywords, one of each group of options.
 
 Nothing imports them: this stub is for type checkers. It is generated from the declarations of the
 options (``make docs``).
@@ -20,7 +22,13 @@ options (``make docs``).
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from typing import Literal, TypeAlias, TypedDict
+from typing import Literal, Protocol, TypeAlias, TypedDict
+
+from typing_extensions import Unpack
+
+from bisect_trt.api import Check
+from bisect_trt.report import answers
+from bisect_trt.session.source import Inputs, Model
 
 File: TypeAlias = str | PathLike[str]
 """A path."""
@@ -45,7 +53,7 @@ _PLAIN = {"bool": "bool", "int": "int", "float": "float", "str": "str", "Path": 
 
 
 def keywords() -> str:
-    """Return the module: a ``TypedDict`` for each group of options, then one for each function."""
+    """Return the module: a ``TypedDict`` for each group of options, then one for each function, and its type."""
     functions = {name: command for name, command in COMMANDS.items() if command.panel in _PANELS}
     shared = dict.fromkeys(group for each in functions.values() for group in each.groups)
     groups = (line for group in shared if group not in _LEFT_OUT for line in _group(group))
@@ -78,15 +86,29 @@ def _group(group: type) -> Iterator[str]:
 
 
 def _function(name: str, groups: tuple[type, ...]) -> Iterator[str]:
-    title = "Compare" if name == "run" else name.capitalize()
+    public = "compare" if name == "run" else name
+    title = public.capitalize()
     bases = [_name(group) for group in groups if group not in _LEFT_OUT]
     yield f"\nclass {title}Keywords({', '.join(bases)}, CallGroup, total=False):"
-    yield f'    """Keywords of :func:`bisect_trt.{"compare" if name == "run" else name}`."""\n'
+    yield f'    """Keywords of :func:`bisect_trt.{public}`."""\n'
     if CheckOptions in groups and name in ("cause", "sweep"):  # the others have it as a parameter
         yield "    check: Callable[..., object] | Texts"
     if name == "precision":
         yield '    low: Literal["fp16", "bf16", "fp8", "int8", "int4"]'
     yield ""
+    if (function := getattr(api, public, None)) is None:
+        return  # the command line has it alone
+    yield f'class {title}(Protocol):\n    """{COMMANDS[name].help.partition(". ")[0].rstrip(".")}."""\n'
+    yield "    def __call__(\n        self,"
+    for entry in inspect.signature(function).parameters.values():
+        if entry.kind is entry.VAR_KEYWORD:
+            yield f"        **{entry.name}: Unpack[{title}Keywords],"
+            continue
+        if entry.name == "inputs" and "check" in inspect.signature(function).parameters:
+            yield "        *,"
+        default = "" if entry.default is entry.empty else f" = {json.dumps(entry.default)}"
+        yield f"        {entry.name}: {entry.annotation}{default.replace('null', 'None')},"
+    yield f"    ) -> answers.{title}Answer: ...\n"
 
 
 def _type(entry: Option) -> str:
