@@ -32,12 +32,13 @@ from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record
-from bisect_trt.probe.outcome import Outcome
+from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import IN_JSON, Console, listed
 from bisect_trt.report.parts import FOR_FRESH, Comparison, TradeOff, Unit, Use
 from bisect_trt.report.reproducer import MIXED
 from bisect_trt.report.result import Result
+from bisect_trt.report.summary import why_no_use
 from bisect_trt.report.text import named
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
@@ -67,13 +68,15 @@ def _why_unproven(fix: Fix, record: Record, problem: str | None) -> str | None:
         return f"the final re-check disagreed: {record.reason}"
     if problem is not None:
         return f"ONNX's checker refuses {task.settings.output}: {problem}"
+    if refused := why_no_use(task.result):
+        return refused
     if task.result.slow:
         return f"it is as slow as the model in {task.space.high}"
     if point is None or point.holds:
         return None
-    if fix.traded not in (None, point):
-        return "the written model fails the tolerance by rounding"
-    return f"the fix does not hold: {row_of(point.to_part())}"
+    by_rounding = fix.traded not in (None, point)
+    fails = f"the fix does not hold: {row_of(point.to_part())}"
+    return "the written model fails the tolerance by rounding" if by_rounding else fails
 
 
 def write_answer(fix: Fix) -> Minimum:
@@ -242,41 +245,64 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     result.lowered = len(task.lowering.units) - len(fix.kept)
     result.measured_on = measured_on(task)
     result.accuracy = [] if outcome is None else list(map(Comparison.of, outcome.comparisons))
+    ran = _run_as_file(task, fix.kept)
     result.uses = try_uses(task, fix.kept, written)
+    # A set that fails by rounding may be off as a file too.
+    if ran is not None and ran.ending is not Ending.PASSED and not (fix.traded and ran.comparisons):
+        runtime = f"{settings.target.target.title} " if settings.target else ""
+        reason = ran.reason.replace("the target ", runtime, 1)
+        reason = f"{settings.output.name} does not pass as it is: {reason}"
+        result.uses = [structs.replace(use, passed=False, reason=reason) for use in result.uses]
     space.fill_in(result, fix.kept, minimum.units)
-    result.latency_ms = _latency(fix, timed=written is not None)
+    result.latency_ms = _latency(fix, ran, timed=written is not None)
     if _is_slow(result.latency_ms or {}) and not settings.emulated:
         result.slow = True
     if settings.by_layer:
         result.artifacts["engine"] = str(engine_path(settings.output))
 
 
-def _latency(fix: Fix, *, timed: bool) -> dict[str, float | None] | None:
+def _run_as_file(task: Task, keep: Subset) -> Outcome | None:
+    """Run what was written on the given samples, as the user will; ``None`` where it has been, or nothing is run.
+
+    The search emulates low precision on some targets, so this is what they make of the types.
+    """
+    target = task.settings.target
+    if target is None or target.target.compiles or target.build_only:
+        return None
+    output = task.settings.output
+    files = task.prober.write(task.lowering.read_back(keep, output))
+    return task.prober.check.under(timed=True).run(replace(files, model=output.absolute()))
+
+
+def _latency(fix: Fix, ran: Outcome | None, *, timed: bool) -> dict[str, float | None] | None:
     """Return the milliseconds of one run with all units kept, with the answer's, and with none.
 
-    A target that compiles was timed with each probe. On others the files are timed now, one after
-    the other; ``timed`` says whether there is time for it.
+    A target that compiles was timed with each probe. On others the answer ``ran``, and the models
+    beside it are timed now; ``timed`` says whether there is time for it.
     """
     task = fix.task
     target = task.settings.target
     if target is None or target.build_only:
         return None
-    sets = {
-        "fp32": task.everything,
-        "mixed": fix.kept,
-        "lowered": frozenset[int](),
-        "minimal": fix.minimum.units,
-    }
-    latency: dict[str, float | None]
+    latency: dict[str, float | None] = {}
     if target.target.compiles:
+        sets = {
+            "fp32": task.everything,
+            "mixed": fix.kept,
+            "lowered": frozenset[int](),
+            "minimal": fix.minimum.units,
+        }
         outcomes = {name: task.outcome_of(units) for name, units in sets.items()}
         latency = {
             name: None if outcome is None else outcome.latency_ms
             for name, outcome in outcomes.items()
         }
-    else:
-        del sets["minimal"]
-        latency = {name: _time(task, units, name) for name, units in sets.items() if timed}
+    elif timed:
+        latency = {
+            "fp32": _time(task, task.everything, "fp32"),
+            "mixed": None if ran is None else ran.latency_ms,
+            "lowered": _time(task, frozenset(), "lowered"),
+        }
     return latency if any(value is not None for value in latency.values()) else None
 
 

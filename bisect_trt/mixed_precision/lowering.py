@@ -7,10 +7,13 @@ be probed.
 from __future__ import annotations
 
 import shutil
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import onnx
@@ -41,14 +44,18 @@ from bisect_trt.onnxlib.roundings import emulate
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.engine_cache import ENGINE
-from bisect_trt.search.oracle import Subset
+from bisect_trt.search.keep import keep_if_enough
+from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.session.places import require_target
 from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.worker.protocol import Failed
 
 OPERATOR = "op:"
 """Prefix of a pattern over operators instead of names."""
 ENGINES = (".engine", ".plan", ".trt")
+_MOST_QUESTIONS = 16
+"""The largest number of questions about operators that a runtime may refuse."""
 
 
 class CastLowering(Lowering):
@@ -101,6 +108,46 @@ class CastLowering(Lowering):
         source = self._subject.settings
         model = self._lower(_sorted(source.load(), self._subject.network), keep, source.weights)
         save_model(model, source.weights, path, beside=True)
+
+    def find_refused(self) -> dict[str, str]:
+        """Find the operators that the target does not run in the low precision, each with its message, where that is emulated.
+
+        Returns:
+            None also where it does not run most operators: then what is written is for another
+            machine, and is not run here.
+        """
+        target = self._settings.target
+        if not self._emulated or target is None:
+            return {}
+        plain = replace(target, fp16=False, bf16=False)
+        operators = defaultdict[str, set[int]](set)
+        network = self._subject.network
+        for unit in self.units:
+            inner = self.inner.get(unit)
+            op = network.nodes[network.order[unit]].op_type if inner is None else inner.op
+            operators[op].add(unit)
+        names = list(operators)
+        messages = dict[Subset, str]()
+
+        def ask(places: Subset) -> Verdict:
+            keep = frozenset(chain.from_iterable(operators[names[place]] for place in places))
+            model = self._lower(self._proto, keep)
+            reply = self._subject.models.run("refused", model, self._subject.samples[0], plain)
+            if isinstance(reply, Failed):
+                messages[places] = reply.message
+            return Verdict.FAIL if places in messages else Verdict.PASS
+
+        nothing = frozenset[int]()
+        if ask(nothing) is Verdict.PASS:
+            return {}
+        fewest = keep_if_enough(len(names), _MOST_QUESTIONS, ask)
+        if fewest is None or not fewest.proven or 2 * len(fewest.units) > len(names):
+            return {}
+        first = messages[nothing]
+        return {
+            names[place]: messages.get(fewest.units - {place}, first)
+            for place in sorted(fewest.units)
+        }
 
     def _lower(
         self, proto: onnx.ModelProto, keep: Subset, weights: Path | None = None
@@ -410,10 +457,18 @@ def make_lowering(
     target = settings.target
     options = settings.options
     by_casts = not settings.by_layer and not settings.calibrated
-    units = lowerable_units(
-        subject, lowest, options.include, options.exclude, excluded, with_insides=by_casts
+    find_units = partial(
+        lowerable_units, subject, lowest, options.include, left=excluded, with_insides=by_casts
     )
+    units = find_units(options.exclude)
     cast = None if settings.calibrated else CastLowering(subject, units, settings)
+    if by_casts and cast is not None and target is not None and (refused := cast.find_refused()):
+        for operator, message in refused.items():
+            subject.console.warn(
+                f"{target.target.title} does not run {operator} in {lowest}, so it stays in fp32: {message}"
+            )
+        stays = [*options.exclude, *(f"{OPERATOR}{operator}" for operator in refused)]
+        cast = CastLowering(subject, find_units(stays), settings)
     if target is not None and settings.by_layer:
         return LayerLowering(subject, units.main, lowest, target, cast, excluded)
     assert cast is not None, "a calibrated model is lowered layer by layer"

@@ -512,6 +512,12 @@ def said_of_cost(cost: Cost) -> str:
     return f"{clause} {cost.after:.3g} {cost.unit}, {cost.before:.3g} {cost.unit} without it"
 
 
+def why_no_use(result: Result) -> str:
+    """Return why none of the files of a mixed-precision model passes as it is used; empty if one does, or none was tried."""
+    uses = result.uses or ()
+    return "" if not uses or any(use.passed for use in uses) else uses[-1].reason
+
+
 def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     """Yield the mixed-precision model, what it keeps in fp32, and how it does on fresh samples."""
     used = next((use.what for use in result.uses or () if use.passed), file)
@@ -520,7 +526,8 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     units = "groups in floats" if result.groups and not result.ladder else "nodes in fp32"
     of = f": {grouped(kept)}" if kept else ""
     validation = result.validation or None
-    holds = (validation is None or validation.holds) and not result.slow
+    refused = why_no_use(result)
+    holds = (validation is None or validation.holds) and not (result.slow or refused)
     if not kept and not result.groups:
         count = f"all {result.lowered}"
         units = f"nodes{f'; so {low} is not the reason for a failure seen elsewhere' * holds}"
@@ -533,7 +540,7 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     fresh = f"on other random steps: {scores}" if scores else not_run
     yield "", _sentence(validation.sentence if validation else fresh)
     if not holds and not result.trade_off:
-        yield "", "So this set is no fix"
+        yield "", refused or "So this set is no fix"
     outputs = {name for unit in kept for name in unit.outputs}
     lowered = [node for node in result.culprits if outputs.isdisjoint(node.outputs)]
     if kept and holds and lowered:

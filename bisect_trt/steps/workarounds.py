@@ -21,6 +21,8 @@ from bisect_trt.errors import BisectError, first_few, quoted
 from bisect_trt.mixed_precision.curve import in_tolerances
 from bisect_trt.mixed_precision.validation import Fresh, probe_on
 from bisect_trt.onnxlib.cut import mark_outputs
+from bisect_trt.onnxlib.low_plan import LOW_TYPES
+from bisect_trt.onnxlib.lower import lower_fp16
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.rewrites import (
@@ -179,13 +181,27 @@ def _run_as_file(
     check = session.prober.check
     if not check.compares:
         return workaround
+    check = check.under(fresh=True, same=False)
     files = replace(session.prober.write(candidate), model=output.absolute())
-    outcome = check.under(fresh=True, same=False).run(files)
+    outcome = check.run(files)
+    reason = f"the file fails in a new process: {outcome.reason}"
+    target = check.runtime
+    if (
+        outcome.ending is Ending.PASSED
+        and target is not None
+        and target.target.emulates_low(target)
+    ):
+        # What the target rounded itself is run with the types in the graph.
+        for name in target.low_precisions:
+            plain = replace(target, fp16=False, bf16=False)
+            types = session.subject.element_types
+            lowered = lower_fp16(candidate.proto, target.keep, types, LOW_TYPES[name])
+            typed = replace(candidate, made=lowered, target=plain)
+            outcome = check.run(session.prober.write(typed))
+            reason = f"converted to {name} it does not pass: {outcome.reason}"
     if outcome.ending is Ending.PASSED:
         return workaround
-    return structs.replace(
-        workaround, passes=False, why=f"the file fails in a new process: {outcome.reason}"
-    )
+    return structs.replace(workaround, passes=False, why=reason)
 
 
 def _cost(session: Session, candidate: Candidate, target: TargetSettings) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from pathlib import Path
@@ -312,6 +313,54 @@ def test_a_model_that_passes_as_a_whole_is_written(cli: CommandLine, here: Path)
     assert set(ran.result["latency_ms"]) == {"fp32", "mixed", "lowered"}
     assert all(0 < each < 1000 for each in ran.result["latency_ms"].values())
     assert "latency: fp32 " in ran.out
+
+
+def test_what_the_runtime_refuses_in_fp16_stays_in_fp32(cli: CommandLine, here: Path) -> None:
+    """ONNX Runtime has no kernel that adds fp16 values while it scatters; the emulation needs none."""
+    body = """s = ScatterElements <axis = 0, reduction = "add"> (x, index, x)
+    big = Mul(s, thousand) squares = Mul(big, big) m = ReduceMean <axes = [-1]> (squares)
+    r = Sqrt(m) t = Div(big, r) y = Neg(t)"""
+    index = np.tile(np.arange(4, dtype=np.int64)[::-1, None], (1, 8))
+    weights = {"index": index, "thousand": np.array(1e3)}
+    save_text(here / "model.onnx", "(float[4, 8] x) => (float[4, 8] y)", body, weights, opset=17)
+    ran = cli(*SAFE, "--fresh-samples", "20").ended(0)
+    assert "does not run ScatterElements in fp16, so it stays in fp32" in ran.err
+    assert "ScatterElements" not in {node["op"] for node in ran.result["keep_fp32"]}
+    assert [use["passed"] for use in ran.result["uses"]] == [True]
+    x = np.random.default_rng(7).standard_normal((4, 8)).astype(np.float32)
+    right, mixed = (
+        onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+        for file in ("model.onnx", "mixed.onnx")
+    )
+    np.testing.assert_allclose(mixed[0], right[0], rtol=1e-2, atol=1e-2)
+    # A rewrite leaves the ScatterElements, so the model in fp16 is no workaround there.
+    line = ("workaround", "model.onnx", "-o", "patched.onnx", "--json", "w.json")
+    cli(*line, "--overwrite", "--onnxrt", "--fp16")
+    tried = {each["kind"]: each for each in json.loads(Path("w.json").read_text())["workarounds"]}
+    assert tried["rewrite"]["passes"] is False
+    assert "converted to fp16 it does not pass: the target" in tried["rewrite"]["why"]
+    assert not Path("patched.onnx").exists()
+
+
+@pytest.mark.parametrize("most", [[], ["--max-probes", "4"]])
+def test_a_file_that_the_runtime_refuses_is_no_fix(
+    cli: CommandLine, here: Path, most: list[str]
+) -> None:
+    """ONNX Runtime has no bf16 kernels on the CPU: the values hold in an emulation, and the file does not load."""
+    save_text(
+        here / "model.onnx",
+        "(float[4, 64] x) => (float[4, 64] y)",
+        "h = Add(x, much) d = Sub(h, much) y = Neg(d)",
+        {"much": np.array(512.0)},
+    )
+    ran = cli(*LINE, "--onnxrt", "--bf16", "--fresh-samples", "5", *most).ended(3)
+    assert ran.result["keep_fp32"]
+    (use,) = ran.result["uses"]
+    assert use["passed"] is False
+    assert "ONNX Runtime refuses the model: Could not find an implementation" in use["reason"]
+    said = " ".join(ran.out.split())
+    assert "Fix " not in said
+    assert use["reason"] in said
 
 
 def test_positions_that_lose_digits_are_mended_where_they_become_weights(
