@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import nsmallest
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from bisect_trt.search.oracle import (
     Again,
@@ -49,20 +49,33 @@ _ANSWER_PASSED = "the answer failed, and did not when asked again"
 
 _CONTRADICTIONS = 3
 """Number of runs, in all, of passing models that hold the answer: if none fails, they do pass."""
-_EACH = 3
-"""Each unit of answers of up to so many is left out of a large model too: a failure that shows more
-rarely in smaller models makes units look needed there."""
+
+
+class Doubt(Struct, frozen=True):
+    """How much a check without a measured failure rate is doubted.
+
+    Attributes:
+        likelihood: The largest likelihood of a flaky check for one unit of the model. At any rate,
+            wrong proofs of two units are at most half of this: a steady check has one transcript
+            for each pair, and either unit may be the only culprit.
+        each: Each unit of answers of up to so many is left out of a large model too: a failure that
+            shows more rarely in smaller models makes units look needed there.
+    """
+
+    likelihood: float
+    each: int
+
+
+COMPARISON = Doubt(likelihood=0.016, each=3)
+"""Two runtimes are compared on the same values, which seldom comes and goes."""
+USER_CODE = Doubt(likelihood=0.004, each=5)
+"""Nothing is known of a user's code. ``benchmarks/flaky.py`` measures wrong proofs of any size."""
 _LIKELY = 0.01
 _FURTHER = 6
-"""A unit of an answer of four is left out of the whole model too if such a failure makes it look
+"""A unit of a larger answer is left out of the whole model too if such a failure makes it look
 needed with this likelihood; each further unit would be another coincidence, and multiplies this."""
-_ALLOWED = 0.016
-"""The largest likelihood of a flaky check, without a measured rate, for one unit of the model. At
-any rate, wrong proofs of two units are at most half of this: a steady check has one transcript for
-each pair, and either unit may be the only culprit. ``benchmarks/flaky.py`` measures wrong proofs of
-any size."""
 _CONTRADICTED = 0.01
-"""That probability where answers contradict each other, so that earlier answers are no evidence."""
+"""The largest likelihood of a flaky check where answers contradict each other, so that earlier answers are no evidence."""
 
 
 def _is_flaky(larger: Sequence[Subset], oracle: Transcript) -> bool:
@@ -85,6 +98,7 @@ def confirm(
     complete: Completion,
     flakiness: Flakiness | None,
     without: Callable[[Subset], Subset] | None = None,
+    doubt: Doubt = COMPARISON,
 ) -> Minimum:
     """Compare a proof of 1-minimality with all verdicts of the search, and ask for the missing evidence.
 
@@ -96,6 +110,7 @@ def confirm(
             if it was not measured.
         without: Returns all units of the model that can be kept without some; ``None`` if that is
             no candidate.
+        doubt: How much the check is doubted where ``flakiness`` is ``None``.
 
     Returns:
         The same answer; unproven, with the reason, where a second verdict differs.
@@ -113,12 +128,12 @@ def confirm(
     decisive = [part for part in neighbours(minimum.units, complete) if part not in minimum.refused]
     if not decisive:
         return minimum
-    allowed = (1 - flakiness.confidence) if flakiness is not None else _ALLOWED
+    allowed = (1 - flakiness.confidence) if flakiness is not None else doubt.likelihood
     every = max(map(len, oracle.heard(Verdict.FAIL)), default=len(minimum.units))
     contradicted = bool(larger)
     if without is not None and not larger:
         every = len(without(frozenset()))
-        minimum, contradicted = _ask_rest(minimum, decisive, oracle, without)
+        minimum, contradicted = _ask_rest(minimum, decisive, oracle, without, doubt.each)
     if not minimum.proven:
         return minimum
     if contradicted:
@@ -176,8 +191,16 @@ def _ask_rest(
     decisive: Sequence[Subset],
     oracle: Transcript,
     without: Callable[[Subset], Subset],
+    each: int,
 ) -> tuple[Minimum, bool]:
     """Ask about all units except the unit of the answer with the least evidence.
+
+    Args:
+        minimum: The answer.
+        decisive: The answer without one unit, for each unit.
+        oracle: The oracle with its verdicts so far.
+        without: Returns all units of the model that can be kept without some.
+        each: Each unit of answers of up to so many is left out of a large model.
 
     Returns:
         The answer, with ``rest_passes`` if that passes, unproven if a large model without another
@@ -194,11 +217,11 @@ def _ask_rest(
         return minimum, False
     verdict = oracle(Units(without_weakest))
     if verdict is Verdict.PASS:
-        likely = _LIKELY * _FURTHER ** (len(decisive) - _EACH - 1)
+        likely = _LIKELY * _FURTHER ** (len(decisive) - each - 1)
         for part, chance in zip(decisive, chances, strict=True):
             larger = without(minimum.units - part)
             doubtful = chance > likely
-            if len(decisive) <= _EACH:
+            if len(decisive) <= each:
                 doubtful = not _passed_large(part, larger, minimum.units, oracle)
             usable = doubtful and part < larger and not minimum.units <= larger
             if usable and oracle(Units(larger)) is Verdict.FAIL:

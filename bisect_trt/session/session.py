@@ -242,7 +242,10 @@ class Session(Struct, frozen=True):
         if self.prober.check.asks_user:
             return minimum
         flakiness = self.prober.flakiness if self.prober.measured else None
-        return confirm(minimum, oracle, complete or self.subject.units.bare, flakiness, without)
+        doubt = USER_CODE if self.prober.check.runs_user_code else COMPARISON
+        return confirm(
+            minimum, oracle, complete or self.subject.units.bare, flakiness, without, doubt
+        )
 
     def found(self, minimum: Minimum) -> Minimum:
         """Return the result of :meth:`minimise`.

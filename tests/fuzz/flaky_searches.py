@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from bisect_trt.search.confirm import confirm, read_back
+from bisect_trt.search.confirm import USER_CODE, confirm, read_back
 from bisect_trt.search.oracle import (
     Again,
     Minimum,
@@ -87,13 +87,18 @@ class Coin:
 
 
 def search(coin: Coin) -> Minimum | None:
-    """Search as ``reduce`` does; ``None`` if the failure does not reproduce."""
+    """Search as ``reduce --check`` does; ``None`` if the failure does not reproduce."""
     every = frozenset(range(coin.total))
     if coin.toss(every) is Verdict.PASS:
         return None
     heard = Transcript(coin)
     minimum = confirm(
-        minimise(range(coin.total), about_units(heard)), heard, frozenset, None, every.difference
+        minimise(range(coin.total), about_units(heard)),
+        heard,
+        frozenset,
+        None,
+        every.difference,
+        USER_CODE,
     )
     return read_back(minimum, coin)
 
