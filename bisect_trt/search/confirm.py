@@ -52,7 +52,7 @@ _CONTRADICTIONS = 3
 
 
 class Doubt(Struct, frozen=True):
-    """How much a check without a measured failure rate is doubted.
+    """Evidence required of a check whose failure rate is not measured.
 
     Attributes:
         likelihood: The largest likelihood of a flaky check for one unit of the model. At any rate,

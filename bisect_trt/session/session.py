@@ -25,7 +25,13 @@ from bisect_trt.probe.user_checks import Undo
 from bisect_trt.report.console import Console
 from bisect_trt.report.parts import Failure, FailureRate, MetricValues, Minimality, ProbeScore
 from bisect_trt.report.result import Result, says_less
-from bisect_trt.search.confirm import FLAKY, ORIGINAL_PASSED, confirm
+from bisect_trt.search.confirm import (
+    COMPARISON,
+    FLAKY,
+    ORIGINAL_PASSED,
+    USER_CODE,
+    confirm,
+)
 from bisect_trt.search.oracle import (
     Ask,
     Completion,
