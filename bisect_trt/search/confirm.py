@@ -52,7 +52,7 @@ _CONTRADICTIONS = 3
 
 
 class Doubt(Struct, frozen=True):
-    """Evidence required of a check whose failure rate is not measured.
+    """Evidence required of a check without a measured failure rate.
 
     Attributes:
         likelihood: The largest likelihood of a flaky check for one unit of the model. At any rate,
