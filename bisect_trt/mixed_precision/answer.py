@@ -35,7 +35,7 @@ from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import IN_JSON, Console, listed
-from bisect_trt.report.parts import FOR_FRESH, Comparison, TradeOff, Unit, Use
+from bisect_trt.report.parts import FOR_FRESH, NEEDED, Comparison, TradeOff, Unit, Use
 from bisect_trt.report.reproducer import MIXED
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import why_no_use
@@ -194,7 +194,7 @@ def kept_units(task: Task, minimum: Minimum, units: Subset) -> list[Unit]:
             reason = entry.reason
         elif minimal:
             proven = "needed: without it the check fails"
-            rule = "needed"
+            rule = NEEDED
             reason = (
                 proven if minimum.proven else "kept when the check passed; not proven to be needed"
             )

@@ -180,8 +180,10 @@ def _sections(result: Result) -> Iterator[tuple[str, str, Markup]]:
         "Answer",
         macro("answer", result, title, [row for row in summary(result) if row[1] != title]),
     )
+    # Where a wrong output was seen with marks, an error began somewhere.
+    hidden = bool(result.tensors and not result.origins and probes and probes[0].fails)
     if graph := report.graph:
-        section = macro("graph_section", graph, GraphTensor(), file="graph.html")
+        section = macro("graph_section", graph, GraphTensor(), hidden, file="graph.html")
         yield "graph", "Nodes", section
     yield from _curves(result, report)
     if result.latency and result.latency.rows:

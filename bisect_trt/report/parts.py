@@ -306,6 +306,8 @@ class WorkaroundTried(msgspec.Struct, frozen=True):
 
 FOR_FRESH = "fresh sample"
 """The rule of a unit that is kept for fresh samples only."""
+NEEDED = "needed"
+"""The rule of a unit of which no more is known."""
 
 
 class Unit(Node, frozen=True, kw_only=True):

@@ -89,7 +89,7 @@ if __name__ == "__main__":
     sys.exit(main(CASE, make))
 """
 
-NOT_TRIED = "Not tried; 'bisect-trt releases' runs the model on newer releases."
+NOT_TRIED = "Not known: no newer release was seen to pass or to fail."
 """The answer of ``ISSUE.md`` to whether a newer release fails, where no release was run."""
 
 

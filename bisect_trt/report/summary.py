@@ -17,6 +17,7 @@ from bisect_trt.probe.outcome import SLOW
 from bisect_trt.report.charts import downsample
 from bisect_trt.report.parts import (
     FOR_FRESH,
+    NEEDED,
     CauseDetail,
     Cost,
     EngineLayer,
@@ -285,7 +286,7 @@ def _ending(result: Result, rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def _failing_probe(result: Result) -> Iterator[Row]:
-    """Yield why the original fails by a check that compares no outputs."""
+    """Yield why the original fails by a check that compares no outputs, or in a release."""
     probes = result.page.probes or ()
     if probes and probes[0].fails and result.command != "samples":
         yield "Fails", probes[0].reason
@@ -293,6 +294,9 @@ def _failing_probe(result: Result) -> Iterator[Row]:
             yield "", "The verdicts are measurements: load on this machine can change them"
         if probes[0].printed:
             yield "", f"The check printed: {probes[0].printed}"
+    elif result.failing and isinstance(result.reasons, dict):
+        release = result.failing[-1][-1]
+        yield "Fails", f"{result.package} {release}: {result.reasons[release]}"
 
 
 def _failure(result: Result) -> Iterator[Row]:
@@ -385,6 +389,15 @@ def _why(result: Result) -> Iterator[Row]:
         yield "Why", amplified.sentence
     elif doubt := result.reference_doubt:
         yield "Why", doubt
+    elif result.command == "precision":
+        kept = [
+            f"{named(unit)}: {unit.reason}"
+            for unit in result.keep_fp32 or ()
+            if unit.rule not in (FOR_FRESH, NEEDED)
+        ]
+        if kept:
+            more = f" ({plural(len(kept) - 1, 'more node')} in the report)" if kept[1:] else ""
+            yield "Why", f"{kept[0]}{more}"
     if proof := result.page.proof:
         yield "Proof", proof.command
         if proof.why:
@@ -506,10 +519,19 @@ def _patched(result: Result, passing: Sequence[WorkaroundTried], *, second: bool
             yield "", "Prefer the first fix, which replaces no node."
 
 
-def said_of_cost(cost: Cost) -> str:
-    """Return what a change costs, in words."""
+def said_of_cost(cost: Cost, fp32: float | None) -> str:
+    """Return what a change costs, in words; ``fp32`` are the milliseconds of a run of the model in fp32, if known."""
     clause = "a run takes" if cost.unit == "ms" else "the engine has"
-    return f"{clause} {cost.after:.3g} {cost.unit}, {cost.before:.3g} {cost.unit} without it"
+    words = f"{clause} {cost.after:.3g} {cost.unit}, {cost.before:.3g} {cost.unit} without it"
+    return words + no_faster(cost.after, fp32)
+
+
+def no_faster(ms: float | None, fp32: float | None) -> str:
+    """Return that a fix is as slow as the model in fp32, in words; empty where it is faster, or that is not known."""
+    if ms is None or fp32 is None or ms < 0.99 * fp32:
+        return ""
+    # This machine may have no kernels of the low precision; the one that it is for may.
+    return " (no faster than fp32 here: measure where it is deployed)"
 
 
 def why_no_use(result: Result) -> str:
@@ -553,10 +575,7 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     if times:
         names = {"lowered": f"all in {low}"}
         texts = [f"{names.get(name, name)} {value:.3g} ms" for name, value in times.items()]
-        # This machine may have no kernels of the low precision; the one that it is for may.
-        slow = times.get("lowered", 0.0) >= times.get("fp32", float("inf"))
-        here = f" ({low} is no faster here: measure where it is deployed)" if slow else ""
-        yield "", f"latency: {', '.join(texts)}{here}"
+        yield "", f"latency: {', '.join(texts)}{no_faster(times.get('mixed'), times.get('fp32'))}"
     if result.slow:
         yield (
             "",

@@ -39,6 +39,7 @@ class Operation(NamedTuple):
         reads: The numbers of the operations that computed its arguments.
         same: The tensors of the exported model that have the values of one of its results.
         is_number: Whether it takes values of a tensor out of PyTorch; an exporter that traces stores these.
+        is_decision: Whether Python decides by such a value which lines run.
         node: The node that it is, in another ONNX model.
     """
 
@@ -46,6 +47,7 @@ class Operation(NamedTuple):
     reads: Collection[int]
     same: Collection[str]
     is_number: bool = False
+    is_decision: bool = False
     node: Node | None = None
 
 
@@ -172,6 +174,8 @@ class Eager(Struct, frozen=True):
                 if reads and _is_telling(result):
                     numbers.add(result, len(operations))
                     leave(frame, reads)
+                elif reads and isinstance(result, bool):
+                    operations.append(Operation(_line(frame), (), (), is_decision=True))
                 in_place = func._schema.is_mutable
                 made = [
                     _whole(each) if in_place else each

@@ -200,10 +200,14 @@ class Diagnosis(Struct, frozen=True):
             if not value.size or (value.dtype.kind == "f" and np.mean(~np.isfinite(value)) >= 0.5)
         ]
         compares = check.metric is None
+        package = None if target is None else target.target.package(target)
         steps = {
             f"other inputs: {quoted(lost)} has no elements, or at least half of them are NaN or Inf": lost,
             "the precision of the failing deployment (--fp16, --bf16, ...)": target
             and not target.low_precisions,
+            f"the release of the failing deployment (--on env='{package and package.name}==VERSION')": (
+                package and not subject.workers.places
+            ),
             "`bisect-trt precision --reference FLOAT.onnx`: checks the scales of the quantized model": (
                 find_quantized(subject.network).groups
             ),

@@ -169,6 +169,9 @@ def _locate(
     number = next((operations[each] for each in sorted(bad) if operations[each].is_number), None)
     if number is not None:
         sentence += f" {number.line} takes values out of a tensor: the export holds the values of its example."
+    decision = next((each for each in operations[min(bad) :: -1] if each.is_decision), None)
+    if decision is not None:
+        sentence += f" Before it, {decision.line} branches on a tensor: a traced export holds the branch of its example."
 
     def first_of(nodes: Collection[int], same: Collection[str]) -> int:
         """Return the first of some nodes and of those that compute what they read and what is not right."""

@@ -226,7 +226,9 @@ def _priced(session: Session, workaround: WorkaroundTried, candidate: Candidate)
     if before is None or after is None:
         return workaround
     cost = Cost(before, after, "MB" if target.build_only else "ms")
-    reason = _joined(workaround.why, said_of_cost(cost))
+    reason = _joined(
+        workaround.why, said_of_cost(cost, (session.result.latency_ms or {}).get("fp32"))
+    )
     return structs.replace(workaround, cost=cost, why=reason)
 
 

@@ -294,11 +294,13 @@ def test_probabilities_are_compared_with_the_largest(cli: CommandLine, here: Pat
     t = MatMul(scaled, w) y = Softmax <axis = -1> (t)"""
     weights["thousands"] = np.array(1e4)
     save_text(here / "model.onnx", "(float[8, 16] x) => (float[8, 3000] y)", body, weights)
-    result = cli(*SAFE, "--fresh-samples", "30").ended(0).result
+    ran = cli(*SAFE, "--fresh-samples", "30").ended(0)
+    result = ran.result
     (kept,) = result["keep_fp32"]
     assert kept["op"] == "BatchNormalization"
     assert "the stored weight 'variance' of 1e+08" in kept["reason"]
     assert "'y' by its largest value, as Softmax makes it" in result["measured_on"]
+    assert f"Why BatchNormalization '{kept['name']}': {kept['reason']}" in " ".join(ran.out.split())
 
 
 def test_a_model_that_passes_as_a_whole_is_written(cli: CommandLine, here: Path) -> None:
@@ -313,6 +315,8 @@ def test_a_model_that_passes_as_a_whole_is_written(cli: CommandLine, here: Path)
     assert set(ran.result["latency_ms"]) == {"fp32", "mixed", "lowered"}
     assert all(0 < each < 1000 for each in ran.result["latency_ms"].values())
     assert "latency: fp32 " in ran.out
+    full, mixed = (ran.result["latency_ms"][name] for name in ("fp32", "mixed"))
+    assert ("no faster than fp32" in " ".join(ran.out.split())) == (mixed >= 0.99 * full)
 
 
 def test_what_the_runtime_refuses_in_fp16_stays_in_fp32(cli: CommandLine, here: Path) -> None:

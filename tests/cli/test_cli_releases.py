@@ -165,8 +165,11 @@ def test_boundaries(
     said: str,
 ) -> None:
     releases(here, history).tell(monkeypatch)
-    ended, result, _ = ask(here, "model.onnx", "--onnxrt")
+    ended, result, printed = ask(here, "model.onnx", "--onnxrt")
     assert (ended, result["releases"]) == (status, seen(verdicts))
+    # Why it fails, and in which release where the newest is right.
+    fails = f"Fails    onnxruntime {result['failing'][-1][-1]}: " if boundaries[1] else "Fails    "
+    assert (fails in printed) == (status in (0, 3))
     assert (result["first_failing"], result["first_passing"]) == boundaries
     assert said in json.dumps(result["reasons"])
 

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 import yaml
+from answers.models import cancelling
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,6 +71,18 @@ def test_what_diagnose_found_is_in_its_report(cli: CommandLine) -> None:
     assert set(sections(run / "report.html")) == {
         "answer", "graph", "error", "findings", "search", "commands", "environment",
     }  # fmt: skip
+
+
+def test_tensors_that_match_beside_a_wrong_output_are_explained(cli: CommandLine) -> None:
+    """Marks hide the failure of a fusion."""
+    explained = "The failure exists only while no tensor is marked as an output"
+    cancelling(Path("cancelling.onnx"))
+    overflowing(Path("overflowing.onnx"))
+    for name, options in (("cancelling", ["--max-probes", "3"]), ("overflowing", ["--fp16"])):
+        cli("diagnose", f"{name}.onnx", "--onnxrt", "--report", f"{name}.html", *options)
+        page = Path(f"{name}.html").read_text()
+        assert 'id="graph"' in page
+        assert (explained in page) == (name == "cancelling")
 
 
 def test_it_is_made_again_of_the_result_alone(cli: CommandLine, tmp_path: Path) -> None:

@@ -174,6 +174,8 @@ def test_a_branch_that_tracing_froze(cli: CommandLine, here: Path) -> None:
     assert "First line with values that it lacks: net.py:19: h = h / 9." in " ".join(
         ran.out.split()
     )
+    said = f"Before it, {line_of(Path('net.py'), frozen)} branches on a tensor"
+    assert said in " ".join(ran.out.split())
     (culprit,) = ran.result["culprits"]
     assert culprit["op"] == "Add"  # what reads h before it normalizes it
 
