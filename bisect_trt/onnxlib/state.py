@@ -118,6 +118,10 @@ def _given(network: Network, pair: str) -> dict[str, str]:
     """Return the outputs that a pair of the user names, by input."""
     name, _, output = pair.partition("=")
     glob = re.compile("(.*)".join(map(re.escape, name.split("*"))))
+    if name.count("*") != output.count("*"):
+        raise ValueRefusedError(
+            f"--state {pair}: '*' is the same text on both sides, so each needs as many."
+        )
     sources: dict[str, str] = {}
     for match in filter(None, map(glob.fullmatch, network.inputs)):
         source = output
@@ -185,10 +189,6 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
     # One sample for many steps is a stream that has not been cut yet.
     elif len(inputs) == 1 < count:
         inputs = _cut(inputs[0], stream, end)
-    if len(inputs) < count:
-        raise InputValuesError(
-            f"--steps {count}: the inputs hold {len(inputs)} step{'s' * (len(inputs) != 1)}; give more, or fewer --steps."
-        )
     steps: list[Sample] = []
     for number, sample in enumerate(inputs[:count], 1):
         fed = {name: value for name, value in sample.items() if name not in state.taken}
@@ -204,6 +204,10 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
         counted = {info.name: _counted(info, start, end) for info in stream}
         fed = {name: value for name, value in counted.items() if value is not None} | fed
         steps.append(validate_sample(infos if number == 1 else stream, fed, f"Step {number}"))
+    if len(inputs) < count:
+        raise InputValuesError(
+            f"--steps {count}: the inputs hold {len(inputs)} step{'s' * (len(inputs) != 1)}; give more, or fewer --steps."
+        )
     return steps
 
 

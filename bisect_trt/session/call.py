@@ -336,6 +336,8 @@ class OpenCall(Struct, frozen=True):
         # itself.
         limit = None if self.call[MetricOptions].metric is None else 1
         loop = self.call[Loop]
+        if loop.state and loop.steps is None:
+            raise ConflictError("--state has no effect without --steps.")
         subject = Subject(
             structs.replace(
                 self.model,

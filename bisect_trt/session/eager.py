@@ -177,16 +177,18 @@ class Eager(Struct, frozen=True):
                 elif reads and isinstance(result, bool):
                     operations.append(Operation(_line(frame), (), (), is_decision=True))
                 in_place = func._schema.is_mutable
+                results = tensors_of(result)
                 made = [
                     _whole(each) if in_place else each
-                    for each in tensors_of(result)
+                    for each in results
                     if in_place or _storage(each) not in read & makers.keys()
                 ]
                 for each in made:
                     makers.pop(_storage(each), None)
-                if made and reads:
+                if reads:
                     makers.update(dict.fromkeys(map(_storage, made), len(operations)))
-                    same = set[str]().union(*(find(to_array(each)) for each in made))
+                    # A view is of its base's maker, and is a node of the exported model.
+                    same = set[str]().union(*(find(to_array(each)) for each in made or results))
                     operations.append(Operation(_line(frame), reads, same))
                 return result
 
@@ -223,11 +225,14 @@ class Eager(Struct, frozen=True):
         }
         if self.example is None:
             signature = inspect.signature(self.module.forward)
+            every = (*tensors.values(),)
             named = {name: tensors.pop(name) for name in signature.parameters if name in tensors}
             # The exporter has named the others, in order.
             unnamed = [name for name in signature.parameters if name not in named]
             both = named | dict(zip(unnamed, tensors.values(), strict=False))
-            given: Arguments = ((), both) if named else (tuple(tensors.values()), {})
+            # ``*past`` takes the rest, which goes by no name.
+            by_name = named and len(both) == len(every)
+            given: Arguments = ((), both) if by_name else (every, {})
             try:
                 signature.bind(*given[0], **given[1])
             except TypeError as error:

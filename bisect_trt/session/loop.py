@@ -459,7 +459,10 @@ def _way(steps: Errors, feedback: Mapping[str, str]) -> StepsWay:
 
 
 def growth(errors: Sequence[Comparison]) -> float | None:
-    """Return the factor by which errors grow a step, by a line through their logarithms up to the first past the tolerance."""
+    """Return the factor by which errors grow a step, by a line through their logarithms up to the first past the tolerance.
+
+    ``None`` where they do not grow, or there are few.
+    """
     before = takewhile(lambda comparison: comparison.passed, errors)
     points = {
         comparison.sample or 1: math.log(comparison.tolerance_ratio)
@@ -468,7 +471,8 @@ def growth(errors: Sequence[Comparison]) -> float | None:
     }
     if len(points) < _LEAST_POINTS:
         return None
-    return math.exp(linear_regression([*points], [*points.values()]).slope)
+    slope = linear_regression([*points], [*points.values()]).slope
+    return math.exp(slope) if slope > 0 else None
 
 
 def enter_step(

@@ -263,6 +263,8 @@ TYPES = f"({ONE} x, float[1] h0) => (int64[1] hn)"
         (SUMS[0], SUMS[1], ["--state", "h=hn"], "BT1005", "there is no input 'h'"),
         (SUMS[0], SUMS[1], ["--state", "h0=z"], "BT1005", "there is no output 'z'"),
         (SUMS[0], SUMS[1], ["--load-inputs", "x.npz"], "BT1007", "the inputs hold 2 steps"),
+        (SUMS[0], SUMS[1], ["--load-inputs", "z.npz"], "BT1007", "'x' missing; 'z' unknown"),
+        (SUMS[0], SUMS[1], ["--state", "*0=hn"], "BT1002", "each needs as many"),
         (SHORT, MASKED, [], "BT1002", "holds 4 tokens, and a step needs 5"),
     ],
 )  # fmt: skip
@@ -272,10 +274,17 @@ def test_what_does_not_fit_is_refused_in_a_sentence(
     weights = {**SUMS[2], "table": [[1, 1], [2, 2]], "axis": np.array([1])}
     save_text(here / "m.onnx", ends, body, weights, opset=17)
     ones(2)
+    np.savez("z.npz", z=np.ones((8, 4), np.float32))
     np.savez("h.npz", x=np.ones((8, 4), np.float32), h0=np.ones((2, 4), np.float32))
     ran = cli("diagnose", "m.onnx", *FP16, "--steps", "8", *words).ended(2)
     assert f"error[{code}]" in ran.err
     assert said in ran.err
+
+
+def test_a_state_without_steps_is_refused(cli: CommandLine, here: Path) -> None:
+    save_text(here / "m.onnx", *SUMS)
+    ran = cli("diagnose", "m.onnx", *FP16, "--state", "h0=hn")
+    ran.refused("BT1003", "--state has no effect without --steps")
 
 
 def test_a_mask_of_the_past_is_cut_into_the_steps_after_it(cli: CommandLine, here: Path) -> None:
@@ -556,6 +565,12 @@ def test_the_worst_of_the_usual_rounding_is_no_faulty_step(
     assert answer.kind == ("step" if kind == "step" else "none")
     said = f"error at most {worst} of the tolerance, past it first in step 9"
     assert (said in describe_steps(answer)) == (kind == "drift")
+
+
+def test_errors_that_shrink_have_no_rate() -> None:
+    own = of_ratios(*np.geomspace(0.9, 0.1, 10).tolist(), 1.5)
+    answer = judge({"h": "hn"}, own, of_ratios(*[0.1] * 11), {}, strict=False)
+    assert (answer.kind, answer.rate) == ("drift", None)
 
 
 @pytest.mark.parametrize(

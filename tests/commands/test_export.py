@@ -260,6 +260,29 @@ def test_a_branch_that_a_later_step_takes(cli: CommandLine, here: Path) -> None:
     assert (ran.result["steps"]["step"], ran.result["fault"]["source"]) == (4, "net.py:7")
 
 
+def test_a_state_that_the_module_takes_by_no_name(cli: CommandLine, here: Path) -> None:
+    """A view in the module is a node of the export, and is right."""
+    text = """import torch
+
+class Net(torch.nn.Module):
+    def forward(self, x, *past):
+        h = x + past[0] * past[1]
+        return h[:, :2] * 2, h
+
+make = Net
+"""
+    (here / "net.py").write_text(text)
+    save_text(
+        here / "m.onnx",
+        "(float[1, 4] x, float[1, 4] h0, float[1, 4] c0) => (float[1, 2] y, float[1, 4] hn)",
+        "p = Mul(h0, c0) hn = Add(x, p) low = Slice(hn, zero, two, one) y = Mul(low, three)",
+        {"zero": np.array([0]), "two": np.array([2]), "one": np.array([1]), "three": 3.0},
+    )
+    ran = cli("run", "m.onnx", "--onnxrt", "--reference", "net.py", "--json", "r.json").ended(1)
+    assert ran.result["fault"]["source"] == "net.py:6"
+    assert [node["outputs"] for node in ran.result["culprits"]] == [["y"]]
+
+
 def test_an_input_of_which_the_exporter_made_a_constant(cli: CommandLine, here: Path) -> None:
     text = """import torch
 
