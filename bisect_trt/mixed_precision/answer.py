@@ -377,7 +377,9 @@ def _trade_off(fix: Fix) -> str | None:
     if not point.units:
         text += f"No node alone loses its values in {low}."
     elif point.units <= space.losing:
-        text += f"With {space.count(len(point.units))} in {space.high} the overflow is cured."
+        text += (
+            f"With {space.count(len(point.units))} in {space.high} no other loses its values alone."
+        )
     else:
         text += f"{space.count(len(point.units))} in {space.high} suffice except for rounding."
     text += f" Rounding then leaves up to {in_tolerances(max(point.errors))}"

@@ -10,7 +10,7 @@ those that read twice as large values past 65504.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,7 +43,7 @@ from bisect_trt.search.oracle import Subset
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import TargetSettings
-from bisect_trt.tensors.info import FP16_MAX, finite_range
+from bisect_trt.tensors.info import FP16_MAX, FP16_NORMAL, Array, finite_range
 from bisect_trt.tensors.inputs import Sample
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.protocol import Failed
@@ -77,15 +77,16 @@ class NodeSpace(PrecisionSpace):
         self._seen = 0
         self._pending: Sequence[Sample] = []
         self._alike: Subset = frozenset()
+        self._vanishing = set[int]()
+        self._tolerances: list[ToleranceOptions] = []
         if settings.calibrated or subject.models.build_only:
             return
         tolerance = settings.tolerance or ToleranceOptions()
         # A loose tolerance of the user's hides which nodes lose digits; the automatic one shows
         # it.
         tolerances = [tolerance, ToleranceOptions()]
-        self._meters = [
-            self._meter(bound) for bound in tolerances[: 1 + bool(tolerance.atol or tolerance.rtol)]
-        ]
+        self._tolerances = tolerances[: 1 + bool(tolerance.atol or tolerance.rtol)]
+        self._meters = [self._meter(bound, self.lowering.main) for bound in self._tolerances]
         self._errors = [[] for _ in self._meters]
         given = subject.samples[:_MOST_GIVEN]
         if settings.compiles:
@@ -100,8 +101,10 @@ class NodeSpace(PrecisionSpace):
         if samples:
             self._learn(samples)
 
-    def _meter(self, tolerance: ToleranceOptions) -> Sensitivity:
-        """Return a meter of errors of nodes in units of a tolerance."""
+    def _meter(
+        self, tolerance: ToleranceOptions, units: Sequence[int], *, small: bool = False
+    ) -> Sensitivity:
+        """Return a meter of errors of nodes in units of a tolerance, of ``small`` values alone if so."""
         subject = self.subject
         outputs = subject.reference.select(subject.network.outputs).items()
         finite = {
@@ -109,26 +112,42 @@ class NodeSpace(PrecisionSpace):
             for name, value in outputs
             if value.dtype == np.float32 and np.isfinite(value).all()
         }
-        nodes = [subject.network.order[unit] for unit in self.lowering.main]
+        nodes = [subject.network.order[unit] for unit in units]
         allowed = replace(tolerance, precision=Precision(self._precision)).resolve(finite)
-        return Sensitivity(subject, nodes, self._precision, allowed)
+        return Sensitivity(subject, nodes, self._precision, allowed, small=small)
 
     def _learn(self, samples: Sequence[Sample]) -> None:
         """Measure nodes on more samples, and find the suspects of all samples anew."""
         for place, meter in enumerate(self._meters):
             self._errors[place] += meter.errors(samples)
+        if self._precision == "fp16" and any(self._errors):
+            self._learn_vanishing(samples)
         self.suspects, *by_automatic = (
             suspect(
                 self.subject,
                 self.lowering.main,
                 self._precision,
                 np.max(errors, axis=0) if errors else None,
+                self._vanishing,
             )
             for errors in self._errors
         )
         # By the automatic tolerance: what loses digits is no matter of what the user accepts.
         self.losing = _certain(by_automatic[0] if by_automatic else self.suspects)
         self.measured = any(self._errors) or bool(self.losing)
+
+    def _learn_vanishing(self, samples: Sequence[Sample]) -> None:
+        """Find which nodes that break the outputs alone do so by their small values."""
+        errors = np.max([row for rows in self._errors for row in rows], axis=0)
+        breaking = [
+            unit for unit, error in zip(self.lowering.main, errors, strict=True) if error > 1
+        ]
+        if breaking:
+            meter = self._meter(self._tolerances[-1], breaking, small=True)
+            for row in meter.errors(samples):
+                self._vanishing.update(
+                    unit for unit, error in zip(breaking, row, strict=True) if error > 1
+                )
 
     @property
     def certain(self) -> Subset:
@@ -274,7 +293,11 @@ def built_in_check(check: CheckSettings, subject: Subject, precision: Low) -> Ch
 
 
 def suspect(
-    subject: Subject, units: Sequence[int], precision: str, errors: Errors | None
+    subject: Subject,
+    units: Sequence[int],
+    precision: str,
+    errors: Errors | None,
+    vanishing: Collection[int] = (),
 ) -> list[Suspect]:
     """The units that may need fp32, most suspicious first, and in topological order among equals.
 
@@ -287,6 +310,7 @@ def suspect(
         precision: The precision that nodes are lowered to; only fp16 overflows.
         errors: The error of each unit alone, one float64 a unit, in units of the tolerance; ``None``
             where it is not measured.
+        vanishing: The units that break the outputs alone by their small values.
     """
     network = subject.network
     ranges = _Ranges(subject, precision, masks=errors is not None)
@@ -309,6 +333,9 @@ def suspect(
         if overflow:
             rule = "overflow"
             reason = overflow
+        elif unit in vanishing and (lost := ranges.underflow(nodes[place])):
+            rule = "underflow"
+            reason = lost
         if error > 1:
             score = BREAKS + min(math.log10(error) / 50, 0.9)
         elif headroom:
@@ -339,22 +366,11 @@ class _Ranges:
     def overflow(self, index: int) -> tuple[str, str]:
         """Two sentences, empty where untrue: a node has a tensor past fp16's range; it would if it read values twice as large."""
         node = self._network.nodes[index]
-        slots = self._slots[index]
-        outputs = [node.output[place] for place in sorted(slots.outputs)]
-        for verb, names in (
-            ("reads", [node.input[place] for place in sorted(slots.inputs)]),
-            ("makes", outputs),
-        ):
-            for name in names:
-                low, high = self._range(name)
-                if max(-low, high) > FP16_MAX:
-                    producer = self._network.producer.get(name)
-                    stored = name in self._network.initializers or (
-                        producer is not None and self._network.constant[producer]
-                    )
-                    subject = f" the stored weight '{name}' of" if stored else ""
-                    value = max(low, high, key=abs)
-                    return f"{verb}{subject} {value:.6g}, past {FP16_MAX:.6g}", ""
+        outputs = [node.output[place] for place in sorted(self._slots[index].outputs)]
+        for verb, name in self._tensors(index):
+            low, high = self._range(name)
+            if max(-low, high) > FP16_MAX:
+                return f"{verb} {max(low, high, key=abs):.6g}, past {FP16_MAX:.6g}", ""
         peak = max((max(-low, high) for low, high in map(self._range, outputs)), default=0.0)
         squares = node.op_type == "Mul" and node.input[0] == node.input[1]
         # Where the input doubles, a square or product grows fourfold, and Exp squares.
@@ -366,16 +382,44 @@ class _Ranges:
         )
         return "", hint if doubled > FP16_MAX else ""
 
+    def underflow(self, index: int) -> str:
+        """A sentence about the first tensor of a node with values too small for fp16; empty where there is none."""
+        few = ""
+        for verb, name in self._tensors(index):
+            value = self._value(name)
+            sizes = np.abs(value[np.isfinite(value)]) if value is not None else np.zeros(0)
+            small = sizes[(sizes > 0) & (sizes < FP16_NORMAL)]
+            zero = small[small.astype(np.float16) == 0]
+            if zero.size:
+                return f"{verb} {zero.max():.3g}, which becomes 0"
+            if small.size:
+                few = few or f"{verb} {small.min():.3g}, which keeps few digits"
+        return few
+
+    def _tensors(self, index: int) -> Iterator[tuple[str, str]]:
+        """Yield each tensor of a node in the low precision, after a verb."""
+        node = self._network.nodes[index]
+        slots = self._slots[index]
+        for name in [node.input[place] for place in sorted(slots.inputs)]:
+            producer = self._network.producer.get(name)
+            stored = name in self._network.initializers or (
+                producer is not None and self._network.constant[producer]
+            )
+            yield (f"reads the stored weight '{name}' of" if stored else "reads"), name
+        for place in sorted(slots.outputs):
+            yield "makes", node.output[place]
+
+    def _value(self, name: str) -> Array | None:
+        """The values of a float tensor; ``None`` where they are not known."""
+        value = self._reference.select([name]).get(name)
+        value = stored_value(self._network, name, self._folder) if value is None else value
+        return value if value is not None and value.dtype.kind == "f" else None
+
     def _range(self, name: str) -> tuple[float, float]:
         """The range of a float tensor; zeros where it is not known."""
         if name not in self._known:
-            value = self._reference.select([name]).get(name)
-            value = stored_value(self._network, name, self._folder) if value is None else value
-            low, high = (
-                finite_range(value, 0.0)
-                if value is not None and value.dtype.kind == "f"
-                else (0.0, 0.0)
-            )
+            value = self._value(name)
+            low, high = (0.0, 0.0) if value is None else finite_range(value, 0.0)
             # A mask overflows to -Inf, which Softmax takes as it is meant.
             is_mask = low <= _MASK and high <= min(FP16_MAX, -low / 1000)
             self._known[name] = (0.0, 0.0) if is_mask and not self._masks else (low, high)
@@ -397,8 +441,10 @@ class Sensitivity:
         nodes: Sequence[int],
         precision: str,
         allowed: Mapping[str, tuple[float, float]],
+        *,
+        small: bool = False,
     ) -> None:
-        """Build the model, unless it would take too long to run."""
+        """Build the model, unless it would take too long to run; ``small`` rounds only what fp16 has fewer digits of."""
         self._subject = subject
         network = subject.network
         self._model: onnx.ModelProto | None = None
@@ -416,7 +462,9 @@ class Sensitivity:
         """The number of samples that may still be measured."""
         if fixed and allowed and self._left:
             slots = low_slots(subject, precision)
-            self._model = _Looped(network, LOW_TYPES[precision]).build(nodes, slots, allowed)
+            self._model = _Looped(network, LOW_TYPES[precision], small=small).build(
+                nodes, slots, allowed
+            )
 
     def errors(self, samples: Sequence[Sample]) -> list[Errors]:
         """The error of each node in units of the tolerance, ``inf`` for NaN, on those samples where it can be measured."""
@@ -442,7 +490,8 @@ class Sensitivity:
 class _Looped:
     """Writes a model and, in the body of a Loop, the same model with one node rounded."""
 
-    def __init__(self, network: Network, low: int) -> None:
+    def __init__(self, network: Network, low: int, *, small: bool) -> None:
+        self._small = small
         self._mark = "~rounded~"
         self._network = network
         self._low = low
@@ -527,16 +576,15 @@ class _Looped:
         """
         if name not in self._rounded:
             graph = self._body if self._mark in name else self._main
-            half = self._node(
-                graph,
-                "Cast",
-                self._exact.get(name, name),
-                result=f"{name}{self._mark}half",
-                to=self._low,
-            )
-            self._rounded[name] = self._node(
-                graph, "Cast", half, result=f"{half}full", to=TensorProto.FLOAT
-            )
+            exact = self._exact.get(name, name)
+            half = self._node(graph, "Cast", exact, result=f"{name}{self._mark}half", to=self._low)
+            full = self._node(graph, "Cast", half, result=f"{half}full", to=TensorProto.FLOAT)
+            if self._small:
+                size = self._node(graph, "Abs", exact, result=f"{half}size")
+                least = self._scalar(f"{half}least", FP16_NORMAL)
+                is_small = self._node(graph, "Less", size, least, result=f"{half}small")
+                full = self._node(graph, "Where", is_small, full, exact, result=f"{half}part")
+            self._rounded[name] = full
         return self._rounded[name]
 
     def _error(self, name: str, atol: float, rtol: float) -> str:

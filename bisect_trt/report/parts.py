@@ -22,6 +22,7 @@ Minimality = Literal["1-minimal", "unproven"]
 Whose = Literal[
     "target", "reference", "export", "precision", "rounding", "tie", "random", "unknown"
 ]
+Loss = Literal["overflow", "underflow", "digits"]
 Kind = Literal["step", "start", "drift", "none"]
 Names = tuple[str, ...]
 Numbers = tuple[int, ...]
@@ -83,7 +84,9 @@ class WrongSide(Part):
         rounding_error: The same of rounding alone.
         times_worse: How many times worse the target is than rounding, or than the reference.
         source: ``file:line`` of the first line of the PyTorch module with values that the export lacks.
-        value: The largest absolute value, if ``precision`` cannot represent it.
+        value: The value that ``precision`` cannot represent.
+        tensor: The first tensor that makes the error if it alone is rounded.
+        loss: How the value is lost: past the largest number, below the least, or in its last digits.
     """
 
     whose: Whose
@@ -100,6 +103,8 @@ class WrongSide(Part):
     times_worse: float | None = None
     source: str | None = None
     value: float | None = None
+    tensor: str | None = None
+    loss: Loss | None = None
 
 
 class Inside(Part):

@@ -15,12 +15,14 @@ from functools import cached_property
 import numpy as np
 import onnx
 from msgspec import Struct, field, structs
+from onnx import helper, numpy_helper
 from packaging.version import Version
 
 from bisect_trt.errors import BisectError
 from bisect_trt.onnxlib.low_plan import LOW_TYPES
+from bisect_trt.onnxlib.lower import round_to_bfloat16
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import drawing_nodes, label
+from bisect_trt.onnxlib.nodes import clone, drawing_nodes, drop, label
 from bisect_trt.onnxlib.roundings import lower_roundtrip, lows_of, widened
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import CRASHED
@@ -49,11 +51,13 @@ from bisect_trt.steps.standing import objection
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.files import Values
-from bisect_trt.tensors.info import FP16_MAX, Array, tensor_of
+from bisect_trt.tensors.info import FP16_MAX, FP16_NORMAL, Array, tensor_of
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.protocol import Failed
 
 _TRIALS = 6
+_MOST_TENSORS = 64
+"""The largest number of tensors of a case that are rounded one by one."""
 _NOT_NUMBERS = {"shape": "its shape", "dtype": "its type", "missing": "an output that is missing"}
 _STRINGS = "its strings"
 
@@ -138,6 +142,7 @@ class Opinions(Struct, frozen=True, dict=True):
         run: Runs another model on the reference.
         marked_target: The outputs of the target with the tensors of deciding nodes among them,
             which may hide the failure.
+        makers: Clauses with the nodes that make tensors in the whole model, by tensor.
     """
 
     model: onnx.ModelProto
@@ -151,6 +156,7 @@ class Opinions(Struct, frozen=True, dict=True):
     reference_name: str
     run: Run
     marked_target: Values = field(default_factory=dict)
+    makers: Mapping[str, str] = field(default_factory=dict)
     wide: bool = True
     rounded: Computed = ""
     low: str | None = None
@@ -381,10 +387,92 @@ class Opinions(Struct, frozen=True, dict=True):
             limit = FP16_MAX if self.low == "fp16" else float(np.finfo(np.float32).max)
             largest = _largest((*self.inputs.values(), *self.reference.values()))
             if largest > limit:
-                figures["value"] = largest
+                figures = {"value": largest, "loss": "overflow"}
                 what = f"this value: {largest:.5g} exceeds its maximum, {limit:.5g}"
+        if self.low is not None and not figures:
+            what, figures = self._lost(self.low) or (what, figures)
         sentence = f"{self.low or 'fp32'} cannot represent {what}. This is not a bug in {self.target_name}: {advice}."
         return self._fault("rounding" if self.low is None else "precision", sentence, **figures)
+
+    def _lost(self, low: str) -> tuple[str, Entry] | None:
+        """Find the first tensor of the case that makes the error if it alone is rounded; in words, and as figures."""
+        values = self._tensors()
+        for name in () if self.keep else values:
+            value = values[name]
+            rounded = _in_low(value, low)
+            if np.array_equal(value, rounded) or not self._explains(values, name, rounded):
+                continue
+            small = (np.abs(value) < FP16_NORMAL) & (value != rounded)
+            infinite = np.isinf(rounded) & np.isfinite(value)
+            loss = "digits"
+            if infinite.any():
+                loss = "overflow"
+            elif low == "fp16" and small.any():
+                only_small = np.where(small, rounded, value)
+                loss = "underflow" if self._explains(values, name, only_small) else loss
+            # Of small values those that vanish are the plainest.
+            vanish = small & (rounded == 0)
+            chosen = {"overflow": infinite, "underflow": vanish if vanish.any() else small}
+            shown = np.where(chosen.get(loss, value != rounded), np.abs(value), 0)
+            if loss == "digits":
+                shown = np.abs(value.astype(np.float64) - rounded)
+            place = np.unravel_index(np.argmax(shown), value.shape)
+            lost = float(value[place])
+            constant = name not in self.inputs and name not in self._made_of_inputs
+            where = f"{'the constant ' * constant}'{name}'{self.makers.get(name, '')}"
+            what = f"this value: {lost:.7g} in {where} becomes {float(rounded[place]):.7g}"
+            if loss == "underflow":
+                what += (
+                    ", as all below 3e-8" if vanish.any() else ", as few digits are left below 6e-5"
+                )
+            return what, {"value": lost, "loss": loss, "tensor": name}
+        return None
+
+    @cached_property
+    def _made_of_inputs(self) -> set[str]:
+        """The tensors of the case that depend on its inputs."""
+        network = Network(self.model)
+        indices = (index for index, constant in enumerate(network.constant) if not constant)
+        return {*network.made_by(indices)}
+
+    def _tensors(self) -> Values:
+        """Return the float32 tensors of a small case, in topological order; none of a large one."""
+        graph = self.model.graph
+        stored = [each for each in graph.initializer if not each.external_data]
+        weights = {each.name: numpy_helper.to_array(each) for each in stored}
+        types = Network(self.model).element_types
+        made = [name for node in graph.node for name in node.output]
+        made = [name for name in made if types.get(name) == onnx.TensorProto.FLOAT]
+        if len(made) + len(weights) > _MOST_TENSORS:
+            return {}
+        marked = clone(self.model)
+        del marked.graph.output[:]
+        info = helper.make_tensor_value_info
+        marked.graph.output.extend(info(name, onnx.TensorProto.FLOAT, None) for name in made)
+        values = self.run(marked, self.inputs)
+        known = {**self.inputs, **weights, **({} if isinstance(values, str) else values)}
+        return {name: value for name, value in known.items() if value.dtype == np.float32}
+
+    def _explains(self, values: Values, name: str, rounded: Array) -> bool:
+        """Return whether the case with other values of one tensor is as far off as the target."""
+        graph = self.model.graph
+        maker = next((node for node in graph.node if name in node.output), None)
+        model = self.model
+        fed = {**self.inputs, name: rounded}
+        made: Computed = {**self.reference, name: rounded}
+        if name not in self.outputs:
+            if maker is not None:
+                fed |= {other: values[other] for other in maker.output if other in values}
+                fed[name] = rounded
+                model = with_decision(model, maker, fed)
+            elif name not in self.inputs:
+                model = clone(model)
+                drop(model.graph.initializer, [name])
+                kind = onnx.TensorProto.FLOAT
+                model.graph.input.append(helper.make_tensor_value_info(name, kind, rounded.shape))
+            made = self.run(model, fed)
+        error = None if isinstance(made, str) else self._error(self.reference, made)
+        return error is not None and not error.passed and self.seen.times(error) <= MUCH_WORSE
 
     def _approximated(self) -> Fault | None:
         """Nodes that are each off by a few units in the last place make the same error, without the target."""
@@ -442,6 +530,14 @@ class Opinions(Struct, frozen=True, dict=True):
         if self.low is not None and not isinstance(self.rounded, str):
             off += f"; rounding to {self.low} alone is off by {self._error(self.reference, self.rounded).largest:.3g}"
         return self._bug(off)
+
+
+def _in_low(values: Array, low: str) -> Array:
+    """Return float32 values rounded to fp16 or bf16, as float32."""
+    if low == "fp16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).astype(np.float32)
+    return (round_to_bfloat16(values).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def exact_tolerance(tolerance: ToleranceOptions, values: Values) -> ToleranceOptions:
@@ -527,6 +623,10 @@ def arbitrate(
         reference,
         run,
         shown,
+        {
+            name: f" of {subject.network.describe(index)}"
+            for name, index in subject.network.producer.items()
+        },
         not isinstance(exact, str),
         rounded,
         low,

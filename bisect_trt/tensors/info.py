@@ -22,6 +22,8 @@ Array = NDArray[Any]
 Vector = NDArray[np.float64]
 
 FP16_MAX = 65504.0
+FP16_NORMAL = 2.0**-14
+"""The least normal number of fp16: smaller values lose digits, and those below 3e-8 become 0."""
 _BLOCK = 1 << 20
 """Elements in a block: 8 MiB in float64."""
 _LEAST_EXPONENT = -1100

@@ -393,6 +393,39 @@ def test_positions_that_lose_digits_are_mended_where_they_become_weights(
     np.testing.assert_allclose(mixed, right, rtol=1e-2, atol=1e-2)
 
 
+TINY = np.array([[1e-9, 1, 2, 3]] * 4)
+LOSSES = {
+    "run time": ("sum = Add(x, tiny) y = Log(sum)", "sum", "underflow"),
+    "weight": ("s = Mul(x, small) y = Div(s, small)", "small", "underflow"),
+    "constant": ("e = Add(zero, tiny) i = Div(tiny, e) y = Add(x, i)", "e", "underflow"),
+    "digits": ("p = Mul(count, rate) c = Cos(p) y = Add(x, c)", "p", "digits"),
+}
+
+
+@pytest.mark.parametrize("case", LOSSES)
+def test_the_lost_value_is_named_where_it_is_lost(cli: CommandLine, here: Path, case: str) -> None:
+    """A later node divides, takes the logarithm or the cosine, and is wrong: it has to be told what it read."""
+    body, tensor, loss = LOSSES[case]
+    weights = {"tiny": np.array(1e-9), "zero": np.array([[0.0, 1, 2, 3]] * 4)}
+    weights |= {"small": np.array(1e-9), "rate": np.array(1.3)}
+    weights["count"] = np.arange(9000.0, 9016).reshape(4, 4)
+    save_text(here / "model.onnx", "(float[4, 4] x) => (float[4, 4] y)", body, weights)
+    np.savez("x.npz", x=np.maximum(TINY - 1, 0).astype(np.float32))
+    line = ("diagnose", "model.onnx", "-o", "out", "--json", "r.json", "--onnxrt", "--fp16")
+    ran = cli(*line, "--load-inputs", "x.npz").ended(0)
+    fault = ran.result["fault"]
+    assert (fault["tensor"], fault["loss"]) == (tensor, loss)
+    value = fault["value"]
+    rounded = float(np.float16(value))
+    said = " ".join(ran.out.split())
+    assert f"{value:.7g} in {'the constant ' * (case != 'run time')}'{tensor}'" in said
+    assert f"becomes {rounded:.7g}" in said
+    assert value == (pytest.approx(1e-9, rel=1e-5) if loss == "underflow" else value)
+    if case == "run time":
+        reasons = {unit["rule"]: unit["reason"] for unit in ran.result["keep_fp32"]}
+        assert reasons == {"underflow": "Log reads 1e-09, which becomes 0"}
+
+
 def test_quantization_is_no_fault_of_an_export(cli: CommandLine, here: Path) -> None:
     """The scale fits, so neither command may blame a node, nor advise what was given."""
     ends = "(float[4, 8] x) => (float[4, 8] y)"

@@ -130,7 +130,7 @@ def found(odd: Subject) -> dict[str, Suspect]:
         ("reads_big", BREAKS, "overflow"),
         ("big_weight", BREAKS, "overflow"),
         ("divides_by_tiny", BREAKS, "overflow"),
-        ("root", BREAKS, "own error"),
+        ("root", BREAKS, "underflow"),
         ("exp_near_overflow", INSIDE, "headroom"),
         ("square_near_overflow", INSIDE, "headroom"),
         ("cancels", BREAKS, "own error"),
