@@ -23,7 +23,8 @@ from bisect_trt.errors import (
     ValueRefusedError,
     first_few,
 )
-from bisect_trt.onnxlib.shapes import Shape, input_infos, require_input
+from bisect_trt.onnxlib.inputs import input_infos
+from bisect_trt.onnxlib.shapes import Shape, require_input
 from bisect_trt.options.reading import Sizes
 from bisect_trt.options.searches import Sweep
 from bisect_trt.options.shared import Data

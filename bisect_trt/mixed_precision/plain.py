@@ -14,11 +14,11 @@ from msgspec import Struct, structs
 from onnx import TensorProto, numpy_helper
 
 from bisect_trt.errors import ModelRefusedError, UnsuitableModelError
+from bisect_trt.onnxlib.inputs import take_input_shapes
 from bisect_trt.onnxlib.load import load_all_inside, load_model, read_weight
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import attribute, is_dequantize
 from bisect_trt.onnxlib.qdq import Group, Pair, Stored, has_quantized, unquantize
-from bisect_trt.onnxlib.shapes import take_input_shapes
 from bisect_trt.session.subject import Subject
 from bisect_trt.tensors.files import Values
 from bisect_trt.tensors.info import Array

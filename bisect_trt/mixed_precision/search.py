@@ -18,8 +18,8 @@ from msgspec import Struct
 from bisect_trt.aliases import Names
 from bisect_trt.errors import ConflictError, MissingOptionError, ValueRefusedError
 from bisect_trt.onnxlib.functions import inline_functions
+from bisect_trt.onnxlib.inputs import take_input_shapes
 from bisect_trt.onnxlib.nodes import Node, addressed, clone
-from bisect_trt.onnxlib.shapes import take_input_shapes
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.outcome import BROKEN_PREFIXES, Ending, Outcome

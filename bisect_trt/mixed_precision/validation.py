@@ -11,7 +11,7 @@ from msgspec import structs
 
 from bisect_trt.errors import ConflictError
 from bisect_trt.mixed_precision.search import Task, with_metadata
-from bisect_trt.onnxlib.shapes import input_infos, table_sizes
+from bisect_trt.onnxlib.inputs import input_infos, table_sizes
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.engine_cache import ENGINE

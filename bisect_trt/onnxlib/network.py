@@ -18,16 +18,18 @@ from bisect_trt.errors import ModelFileError
 from bisect_trt.onnxlib.functions import flattened
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.nodes import (
+    IR_WITHOUT_INITIALIZER_INPUTS,
     Node,
     captured_names,
     describe_module,
     drawing_nodes,
     held,
+    is_end,
     label,
     module_of,
     reads,
 )
-from bisect_trt.onnxlib.shapes import infer, tensor_infos
+from bisect_trt.onnxlib.shapes import tensor_infos
 from bisect_trt.tensors.info import TensorInfo
 
 if TYPE_CHECKING:
@@ -35,6 +37,53 @@ if TYPE_CHECKING:
 
 
 _INVALID = "so the model is not valid ONNX."
+
+
+_SHAPE_BYTES = 1 << 16
+"""A larger weight is no shape: inference gets only its type, since it copies, and no message can
+have 2 GB."""
+
+
+def infer(
+    network: Network, *, follow_values: bool = False
+) -> dict[str, onnx.ValueInfoProto] | None:
+    """Return the types that are declared and inferred, of sequences too, by name; ``None`` where inference fails.
+
+    Args:
+        network: The model.
+        follow_values: Whether sizes that nodes compute from shapes are propagated.
+    """
+    source = network.proto
+    types = dict(network.declared)
+    model = onnx.ModelProto(
+        ir_version=max(source.ir_version, IR_WITHOUT_INITIALIZER_INPUTS),
+        opset_import=source.opset_import,
+        functions=source.functions,
+    )
+    graph = model.graph
+    graph.node.extend(network.nodes[index] for index in network.order)
+    for end in filter(is_end, graph.node):
+        # ONNX Runtime's Q/DQ of 16 bits infer as ONNX's.
+        end.domain = ""
+    for name in network.consumers:
+        weight = network.initializers.get(name)
+        # Inference reads the values of small weights, such as the shape of a Reshape.
+        if weight is not None and weight.ByteSize() <= _SHAPE_BYTES:
+            graph.initializer.append(weight)
+        elif name not in network.producer and name in types:
+            graph.input.append(types[name])
+    typed = network.producer.keys() & types.keys()
+    graph.value_info.extend(types[name] for name in typed - network.returned)
+    graph.output.extend(types[name] for name in network.outputs if name in typed)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=follow_values).graph
+    except Exception:
+        # ONNX raises several exceptions, for an unknown operator for example.
+        return None
+    for value in chain(inferred.value_info, inferred.output):
+        if value.HasField("type"):
+            types[value.name] = value
+    return types
 
 
 def depth_first_order(count: int, parents: Callable[[int], Iterable[int]]) -> list[int]:

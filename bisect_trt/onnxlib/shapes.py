@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -17,19 +15,12 @@ from bisect_trt.errors import (
     ModelFileError,
     UnavailableError,
     UnknownNameError,
-    UnsuitableModelError,
     ValueRefusedError,
 )
 from bisect_trt.onnxlib.nodes import (
-    IR_WITHOUT_INITIALIZER_INPUTS,
-    attribute,
     clone,
-    is_end,
 )
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
-
-if TYPE_CHECKING:
-    from bisect_trt.onnxlib.network import Network
 
 Shape = tuple[int | str | None, ...]
 """A dimension is a size, a name, or free."""
@@ -141,136 +132,6 @@ def identity_model(original: onnx.ModelProto, infos: Mapping[str, TensorInfo]) -
         for values, tensor in ((model.graph.input, name), (model.graph.output, output)):
             values.append(value_info(tensor, {tensor: info}, {}))
     return model
-
-
-_SHAPE_BYTES = 1 << 16
-"""A larger weight is no shape: inference gets only its type, since it copies, and no message can
-have 2 GB."""
-
-
-def infer(
-    network: Network, *, follow_values: bool = False
-) -> dict[str, onnx.ValueInfoProto] | None:
-    """Return the types that are declared and inferred, of sequences too, by name; ``None`` where inference fails.
-
-    Args:
-        network: The model.
-        follow_values: Whether sizes that nodes compute from shapes are propagated.
-    """
-    source = network.proto
-    types = dict(network.declared)
-    model = onnx.ModelProto(
-        ir_version=max(source.ir_version, IR_WITHOUT_INITIALIZER_INPUTS),
-        opset_import=source.opset_import,
-        functions=source.functions,
-    )
-    graph = model.graph
-    graph.node.extend(network.nodes[index] for index in network.order)
-    for end in filter(is_end, graph.node):
-        # ONNX Runtime's Q/DQ of 16 bits infer as ONNX's.
-        end.domain = ""
-    for name in network.consumers:
-        weight = network.initializers.get(name)
-        # Inference reads the values of small weights, such as the shape of a Reshape.
-        if weight is not None and weight.ByteSize() <= _SHAPE_BYTES:
-            graph.initializer.append(weight)
-        elif name not in network.producer and name in types:
-            graph.input.append(types[name])
-    typed = network.producer.keys() & types.keys()
-    graph.value_info.extend(types[name] for name in typed - network.returned)
-    graph.output.extend(types[name] for name in network.outputs if name in typed)
-    try:
-        inferred = onnx.shape_inference.infer_shapes(model, data_prop=follow_values).graph
-    except Exception:
-        # ONNX raises several exceptions, for an unknown operator for example.
-        return None
-    for value in chain(inferred.value_info, inferred.output):
-        if value.HasField("type"):
-            types[value.name] = value
-    return types
-
-
-_KEEPS_VALUES = (
-    "Cast",
-    "Reshape",
-    "Unsqueeze",
-    "Squeeze",
-    "Flatten",
-    "Identity",
-    "Transpose",
-    "Expand",
-)
-"""Operators that leave the values of indices as they are."""
-
-
-def table_sizes(network: Network) -> dict[str, int]:
-    """The number of entries of the smallest table that a graph input indexes, by the input's name.
-
-    An input that also indexes a tensor of another size than a stored table's is left out.
-    """
-    sizes: dict[str, int] = {}
-    for input_name in network.inputs:
-        reached = [input_name]
-        tables = list[int | None]()
-        # The list grows while it is read.
-        for name in reached:
-            for node in (network.nodes[reader] for reader in network.consumers.get(name, ())):
-                if node.op_type.startswith(("Gather", "Scatter")) and node.input[1] == name:
-                    tables.append(_entries(network, node))
-                if node.op_type in _KEEPS_VALUES and node.input[0] == name:
-                    reached.append(node.output[0])
-        counts = [size for size in tables if size is not None]
-        if counts and len(counts) == len(tables):
-            sizes[input_name] = min(counts)
-    return sizes
-
-
-def _entries(network: Network, node: onnx.NodeProto) -> int | None:
-    """Return the number of entries of the table of a Gather; ``None`` if it is not stored, or another operator indexes."""
-    name = node.input[0]
-    # A quantized or converted table has the entries of the stored one.
-    while (maker := network.producer.get(name)) is not None:
-        if network.nodes[maker].op_type not in ("DequantizeLinear", "Cast", "Identity"):
-            break
-        name = network.nodes[maker].input[0]
-    table = network.stored(name)
-    if node.op_type != "Gather" or table is None or not table.dims:
-        return None
-    return int(table.dims[attribute(node, "axis", 0)])
-
-
-def input_infos(network: Network) -> list[TensorInfo]:
-    """Return the type and shape of each graph input that must be fed, in order.
-
-    Raises:
-        UsageError: An input is no tensor (a sequence, map or optional).
-        UnavailableError: An input declares no type, or an unknown one.
-    """
-    infos = []
-    for name in network.inputs:
-        value = network.declared.get(name)
-        if value is None:
-            raise ModelFileError(
-                f"the input '{name}' declares no type, so the model is not valid ONNX; export it again."
-            )
-        info = to_info(value)
-        if info is None:
-            if value.type.tensor_type.elem_type:
-                # Raises the error with the reason.
-                element_dtype(value.type.tensor_type.elem_type)
-            raise UnsuitableModelError(
-                f"the input '{name}' is no plain tensor; bisect-trt feeds only plain tensors."
-            )
-        infos.append(info)
-    return infos
-
-
-def take_input_shapes(model: onnx.ModelProto, network: Network) -> None:
-    """Declare a model's inputs with the shapes of another graph's inputs, free dimensions included."""
-    for info in input_infos(network):
-        for value in model.graph.input:
-            if value.name == info.name and info.shape is not None and to_info(value) != info:
-                _declare_input(value, info.shape)
 
 
 def resized(
@@ -415,12 +276,12 @@ def fix_input_shapes(
             and (info := to_info(value)) is not None
             and info.shape != sizes.shapes[value.name]
         ):
-            _declare_input(value, sizes.shapes[value.name])
+            declare_input(value, sizes.shapes[value.name])
     if sizes.contradicted:
         forget_shapes(model.graph)
 
 
-def _declare_input(value: onnx.ValueInfoProto, shape: Sequence[int | str | None]) -> None:
+def declare_input(value: onnx.ValueInfoProto, shape: Sequence[int | str | None]) -> None:
     """Declare another shape for an input."""
     value.CopyFrom(
         helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, shape)
@@ -440,7 +301,7 @@ def free_inputs(
     freed = clone(model)
     for value in freed.graph.input:
         if value.name in shapes:
-            _declare_input(value, shapes[value.name])
+            declare_input(value, shapes[value.name])
     if forget:
         forget_shapes(freed.graph)
     return freed

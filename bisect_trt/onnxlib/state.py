@@ -18,8 +18,9 @@ from bisect_trt.errors import (
     ValueRefusedError,
     quoted,
 )
+from bisect_trt.onnxlib.inputs import input_infos
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.shapes import input_infos, input_sizes, resized, sizes_at
+from bisect_trt.onnxlib.shapes import input_sizes, resized, sizes_at
 from bisect_trt.options.shared import Data
 from bisect_trt.tensors.files import Arrays, Values
 from bisect_trt.tensors.info import Array, TensorInfo

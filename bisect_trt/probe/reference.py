@@ -18,10 +18,11 @@ from bisect_trt.errors import ModelRefusedError, ResourceError
 from bisect_trt.onnxlib.cleanup import constant_value, shape_value
 from bisect_trt.onnxlib.cut import StoredValue, cut, mark_outputs, nothing_stored, plan_slices
 from bisect_trt.onnxlib.functions import inline_functions
-from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.inputs import input_infos
+from bisect_trt.onnxlib.network import Network, infer
 from bisect_trt.onnxlib.nodes import opset_of
 from bisect_trt.onnxlib.roundings import computed_wide
-from bisect_trt.onnxlib.shapes import free_inputs, infer, input_infos, tensor_infos
+from bisect_trt.onnxlib.shapes import free_inputs, tensor_infos
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.strategy import shortest_failing_prefix

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bisect_trt.errors import UsageError, quoted
+from bisect_trt.onnxlib.inputs import input_infos
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, function_key
-from bisect_trt.onnxlib.shapes import input_infos, resized
+from bisect_trt.onnxlib.shapes import resized
 from bisect_trt.session.subject import Subject
 from bisect_trt.tensors.inputs import make_inputs
 from bisect_trt.worker.protocol import Failed

@@ -21,7 +21,7 @@ from bisect_trt.errors import (
     UnsuitableModelError,
 )
 from bisect_trt.onnxlib.cut import between, nothing_stored, splice
-from bisect_trt.onnxlib.shapes import input_infos
+from bisect_trt.onnxlib.inputs import input_infos
 from bisect_trt.onnxlib.state import make_steps, next_tokens
 from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
 from bisect_trt.options.shared import CheckOptions, Search

@@ -18,6 +18,7 @@ from onnx.helper import make_tensor_value_info
 
 from bisect_trt.errors import ModelFileError, RuntimeMissingError, UnavailableError
 from bisect_trt.onnxlib.cut import StoredValue, cut, mark_outputs
+from bisect_trt.onnxlib.inputs import input_infos, table_sizes, take_input_shapes
 from bisect_trt.onnxlib.load import load_model, needed_ir_version
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import Node, clone, keep_only, share_names
@@ -26,12 +27,9 @@ from bisect_trt.onnxlib.shapes import (
     fix_input_shapes,
     free_inputs,
     identity_model,
-    input_infos,
     input_sizes,
     resized,
     sizes_at,
-    table_sizes,
-    take_input_shapes,
     to_info,
 )
 from bisect_trt.onnxlib.state import State, find_state, make_steps

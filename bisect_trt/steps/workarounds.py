@@ -21,6 +21,7 @@ from bisect_trt.errors import BisectError, first_few, quoted
 from bisect_trt.mixed_precision.curve import in_tolerances
 from bisect_trt.mixed_precision.validation import Fresh, probe_on
 from bisect_trt.onnxlib.cut import mark_outputs
+from bisect_trt.onnxlib.inputs import input_infos, take_input_shapes
 from bisect_trt.onnxlib.low_plan import LOW_TYPES
 from bisect_trt.onnxlib.lower import lower_fp16
 from bisect_trt.onnxlib.network import Network
@@ -38,7 +39,6 @@ from bisect_trt.onnxlib.rewrites import (
     with_barriers,
 )
 from bisect_trt.onnxlib.save import said_beside, save_model
-from bisect_trt.onnxlib.shapes import input_infos, take_input_shapes
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.outcome import Ending

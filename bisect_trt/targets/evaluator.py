@@ -132,9 +132,9 @@ class EvaluatorSession:
         """``model`` has its weights inside."""
         from onnx.reference import ReferenceEvaluator  # noqa: PLC0415 - as above
 
+        from bisect_trt.onnxlib.inputs import input_infos  # noqa: PLC0415 - as above
         from bisect_trt.onnxlib.network import Network  # noqa: PLC0415 - as above
         from bisect_trt.onnxlib.nodes import opset_of  # noqa: PLC0415 - as above
-        from bisect_trt.onnxlib.shapes import input_infos  # noqa: PLC0415 - as above
 
         opset = opset_of(model) or 1
         self._evaluator: Any = ReferenceEvaluator(model, new_ops=_mended(opset))

@@ -75,8 +75,8 @@ class NumpySession:
         """Read the model."""
         import onnx  # noqa: PLC0415 - workers alone need it
 
+        from bisect_trt.onnxlib.inputs import input_infos  # noqa: PLC0415 - as above
         from bisect_trt.onnxlib.network import Network  # noqa: PLC0415 - as above
-        from bisect_trt.onnxlib.shapes import input_infos  # noqa: PLC0415 - as above
 
         proto = onnx.load(str(model))
         if unknown := [

@@ -17,10 +17,10 @@ from support import examples
 
 from bisect_trt.errors import BisectError, UnavailableError, UsageError
 from bisect_trt.onnxlib.cut import cut
+from bisect_trt.onnxlib.inputs import input_infos
 from bisect_trt.onnxlib.load import check_model, load_model, needed_ir_version
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.save import refer_to
-from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import QuietConsole
 from bisect_trt.session.subject import ModelSettings, Subject

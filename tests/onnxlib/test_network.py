@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper
 
 from bisect_trt.errors import UnavailableError, UsageError
+from bisect_trt.onnxlib.inputs import input_infos
 from bisect_trt.onnxlib.network import Network, depth_first_order
 from bisect_trt.onnxlib.shapes import (
     element_dtype,
     element_type,
     fix_input_shapes,
-    input_infos,
     input_sizes,
     to_info,
     value_info,

@@ -11,8 +11,8 @@ import onnx
 import onnxruntime
 import unsteady_builds
 
+from bisect_trt.onnxlib.inputs import input_infos
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.shapes import input_infos
 from bisect_trt.targets.messages import BuildError
 
 if TYPE_CHECKING:
