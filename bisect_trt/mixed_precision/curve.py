@@ -347,6 +347,8 @@ class Fix(Watcher):
                 compared = outcome.comparisons if outcome else ()
                 errors[kept] = max((each.severity for each in compared), default=math.inf)
             chosen = min(errors, key=lambda kept: errors[kept], default=chosen)
+        # A later growth must not begin with the operators that were tried last.
+        space.suspect_alike(())
         space.suspects = suspects
         return frozenset()
 
@@ -514,6 +516,9 @@ class Fix(Watcher):
         task = self.task
         probes = len(task.prober.ledger.records)
         budget = max(probes, _LEAST_PROBES if task.cheap else _LEAST_COSTLY_PROBES)
+        # What is left is rounding, and a diagnosis only leaves a preliminary fix.
+        if point.cures and task.settings.most is not None:
+            budget = task.settings.most
         for number in range(1, _ROUNDS):
             if budget <= 0 or (point.holds and point.units not in self._unfit):
                 return

@@ -23,7 +23,7 @@ from bisect_trt.onnxlib.low_plan import LOW_TYPES
 from bisect_trt.onnxlib.lower import round_to_bfloat16
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import clone, drawing_nodes, drop, label
-from bisect_trt.onnxlib.roundings import lower_roundtrip, lows_of, widened
+from bisect_trt.onnxlib.roundings import EXACT_OPS, lower_roundtrip, lows_of, widened
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import CRASHED
 from bisect_trt.probe.outcome import Ending
@@ -532,6 +532,17 @@ class Opinions(Struct, frozen=True, dict=True):
         return self._bug(off)
 
 
+def _computed_by(network: Network, name: str) -> str:
+    """Return the node that computes a tensor, before those that only move its values."""
+    index = network.producer[name]
+    while network.nodes[index].op_type in EXACT_OPS - {"Concat", "Where"}:
+        before = network.producer.get(network.nodes[index].input[0])
+        if before is None:
+            break
+        index = before
+    return network.describe(index)
+
+
 def _in_low(values: Array, low: str) -> Array:
     """Return float32 values rounded to fp16 or bf16, as float32."""
     if low == "fp16":
@@ -623,10 +634,7 @@ def arbitrate(
         reference,
         run,
         shown,
-        {
-            name: f" of {subject.network.describe(index)}"
-            for name, index in subject.network.producer.items()
-        },
+        {name: f" of {_computed_by(subject.network, name)}" for name in subject.network.producer},
         not isinstance(exact, str),
         rounded,
         low,

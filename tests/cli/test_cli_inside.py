@@ -166,3 +166,5 @@ def test_an_fp16_overflow_is_named_in_the_body(cli: CommandLine, here: Path, nam
     value = answer["inside"][-1]["fault"]["value"]
     assert value > FP16_MAX
     assert f"as fp16 cannot represent {value:.5g}" in " ".join(ran.out.split())
+    # The nodes inside stay in fp32, so nothing is passed without them.
+    assert "It passes without" not in ran.out

@@ -21,6 +21,7 @@ from support import overflowing
 from bisect_trt.commands.precision import find_precision
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.answer import find_fix, recommended
+from bisect_trt.mixed_precision.curve import Fix
 from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes
 from bisect_trt.mixed_precision.search import PrecisionSettings, Task
 from bisect_trt.onnxlib.nodes import Node
@@ -190,6 +191,13 @@ def test_neighbours_of_suspects_are_kept_where_the_engine_needs_them(
     assert (
         sum(beside in each for each in sets[:4]) == 2
     )  # all nodes, and the suspects with neighbours
+
+
+def test_operators_that_were_tried_in_vain_do_not_come_first(tmp_path: Path) -> None:
+    with searching(TensorRt(needed=frozenset({"none of them"})), tmp_path) as task:
+        order = task.space.order([])
+        assert Fix(task)._suspect_operators() == frozenset()
+        assert task.space.order([]) == order
 
 
 def test_nodes_that_lose_values_are_suspects_where_marks_are_refused(tmp_path: Path) -> None:
