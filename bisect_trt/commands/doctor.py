@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import Struct
 
 from bisect_trt.errors import (
     BisectError,
@@ -92,7 +92,7 @@ class Examined(Struct, frozen=True):
     """
 
     missing: str | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = {}
 
     def describe(self) -> str:
         """Return whether it can be used."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import onnx
-from msgspec import Struct, field, structs
+from msgspec import Struct, structs
 
 from bisect_trt.aliases import Fields
 from bisect_trt.errors import (
@@ -406,7 +406,7 @@ class Table(Struct):
     console: Console
     result: Result
     plots: Plots
-    comparisons: list[TensorComparison] = field(default_factory=list)
+    comparisons: list[TensorComparison] = []
 
     def add(
         self,

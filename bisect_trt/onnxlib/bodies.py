@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx
-from msgspec import Struct, field
+from msgspec import Struct
 from onnx import helper
 
 from bisect_trt.onnxlib.cut import between, nothing_stored, splice
@@ -59,7 +59,7 @@ class Body(Struct, frozen=True):
 
     model: onnx.ModelProto
     values: Arrays
-    sources: Mapping[str, onnx.NodeProto] = field(default_factory=dict)
+    sources: Mapping[str, onnx.NodeProto] = {}
 
 
 class Outer(Struct, frozen=True):
@@ -75,7 +75,7 @@ class Outer(Struct, frozen=True):
     model: onnx.ModelProto
     place: int
     values: Values
-    sources: Mapping[str, onnx.NodeProto] = field(default_factory=dict)
+    sources: Mapping[str, onnx.NodeProto] = {}
 
     @property
     def node(self) -> onnx.NodeProto:

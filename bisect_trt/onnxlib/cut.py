@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 
 import onnx
-from msgspec import Struct, field
+from msgspec import Struct
 from onnx import numpy_helper
 from onnx.helper import make_tensor_value_info
 
@@ -54,7 +54,7 @@ class Selection(Struct, frozen=True):
     nodes: Sequence[int]
     inputs: Sequence[str]
     outputs: Sequence[str]
-    renamed: Mapping[int, onnx.NodeProto] = field(default_factory=dict)
+    renamed: Mapping[int, onnx.NodeProto] = {}
 
 
 class Cut(Struct, frozen=True, dict=True):

@@ -22,7 +22,7 @@ class Census(Struct):
     names of the nodes around before them, and their outputs the addresses.
     """
 
-    lowered: dict[str, Node] = field(default_factory=dict)
+    lowered: dict[str, Node] = {}
     left: Counter[tuple[Stays, str]] = field(default_factory=Counter)
 
 

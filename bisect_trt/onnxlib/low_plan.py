@@ -8,7 +8,7 @@ from contextlib import suppress
 from enum import Enum, auto
 
 import onnx
-from msgspec import Struct, field
+from msgspec import Struct
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from bisect_trt.errors import UnsuitableModelError
@@ -82,8 +82,8 @@ class Slots(Struct, frozen=True):
 class ShapeValues(Struct):
     """The tensors of a graph, and of those around it, that are constants or computed from shapes alone."""
 
-    constants: set[str] = field(default_factory=set)
-    derived: set[str] = field(default_factory=set)
+    constants: set[str] = set()
+    derived: set[str] = set()
 
     def inside(self, body: GraphProto) -> ShapeValues:
         """Return what a body knows of them."""

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Literal
 
 import onnx
-from msgspec import Struct, field
+from msgspec import Struct
 from onnx import TensorProto, helper
 
 from bisect_trt.aliases import Fields, Sizes
@@ -135,7 +135,7 @@ class Quantized(Struct, frozen=True):
     """
 
     groups: tuple[Group, ...]
-    left: Mapping[int, str] = field(default_factory=dict)
+    left: Mapping[int, str] = {}
 
 
 def has_quantized(model: onnx.ModelProto) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
-from msgspec import Struct, field
+from msgspec import Struct
 from onnx import helper, numpy_helper
 
 from bisect_trt.onnxlib.cleanup import remove_unread
@@ -41,7 +41,7 @@ _COMMUTE = ("Add", "Mul")
 class Match(Struct, frozen=True):
     """A match of a pattern: the tensors of the pattern's names, and the numbers of the nodes."""
 
-    tensors: Mapping[str, str] = field(default_factory=dict)
+    tensors: Mapping[str, str] = {}
     nodes: frozenset[int] = frozenset()
 
     def __getitem__(self, name: str) -> str:
@@ -177,8 +177,8 @@ class Fragment(Struct, dict=True):
     view: NetworkView
     anchor: int
     matched: frozenset[int] = frozenset()
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    constants: list[onnx.TensorProto] = field(default_factory=list)
+    nodes: list[onnx.NodeProto] = []
+    constants: list[onnx.TensorProto] = []
 
     def __post_init__(self) -> None:
         """Include the anchor in the match."""

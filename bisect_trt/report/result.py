@@ -102,11 +102,11 @@ class Result(msgspec.Struct):
     model: Model = field(default_factory=Model)
     probes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_PROBES, 0))
     wall_s: float = 0.0
-    culprits: list[Node] = field(default_factory=list)
+    culprits: list[Node] = []
     minimality: Minimality = "unproven"
     why: str | None = None
     artifacts: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(_ARTIFACTS))
-    other: Entry = field(default_factory=dict)
+    other: Entry = {}
     next: Sought[list[str]] = UNSET
     error: Sought[ErrorInfo] = UNSET
     flaky: Sought[FailureRate] = UNSET

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from heapq import nsmallest
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from bisect_trt.search.density import Density
 from bisect_trt.search.oracle import Ask, Completion, Subset, Tally, Verdict
@@ -224,7 +224,7 @@ class _Walk(Struct):
     end: int | None
     place: int = 0
     doubtful: bool = False
-    later: list[int] = field(default_factory=list)
+    later: list[int] = []
 
     @property
     def done(self) -> bool:

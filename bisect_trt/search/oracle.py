@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import TypeVar
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 
 class Verdict(str, Enum):
@@ -91,7 +91,7 @@ class Transcript(Struct):
     """
 
     oracle: Oracle
-    _heard: dict[Units, Verdict] = field(default_factory=dict)
+    _heard: dict[Units, Verdict] = {}
 
     def heard(self, verdict: Verdict) -> Iterator[Subset]:
         """The sets of units with a verdict, in the order in which they were first asked about."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import onnx
-from msgspec import Struct, field
+from msgspec import Struct
 
 from bisect_trt.onnxlib.shapes import Shape, fix_input_shapes, free_inputs
 from bisect_trt.probe.candidate import Candidate, Probe
@@ -59,9 +59,9 @@ class Series(Struct, Generic[Unit], frozen=True):
     build: Callable[[Unit], Candidate | Probe]
     refuse: Callable[[Unit], str | None] = lambda _: None
     apart: bool = False
-    _numbers: dict[Unit, int] = field(default_factory=dict)
-    _keys: dict[Unit, str] = field(default_factory=dict)
-    _refused: dict[Unit, str | None] = field(default_factory=dict)
+    _numbers: dict[Unit, int] = {}
+    _keys: dict[Unit, str] = {}
+    _refused: dict[Unit, str | None] = {}
 
     def search(
         self, prober: Prober, strategy: Callable[[Callable[[Unit], Verdict]], Result]

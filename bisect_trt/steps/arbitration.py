@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 import onnx
-from msgspec import Struct, field, structs
+from msgspec import Struct, structs
 from onnx import helper, numpy_helper
 from packaging.version import Version
 
@@ -79,9 +79,9 @@ class Fault(Struct, frozen=True):
 
     whose: Whose
     sentence: str
-    figures: Json = field(default_factory=dict)
+    figures: Json = {}
     is_seen: bool = True
-    right: Values = field(default_factory=dict)
+    right: Values = {}
 
     @property
     def is_bug(self) -> bool:
@@ -155,13 +155,13 @@ class Opinions(Struct, frozen=True, dict=True):
     target_name: str
     reference_name: str
     run: Run
-    marked_target: Values = field(default_factory=dict)
-    makers: Mapping[str, str] = field(default_factory=dict)
+    marked_target: Values = {}
+    makers: Mapping[str, str] = {}
     wide: bool = True
     rounded: Computed = ""
     low: str | None = None
     keep: Collection[str] = ()
-    plain: Values = field(default_factory=dict)
+    plain: Values = {}
 
     def judge(self) -> Fault:
         """Decide which side is wrong: the first rule that applies decides."""

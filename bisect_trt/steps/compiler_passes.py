@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from bisect_trt.aliases import Plain
 from bisect_trt.probe.candidate import Probe
@@ -45,9 +45,9 @@ class Engines(Struct):
     asked: bool = False
     sized: bool = False
     runs: int | None = None
-    ignored: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    _built: dict[Subset, Plain | None] = field(default_factory=dict)
+    ignored: dict[str, str] = {}
+    notes: list[str] = []
+    _built: dict[Subset, Plain | None] = {}
 
     def of(self, units: Subset) -> Plain | None:
         """Return what the compiler makes with some switches turned; ``None`` where it makes no engine, crashes or hangs."""

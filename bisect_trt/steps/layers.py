@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
-from msgspec import UNSET, Struct, field, structs
+from msgspec import UNSET, Struct, structs
 
 from bisect_trt.onnxlib.cut import is_frozen, isolate
 from bisect_trt.onnxlib.network import Network
@@ -58,8 +58,8 @@ class Gathered(Struct):
         refused: Why the first did not work, if it did not.
     """
 
-    runs: list[Compared] = field(default_factory=list)
-    unseen: dict[str, str] = field(default_factory=dict)
+    runs: list[Compared] = []
+    unseen: dict[str, str] = {}
     builds: int = 0
     refused: str | None = None
 
@@ -83,16 +83,16 @@ class LayerComparison(Struct, frozen=True):
         own_unseen: The tensors for which it could not be measured, with the reason.
     """
 
-    tensors: dict[str, TensorComparison] = field(default_factory=dict)
-    unseen: dict[str, str] = field(default_factory=dict)
-    origins: list[int] = field(default_factory=list)
+    tensors: dict[str, TensorComparison] = {}
+    unseen: dict[str, str] = {}
+    origins: list[int] = []
     outputs_fail: bool = False
     refused: str | None = None
     mild: tuple[int, ...] = ()
     hidden: bool = False
     builds: int = 0
-    own: dict[str, TensorComparison] = field(default_factory=dict)
-    own_unseen: dict[str, str] = field(default_factory=dict)
+    own: dict[str, TensorComparison] = {}
+    own_unseen: dict[str, str] = {}
 
 
 class Marking(Struct, frozen=True):

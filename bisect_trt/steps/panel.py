@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.report.parts import LayersChanged, SetElsewhere, Switches
@@ -22,7 +22,7 @@ class Panel(Struct, frozen=True):
     switches: Sequence[Switch]
     base: Candidate
     target: TargetSettings
-    trace: Mapping[str, Any] = field(default_factory=dict)
+    trace: Mapping[str, Any] = {}
     place_words: Sequence[str] = ()
 
     def of(self, tier: Tier) -> list[int]:

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from msgspec import Struct, field, structs
+from msgspec import Struct, structs
 
 from bisect_trt.aliases import Names
 from bisect_trt.errors import BisectError, ConflictError, UnsuitableModelError, UsageError
@@ -130,7 +130,7 @@ class Explained(Struct, frozen=True):
     """
 
     sentences: list[str]
-    fixed: Mapping[Names, Candidate] = field(default_factory=dict)
+    fixed: Mapping[Names, Candidate] = {}
 
 
 class Answers(Struct, frozen=True):

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from bisect_trt.aliases import Fields, Names, Plain, Sizes
 from bisect_trt.options.spec import entries
@@ -62,7 +62,7 @@ class Script(Struct, frozen=True):
     needs: str
     modules: Names
     settings: Plain
-    hints: Plain = field(default_factory=dict)
+    hints: Plain = {}
 
 
 class Package(Struct, frozen=True):

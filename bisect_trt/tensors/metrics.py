@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from bisect_trt.errors import (
@@ -399,7 +399,7 @@ class Evaluation(Struct, frozen=True):
     folder: Path
     count: int
     labelled: bool
-    state: Mapping[str, str] = field(default_factory=dict)
+    state: Mapping[str, str] = {}
 
     @classmethod
     def write(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from bisect_trt.aliases import Fields, Names, Plain
 from bisect_trt.worker.place import Place, Seen
@@ -63,7 +63,7 @@ class Compared(Struct, frozen=True):
     """
 
     comparisons: tuple[TensorComparison, ...] = ()
-    skipped: Mapping[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, str] = {}
     layers: tuple[Fields, ...] = ()
     latency_ms: float | None = None
 
@@ -106,7 +106,7 @@ class Measured(Blocks, frozen=True):
     """
 
     build_s: float = 0.0
-    memory: Mapping[str, int] = field(default_factory=dict)
+    memory: Mapping[str, int] = {}
     idle_s: float = 0.0
     refused: str | None = None
 
@@ -147,7 +147,7 @@ class Collect(OnModel[None], frozen=True):
     inputs: tuple[Path, ...]
     to: tuple[Path, ...]
     append: bool = False
-    state: Mapping[str, str] = field(default_factory=dict)
+    state: Mapping[str, str] = {}
     before: Path | None = None
 
 
@@ -190,10 +190,10 @@ class Compare(OnModel[Compared], frozen=True):
     layers: bool = False
     timed: bool = False
     details: bool = False
-    fed: Mapping[str, str] = field(default_factory=dict)
+    fed: Mapping[str, str] = {}
     save_outputs: tuple[Path, ...] = ()
     same: bool = False
-    state: Mapping[str, str] = field(default_factory=dict)
+    state: Mapping[str, str] = {}
     feeds_back: bool = False
 
 
@@ -320,7 +320,7 @@ class Answered(Struct, frozen=True):
     """A reply, or an exception to raise where the request was made; and the memory of the worker, see ``host.held``."""
 
     reply: Any
-    memory: Mapping[str, int] = field(default_factory=dict)
+    memory: Mapping[str, int] = {}
 
 
 BEGUN = {"event": "starting"}
