@@ -101,10 +101,11 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(STAMP)  ## What is generated: the options' page and keywords, from their declarations, the schema of answers, and the README's picture.
+docs: $(STAMP)  ## What is generated: the options' page and keywords, from their declarations, the schema of answers and the fields of results, and the README's picture.
 	$(BIN)/python docs/reference.py > docs/reference.md
 	$(BIN)/python docs/schema.py > docs/answer.schema.json
 	$(BIN)/python docs/keywords.py > bisect_trt/keywords.pyi && $(BIN)/ruff format --quiet bisect_trt/keywords.pyi
+	$(BIN)/python docs/draft.py > bisect_trt/report/draft.pyi && $(BIN)/ruff format --quiet bisect_trt/report/draft.pyi
 	$(BIN)/python docs/session.py > docs/session.svg.new && mv docs/session.svg.new docs/session.svg
 
 site: $(STAMP)  ## The pages of docs/ as a site in build/site, which opens from the disk; fails if a link or the navigation lacks one.

@@ -53,8 +53,6 @@ from bisect_trt.report.parts import (
     WorstSamples,
     WrongSide,
 )
-from bisect_trt.report.result import result_of
-from bisect_trt.report.summary import summary_lines
 from bisect_trt.report.text import SCHEMA, Entry, Json, plural
 from bisect_trt.tensors.comparison import to_plain
 
@@ -111,6 +109,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def summary(self) -> str:
         """Return the answer in at most 25 lines, as the command line prints it."""
+        from bisect_trt.report.result import result_of  # noqa: PLC0415 - its fields are those of answers
+        from bisect_trt.report.summary import summary_lines  # noqa: PLC0415 - it takes results
+
         return "\n".join(
             f"{label}{text}" for label, text in summary_lines(result_of(self.to_json()))
         )
@@ -120,7 +121,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def _repr_html_(self) -> str:
         """Return the summary and the pictures, for a notebook."""
-        pictures = map(Path, result_of(self.to_json()).pictures or ())
+        pictures = map(Path, self.to_json().get("pictures", ()))
         shown = "".join(map(_picture, filter(Path.is_file, pictures)))
         # Notebooks set the font of <pre> only where it is their own output.
         style = "font-family: monospace; white-space: pre-wrap"

@@ -902,3 +902,35 @@ class ReportParts(msgspec.Struct, kw_only=True):
     story: Sought[Story] = UNSET
     commands: Sought[list[CommandLine]] = UNSET
     environment: Sought[dict[str, str]] = UNSET
+
+
+_PROBES = ("run", "cached", "fail", "pass", "unresolved")
+_ARTIFACTS = ("reduced", "min_good", "report", "run")
+
+
+class Head(msgspec.Struct):
+    """The fields that every result has.
+
+    Attributes:
+        command: Which command.
+        status: ``found``, ``not_reproduced``, ``inconclusive``, ``interrupted`` or ``error``.
+        model: Path, sha256, number of nodes and units; empty if it could not be read.
+        probes: Number of probes that ran, that were answered from memory, and by verdict.
+        wall_s: Seconds from start to end, of all sessions of a resumed run.
+        culprits: The nodes of the answer: name, op, outputs.
+        minimality: ``1-minimal`` or ``unproven``.
+        why: The reason for a missing proof, or a remark.
+        artifacts: The files that were written; ``None`` for the others.
+        other: Fields of a command of another package.
+    """
+
+    command: str
+    status: Status = "error"
+    model: Model = field(default_factory=Model)
+    probes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_PROBES, 0))
+    wall_s: float = 0.0
+    culprits: list[Node] = []
+    minimality: Minimality = "unproven"
+    why: str | None = None
+    artifacts: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(_ARTIFACTS))
+    other: dict[str, Any] = {}

@@ -9,48 +9,11 @@ import os
 from pathlib import Path
 
 import msgspec
-from msgspec import UNSET, field
+from msgspec import UNSET
 
 from bisect_trt.errors import BisectError, ExitStatus, InternalError, RunFolderError, exit_status
-from bisect_trt.onnxlib.nodes import Node
-from bisect_trt.report.parts import (
-    Amplified,
-    Avoided,
-    BuildReason,
-    BuildVerdict,
-    CauseDetail,
-    ChoiceCount,
-    Comparison,
-    DynamicShapes,
-    ErrorInfo,
-    Failure,
-    FailureRate,
-    Inside,
-    Ladder,
-    Latency,
-    MatrixCell,
-    MetricValues,
-    Minimality,
-    Model,
-    Names,
-    Origin,
-    OwnOutputs,
-    PrecisionAudit,
-    QuantizedGroup,
-    ReportParts,
-    SamplesVerdict,
-    Sought,
-    Status,
-    Steps,
-    SweptSizes,
-    TradeOff,
-    Unit,
-    Use,
-    Validation,
-    WorkaroundTried,
-    WorstSamples,
-    WrongSide,
-)
+from bisect_trt.report.draft import Draft
+from bisect_trt.report.parts import ErrorInfo, ReportParts, Sought, Status
 from bisect_trt.report.text import SCHEMA, Entry, Json, clean, named
 from bisect_trt.tensors.comparison import strict_json, to_plain
 from bisect_trt.tensors.files import read_inside, replacing
@@ -62,8 +25,6 @@ REPORT_FILE = "report.html"
 """Files in the folder of each run."""
 _MOST_BYTES = 1 << 30
 """Bytes of a result that are read."""
-_PROBES = ("run", "cached", "fail", "pass", "unresolved")
-_ARTIFACTS = ("reduced", "min_good", "report", "run")
 _PACKAGES = (
     "onnxruntime-gpu",
     "onnxruntime",
@@ -79,125 +40,13 @@ _CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 _CUDA_PACKAGES = ("nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime")
 
 
-class Result(msgspec.Struct):
+class Result(Draft):
     """The result of a command: a draft while it runs, and what a file of ``--json`` says; its fields are stable (docs/json.md).
 
     :func:`~bisect_trt.report.answers.answer_of` makes the answer of one command from it.
-
-    Attributes:
-        command: Which command.
-        status: ``found``, ``not_reproduced``, ``inconclusive``, ``interrupted`` or ``error``.
-        model: Path, sha256, number of nodes and units; empty if it could not be read.
-        probes: Number of probes that ran, that were answered from memory, and by verdict.
-        wall_s: Seconds from start to end, of all sessions of a resumed run.
-        culprits: The nodes of the answer: name, op, outputs.
-        minimality: ``1-minimal`` or ``unproven``.
-        why: The reason for a missing proof, or a remark.
-        artifacts: The files that were written; ``None`` for the others.
-        other: Fields of a command of another package.
     """
 
-    command: str
-    status: Status = "error"
-    model: Model = field(default_factory=Model)
-    probes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_PROBES, 0))
-    wall_s: float = 0.0
-    culprits: list[Node] = []
-    minimality: Minimality = "unproven"
-    why: str | None = None
-    artifacts: dict[str, str | None] = field(default_factory=lambda: dict.fromkeys(_ARTIFACTS))
-    other: Entry = {}
-    next: Sought[list[str]] = UNSET
-    error: Sought[ErrorInfo] = UNSET
-    flaky: Sought[FailureRate] = UNSET
-    metric: Sought[MetricValues] = UNSET
-    places: Sought[list[Entry]] = UNSET
-    ir_version: Sought[Entry] = UNSET
-    export: Sought[Entry] = UNSET
     report: Sought[ReportParts] = UNSET
-    # the minimal case
-    fault: Sought[WrongSide] = UNSET
-    failures: Sought[list[Failure]] = UNSET
-    more_failures: Sought[bool | None] = UNSET
-    held: Sought[bool] = UNSET
-    dynamic: Sought[DynamicShapes] = UNSET
-    inside: Sought[list[Inside]] = UNSET
-    upgrade: Sought[str | None] = UNSET
-    reference_doubt: Sought[str] = UNSET
-    amplified: Sought[Amplified] = UNSET
-    looked_at: Sought[WorstSamples] = UNSET
-    steps: Sought[Steps] = UNSET
-    # tensors
-    comparisons: Sought[list[Comparison]] = UNSET
-    first_mismatch: Sought[Origin | None] = UNSET
-    origins: Sought[list[Origin]] = UNSET
-    mild_origins: Sought[list[Origin]] = UNSET
-    tensors: Sought[list[Comparison]] = UNSET
-    unseen: Sought[dict[str, str]] = UNSET
-    own_unseen: Sought[dict[str, str]] = UNSET
-    own_outputs: Sought[OwnOutputs] = UNSET
-    latency: Sought[Latency] = UNSET
-    partition: Sought[Entry | None] = UNSET
-    layers: Sought[list[Entry]] = UNSET
-    precision_audit: Sought[PrecisionAudit] = UNSET
-    pictures: Sought[list[str]] = UNSET
-    # cause and fix
-    cause: Sought[list[Names]] = UNSET
-    cause_detail: Sought[CauseDetail | None] = UNSET
-    workarounds: Sought[list[WorkaroundTried]] = UNSET
-    keep_fp32: Sought[list[Unit]] = UNSET
-    minimal: Sought[list[Unit]] = UNSET
-    minimal_proven: Sought[bool] = UNSET
-    probes_minimal: Sought[int] = UNSET
-    validation: Sought[Validation | None] = UNSET
-    not_validated: Sought[str | None] = UNSET
-    curve: Sought[list[Validation]] = UNSET
-    rounding: Sought[str | None] = UNSET
-    trade_off: Sought[TradeOff | None] = UNSET
-    precision: Sought[str] = UNSET
-    lowered: Sought[int] = UNSET
-    not_lowered: Sought[int] = UNSET
-    measured_on: Sought[str] = UNSET
-    accuracy: Sought[list[Comparison]] = UNSET
-    uses: Sought[list[Use]] = UNSET
-    latency_ms: Sought[dict[str, float | None] | None] = UNSET
-    slow: Sought[bool] = UNSET
-    emulated: Sought[str | None] = UNSET
-    groups: Sought[list[QuantizedGroup]] = UNSET
-    ladder: Sought[Ladder] = UNSET
-    reference: Sought[str] = UNSET
-    error_all_quantized: Sought[float | None] = UNSET
-    # many runs, releases, sizes and samples
-    runs: Sought[int] = UNSET
-    good: Sought[int] = UNSET
-    bad: Sought[int] = UNSET
-    unresolved: Sought[int] = UNSET
-    rate: Sought[float | None] = UNSET
-    interval: Sought[tuple[float, float] | None] = UNSET
-    confidence: Sought[float] = UNSET
-    method: Sought[str] = UNSET
-    until: Sought[str | None] = UNSET
-    same_engine: Sought[bool] = UNSET
-    builds: Sought[int | list[BuildVerdict]] = UNSET
-    choices: Sought[list[ChoiceCount]] = UNSET
-    reasons: Sought[list[BuildReason] | dict[str, str]] = UNSET
-    avoid: Sought[Avoided | None] = UNSET
-    note: Sought[str] = UNSET
-    package: Sought[str] = UNSET
-    releases: Sought[dict[str, str]] = UNSET
-    first_failing: Sought[str | None] = UNSET
-    first_passing: Sought[str | None] = UNSET
-    failing: Sought[list[tuple[str, str]]] = UNSET
-    sweep: Sought[SweptSizes] = UNSET
-    axes: Sought[list[str]] = UNSET
-    cells: Sought[list[MatrixCell]] = UNSET
-    samples: Sought[SamplesVerdict] = UNSET
-    # one file, one machine
-    changes: Sought[Entry] = UNSET
-    data: Sought[Entry] = UNSET
-    engine: Sought[Entry] = UNSET
-    environment: Sought[dict[str, str]] = UNSET
-    targets: Sought[dict[str, str | None]] = UNSET
 
     def end(self, status: Status = "found", why: str | None = None) -> Result:
         """Record how the command ended: an answer is proven unless there is a reason ``why`` not; return the result."""

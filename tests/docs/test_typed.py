@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 from jsonschema.validators import validator_for
 from pages import ROOT
 
@@ -63,12 +64,13 @@ def test_the_schema_is_that_of_the_types() -> None:
     validator_for(plain).check_schema(plain)
 
 
-def test_the_keywords_are_those_of_the_options() -> None:
+@pytest.mark.parametrize("stub", ["keywords", "report/draft"])
+def test_the_stubs_are_those_of_the_declarations(stub: str) -> None:
     def words(text: str) -> str:
         return re.sub(r"[\s,()]+", "", text)  # the formatter breaks lines
 
-    text = (ROOT / "bisect_trt" / "keywords.pyi").read_text(encoding="utf-8")
-    assert words(text) == words(generated("keywords")), "run `make docs`"
+    text = (ROOT / "bisect_trt" / f"{stub}.pyi").read_text(encoding="utf-8")
+    assert words(text) == words(generated(Path(stub).name)), "run `make docs`"
 
 
 def test_a_run_can_fill_every_field_of_every_answer() -> None:
