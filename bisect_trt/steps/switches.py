@@ -7,24 +7,28 @@ pass.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from msgspec import Struct, structs
 
 from bisect_trt.aliases import Names
 from bisect_trt.errors import BisectError, ConflictError, UnsuitableModelError, UsageError
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.parts import CauseDetail, Switches
 from bisect_trt.report.summary import doubted_case, said_of_compiler, tried_of
-from bisect_trt.search.keep import Alternatives, find_alternatives
+from bisect_trt.search.keep import Alternatives, find_alternatives, shortest_prefix
 from bisect_trt.search.oracle import (
     Ask,
     Enough,
     Limited,
+    Minimum,
     Oracle,
+    Subset,
     Transcript,
     Verdict,
     about_units,
@@ -32,7 +36,6 @@ from bisect_trt.search.oracle import (
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Case, Session
 from bisect_trt.steps.compiler_passes import Engines
-from bisect_trt.steps.mechanism import larger_case
 from bisect_trt.steps.minimal_case import named_nodes
 from bisect_trt.steps.panel import Panel
 from bisect_trt.targets.settings import Looked, TargetSettings, Tier
@@ -501,3 +504,53 @@ def name_cause(
     except BisectError as error:
         session.console.say(f"  unknown: {error}")
     return Explained([])
+
+
+def larger_case(
+    session: Session, panel: Panel, switches: Subset, units: Iterable[int]
+) -> Case | None:
+    """Return a part of the model that holds the minimal case, fails, and passes with some switches.
+
+    The case grows by the nearest nodes first. It is at most an eighth larger than needed, if larger
+    parts behave as the whole model does.
+
+    Args:
+        session: The model's session.
+        panel: The switches of the target.
+        switches: Those that fix the whole model; indices into the panel.
+        units: The units of the minimal case, which still fails with them.
+
+    Returns:
+        ``None`` where only the whole model does.
+    """
+    subject = session.subject
+    probe = session.prober.probe
+    case = frozenset(units)
+    neighbours = _nearest_first(subject.network, case)
+
+    def shows(prefix: Sequence[int]) -> bool:
+        part = subject.cut(case.union(prefix))
+        fixed = structs.replace(panel, base=part).candidate(switches)
+        return probe(part).verdict is Verdict.FAIL and probe(fixed).verdict is Verdict.PASS
+
+    count = shortest_prefix(neighbours, shows)
+    if count is None or count == len(neighbours):
+        return None
+    return Case(Minimum(case.union(neighbours[:count]), proven=False))
+
+
+def _nearest_first(network: Network, case: Subset) -> list[int]:
+    """Return the other units by their distance from the case, in edges of either direction."""
+    neighbours = defaultdict[int, set[int]](set)
+    for index in network.order:
+        for parent in network.parents(index):
+            unit = network.rank[index]
+            neighbours[unit].add(network.rank[parent])
+            neighbours[network.rank[parent]].add(unit)
+    ordered = sorted(case)
+    # The list grows while it is read.
+    for unit in ordered:
+        visited = {*ordered}
+        ordered += sorted(neighbours[unit] - visited)
+    remaining = {*range(len(network.order))}.difference(ordered)
+    return [*ordered[len(case) :], *sorted(remaining)]

@@ -16,9 +16,9 @@ from conftest import CommandLine
 from onnx import TensorProto, helper
 from support import overflowing, read_json, rest_slow
 
+from bisect_trt.commands.layerwise import named_in, read_profile
 from bisect_trt.errors import UnknownNameError
 from bisect_trt.probe.limit_check import baseline_target
-from bisect_trt.steps.latency import named_in, read_profile
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.worker.pool import WorkerPool
