@@ -165,7 +165,7 @@ def user_samples(subject: Subject, paths: Sequence[str]) -> list[Sample]:
     samples = list[Sample]()
     for entry in paths:
         data = (
-            Data(data_loader_script=entry) if is_script(entry) else Data(load_inputs=[Path(entry)])
+            Data(data_loader_script=entry) if is_script(entry) else Data(load_inputs=(Path(entry),))
         )
         samples += make_inputs(input_infos(subject.network), data)
     return samples

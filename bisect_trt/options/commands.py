@@ -7,6 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
+from bisect_trt.aliases import Names
 from bisect_trt.options.reading import shape
 from bisect_trt.options.shared import Model, Overwrite, RunFolder, time_out, to_file
 from bisect_trt.options.spec import argument, option, switch
@@ -33,12 +34,12 @@ class Extract:
     model: Model
     output: Annotated[Path, to_file("Where the piece goes.")]
     inputs: Annotated[
-        list[str],
+        Names,
         option(metavar="TENSOR", help="Where the piece starts; default the graph's inputs."),
-    ] = field(default_factory=list)
+    ] = ()
     outputs: Annotated[
-        list[str], option(metavar="TENSOR", help="Where it ends; default the graph's outputs.")
-    ] = field(default_factory=list)
+        Names, option(metavar="TENSOR", help="Where it ends; default the graph's outputs.")
+    ] = ()
     timeout: Annotated[float | None, time_out("the reference", "10 minutes")] = None
     overwrite: Overwrite = False
 
@@ -113,11 +114,11 @@ class Inspect:
         argument("An ONNX model, a TensorRT engine or saved values.", metavar="FILE"),
     ] = None
     show: Annotated[
-        list[Show],
+        tuple[Show, ...],
         option(
             help="Layers, their attributes (attrs), weights (names and shapes); of data, values."
         ),
-    ] = field(default_factory=list)
+    ] = ()
     num_items: Annotated[
         int,
         option(
@@ -136,12 +137,12 @@ class Diff:
     """
 
     paths: Annotated[
-        list[Path],
+        tuple[Path, ...],
         argument(
             "A run of repeat, or the good builds, then the bad ones: a file or folder each.",
             metavar="RUN | GOOD BAD",
         ),
-    ] = field(default_factory=list)
+    ] = ()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -223,22 +223,20 @@ class PrecisionOptions:
     model: Model
     output: Annotated[Path, to_file("Where the mixed model goes.")]
     include: Annotated[
-        list[str],
+        Names,
         option(
             metavar="PATTERN",
             help="Lower these nodes only: globs over names, or over operators (op:Softmax).",
         ),
-    ] = field(default_factory=list)
-    exclude: Annotated[list[str], option(metavar="PATTERN", help="Never lower these nodes.")] = (
-        field(default_factory=list)
-    )
+    ] = ()
+    exclude: Annotated[Names, option(metavar="PATTERN", help="Never lower these nodes.")] = ()
     validation_data: Annotated[
-        list[str],
+        Names,
         option(
             metavar="FILE[:FUNC]",
             help="Hold sets against these samples, .npz, .json or a Python file, not against made-up ones.",
         ),
-    ] = field(default_factory=list)
+    ] = ()
     fresh_samples: Annotated[
         int, counted("Hold sets against N samples that the search has not seen.", minimum=0)
     ] = FRESH_SAMPLES
@@ -327,13 +325,13 @@ class Releases:
         str | None, option(metavar="NAME", help="The package to probe with a --check command.")
     ] = None
     beside: Annotated[
-        list[str],
+        Names,
         option(
             "--with",
             metavar="PACKAGE",
             help="Another package to install in each environment, as pip takes it.",
         ),
-    ] = field(default_factory=list)
+    ] = ()
     fusion: Annotated[
         Names,
         option(
@@ -432,14 +430,14 @@ class Sweep:
 
     model: Model
     shapes: Annotated[
-        list[tuple[str, tuple[Sizes, ...]]],
+        tuple[tuple[str, tuple[Sizes, ...]], ...],
         option(
             metavar="NAME:[D,...]",
             help="An input and its sizes: 1..64 is a range, 1..64:8 a range with a step, {1,2,7} a list; dimensions of one name "
             "(n=1..64) have the same size.",
             read=swept_shape,
         ),
-    ] = field(default_factory=list)
+    ] = ()
     tries: Annotated[int, counted("The largest number of sizes to probe.", minimum=2)] = 64
 
 
@@ -475,13 +473,13 @@ class Matrix:
 
     model: Model
     over: Annotated[
-        list[tuple[str, str]],
+        tuple[tuple[str, str], ...],
         option(
             metavar="AXIS=VALUES",
             help="Values with commas of an axis: release (also FIRST..LAST), precision, target, or an option of `run`.",
             read=assignment,
         ),
-    ] = field(default_factory=list)
+    ] = ()
     find_all: Annotated[
         bool, option("--all", help="Ask every release, instead of bisecting them.")
     ] = False
@@ -505,19 +503,19 @@ class RunOptions:
     """Outputs to compare."""
 
     onnx_outputs: Annotated[
-        list[str],
+        Names,
         option(
             metavar="TENSOR",
             help="Tensors to compare instead of the outputs, by name, glob or op:TYPE; or: mark all.",
         ),
-    ] = field(default_factory=list)
+    ] = ()
     onnx_exclude_outputs: Annotated[
-        list[str],
+        Names,
         option(
             metavar="TENSOR",
             help="Tensors to exclude, by name, glob or op:TYPE.",
         ),
-    ] = field(default_factory=list)
+    ] = ()
     save_onnx: Annotated[
         Path | None, option(help="Write the model that the target runs.", writes=True)
     ] = None
@@ -541,9 +539,9 @@ class RunOptions:
     ] = None
     reference: ReferenceModel = None
     load_outputs: Annotated[
-        list[Path],
+        tuple[Path, ...],
         option(
             help="Compare with these outputs instead of the reference; two or more files without a model are compared with the "
             "last.",
         ),
-    ] = field(default_factory=list)
+    ] = ()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from bisect_trt.aliases import Names
 from bisect_trt.errors import OutputFileError
 from bisect_trt.options.reading import ranged_shape, regex, size, value_range
 from bisect_trt.options.spec import Option, argument, counted, option, seconds, switch
@@ -102,27 +103,27 @@ class CheckOptions:
     """Check."""
 
     check: Annotated[
-        list[str],
+        Names,
         option(
             metavar="CMD...",
             help="Command that exits with 0 if a candidate passes; takes all words that follow, so put it last. {model}, "
             "{inputs}, {golden} and {dir} become the candidate's paths, {shapes} the shapes of its inputs (x:5x3,y:5).",
         ),
-    ] = field(default_factory=list)
+    ] = ()
     fail_regex: Annotated[
-        list[str],
+        Names,
         option(
             metavar="REGEX",
             help="Only output that matches one of these is the failure.",
             read=regex,
         ),
-    ] = field(default_factory=list)
+    ] = ()
     fail_code: Annotated[
-        list[int], option(metavar="N", help="Only these exit statuses are the failure.")
-    ] = field(default_factory=list)
+        tuple[int, ...], option(metavar="N", help="Only these exit statuses are the failure.")
+    ] = ()
     ignore_fail_code: Annotated[
-        list[int], option(metavar="N", help="These exit statuses are a pass.")
-    ] = field(default_factory=list)
+        tuple[int, ...], option(metavar="N", help="These exit statuses are a pass.")
+    ] = ()
     timeout: Annotated[
         float | None,
         seconds(
@@ -134,9 +135,9 @@ class CheckOptions:
         option(metavar="PATH", help="Write each candidate to this fixed path.", writes=True),
     ] = None
     artifacts: Annotated[
-        list[Path],
+        tuple[Path, ...],
         option(help="Files that a check writes, sorted into good/ and bad/.", writes=True),
-    ] = field(default_factory=list)
+    ] = ()
     artifacts_dir: Annotated[
         Path, option(metavar="DIR", help="The folder for --artifacts.", writes=True)
     ] = Path("artifacts")
@@ -168,9 +169,9 @@ class Data:
         int | None, counted("Samples of random values, or the largest number from the script.")
     ] = None
     load_inputs: Annotated[
-        list[Path],
+        tuple[Path, ...],
         option(help="Input values by tensor name: .npz, .safetensors, or Polygraphy's .json."),
-    ] = field(default_factory=list)
+    ] = ()
     data_loader_script: Annotated[
         str | None,
         option(
@@ -220,13 +221,13 @@ class Loop:
         ),
     ] = None
     state: Annotated[
-        list[str],
+        Names,
         option(
             metavar="IN=OUT",
             help="An input that takes an output of the step before; * is any text, argmax(OUT) for the next token. "
             "By default pairs are found by name (past.*=present.*).",
         ),
-    ] = field(default_factory=list)
+    ] = ()
 
 
 @dataclass(frozen=True)
@@ -290,10 +291,10 @@ class Places:
     """Places."""
 
     on: Annotated[
-        list[str],
+        Names,
         option(
             metavar="PLACE",
             help="Run the target there: python=PATH, env='onnxruntime==1.20.1 numpy<2', ssh=HOST,python=PATH, "
             "command='... python3 -', or ray=auto. Several are several workers.",
         ),
-    ] = field(default_factory=list)
+    ] = ()

@@ -114,7 +114,7 @@ class CheckSettings:
         if self.target is not None and not self.argv:
             return compared
         conditions = replace(
-            self.options, check=[], artifacts=[], artifacts_dir=CheckOptions.artifacts_dir
+            self.options, check=(), artifacts=(), artifacts_dir=CheckOptions.artifacts_dir
         )
         return [*compared, *written(conditions), *(("--check", *self.argv) if self.argv else ())]
 

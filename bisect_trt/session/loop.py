@@ -522,6 +522,6 @@ def enter_step(
     file = run.inputs_of(steps.step)
     result.steps = structs.replace(steps, inputs=str(file))
     data = replace(
-        subject.settings.data, input_shapes={}, load_inputs=[file], data_loader_script=None
+        subject.settings.data, input_shapes={}, load_inputs=(file,), data_loader_script=None
     )
     subject.feed(structs.replace(subject.settings, data=data, loop=Loop()))

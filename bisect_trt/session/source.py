@@ -106,7 +106,7 @@ class Source:
                 )
             settings = structs.replace(settings, path=folder / MODEL_FILE)
             settings.path.write_bytes(self.model.SerializeToString(deterministic=True))
-        files = [*settings.data.load_inputs, *_saved(inputs, folder)]
+        files = (*settings.data.load_inputs, *_saved(inputs, folder))
         return structs.replace(settings, data=replace(settings.data, load_inputs=files)), exported
 
 

@@ -85,7 +85,7 @@ def odd_nodes() -> onnx.ModelProto:
 
 @contextmanager
 def subject_of(model: Path, inputs: Path | None, folder: Path) -> Iterator[Subject]:
-    data = Data() if inputs is None else Data(load_inputs=[inputs])
+    data = Data() if inputs is None else Data(load_inputs=(inputs,))
     with Subject(
         ModelSettings(model, data=data), Workspace(folder / "run"), Console(-1)
     ) as subject:
@@ -229,7 +229,7 @@ def test_nodes_are_not_measured_where_that_takes_too_long(
     onnx.save(model, str(here / "model.onnx"))
     for rows in (4000, 5000):
         save_npz(here / f"{rows}.npz", {"x": np.ones((rows, 8), np.float32)})
-    data = Data(load_inputs=[here / "4000.npz", here / "5000.npz"])
+    data = Data(load_inputs=(here / "4000.npz", here / "5000.npz"))
     settings = ModelSettings(here / "model.onnx", data=data)
     with Subject(settings, Workspace(here / "run"), Console(-1)) as subject:
         samples = subject.samples[:1]

@@ -162,7 +162,7 @@ def test_numbers_that_a_type_does_not_have_are_refused(values: NDArray[Any], wan
 def test_raw_bytes_of_extension_types_are_taken(tmp_path: Path) -> None:
     values = np.arange(6).reshape(2, 3).astype(dtype := pytest.importorskip("ml_dtypes").bfloat16)
     np.savez(tmp_path / "raw.npz", x=values.view("V2"))
-    [sample] = make_inputs([info("x", dtype)], Data(load_inputs=[tmp_path / "raw.npz"]))
+    [sample] = make_inputs([info("x", dtype)], Data(load_inputs=(tmp_path / "raw.npz",)))
     assert (sample["x"].dtype, sample["x"].tobytes()) == (dtype, values.tobytes())
 
 
@@ -181,7 +181,7 @@ def test_files_merge_if_disjoint_and_are_samples_otherwise(tmp_path: Path) -> No
         save_npz(paths[name], values)
 
     def load(*names: str) -> list[dict[str, Any]]:
-        samples = make_inputs(infos, Data(load_inputs=[paths[name] for name in names]))
+        samples = make_inputs(infos, Data(load_inputs=tuple(paths[name] for name in names)))
         assert all(list(sample) == ["x", "y"] for sample in samples)
         return [{name: values[0, 0] for name, values in sample.items()} for sample in samples]
 
