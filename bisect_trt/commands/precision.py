@@ -25,7 +25,7 @@ from bisect_trt.mixed_precision.search import (
     refusal,
 )
 from bisect_trt.options.searches import PrecisionOptions
-from bisect_trt.options.shared import Search
+from bisect_trt.options.shared import Loop, Search
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.probe.workspace import RUNS_FOLDER
 from bisect_trt.report.parts import Validation
@@ -90,7 +90,10 @@ def _search_nodes(
 def _search_groups(opened: OpenCall, settings: PrecisionSettings, check: CheckSettings) -> Result:
     """The search among the Q/DQ groups of a quantized model; see :mod:`bisect_trt.mixed_precision.groups`."""
     call = opened.call
-    opened = structs.replace(opened, model=groups.with_samples(opened.model))
+    model = groups.with_samples(opened.model)
+    # A cache that is quantized is a group too.
+    model = structs.replace(model, float_ends=call[Loop].steps is not None)
+    opened = structs.replace(opened, model=model)
     with opened.subject(check.timeout, settings.target) as subject:
         if is_calibrated(subject, settings):
             return _search_nodes(opened, subject, calibrate(subject, settings), check)

@@ -50,6 +50,8 @@ SAME_SCALE = MOVES | {
     *(
         "MaxPool",
         "Concat",
+        "ScatterElements",
+        "ScatterND",
         "Gather",
         "Pad",
         "Resize",
@@ -209,6 +211,8 @@ def _readers(network: Network, name: str) -> tuple[list[int], str | None]:
 
 def _moved_inputs(node: onnx.NodeProto) -> Sequence[str]:
     """Return the inputs with the values that a node moves."""
+    if node.op_type.startswith("Scatter"):
+        return list(node.input[::2])
     return list(node.input) if node.op_type == "Concat" else list(node.input[:1])
 
 
@@ -239,7 +243,8 @@ def _makers(network: Network, name: str) -> tuple[list[int], str | None]:
 def _pair(network: Network, nodes: Sequence[int]) -> Pair:
     quantize = tuple(index for index in nodes if is_quantize(network.nodes[index]))
     dequantize = tuple(index for index in nodes if is_dequantize(network.nodes[index]))
-    node = network.nodes[(quantize or dequantize)[0]]
+    # Of a cache, what is added to it tells more than what it begins with.
+    node = network.nodes[(quantize or dequantize)[-1]]
     tensor = node.input[0]
     scale = node.input[1]
     zero = node.input[2] if len(node.input) > 2 and node.input[2] else None
@@ -261,6 +266,32 @@ def _pair(network: Network, nodes: Sequence[int]) -> Pair:
 def _type_of(network: Network, name: str | None) -> int:
     tensor = None if name is None else network.stored(name)
     return network.element_types.get(name or "", 0) if tensor is None else int(tensor.data_type)
+
+
+def make_ends_float(model: onnx.ModelProto) -> None:
+    """Make a model take and return floats where it takes and returns quantized values, so that the pairs of a cache are whole."""
+    network = Network(model)
+    graph = model.graph
+    renamed: dict[str, str] = {}
+    ends: list[onnx.NodeProto] = []
+    for value in (*graph.input, *graph.output):
+        name = value.name
+        for index in (_readers(network, name)[0] + _makers(network, name)[0])[:1]:
+            node = clone(network.nodes[index])
+            value.type.tensor_type.elem_type = _type_of(network, node.input[1])
+            node.name = f"{name}/quantized"
+            renamed[name] = node.name
+            taken = name in network.inputs
+            node.op_type = "QuantizeLinear" if taken else "DequantizeLinear"
+            (node.input if taken else node.output)[0] = name
+            (node.output if taken else node.input)[0] = node.name
+            drop(node.attribute, {"saturate", "output_dtype"})
+            ends.append(node)
+    nodes = [rename_reads(node, renamed) for node in graph.node]
+    for node in nodes:
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    keep_only(graph.node, [*nodes, *ends])
+    keep_only(graph.node, [graph.node[index] for index in Network(model).order])
 
 
 _COMPUTES = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "Attention", "LSTM", "GRU")

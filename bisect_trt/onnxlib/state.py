@@ -88,7 +88,7 @@ def find_state(network: Network, given: Sequence[str]) -> State:
         for output in network.outputs:
             names = (re.sub(*convention, output, count=1) for convention in _CONVENTIONS)
             # The first convention that makes an input's name of the output's decides.
-            fed = (name for name in names if name != output and name in infos)
+            fed = filter(infos.__contains__, names)
             sources |= dict.fromkeys(islice(fed, 1), output)
     if not sources:
         raise MissingOptionError(
@@ -101,18 +101,34 @@ def find_state(network: Network, given: Sequence[str]) -> State:
 def _growing_axes(
     network: Network, infos: Mapping[str, TensorInfo], sources: Mapping[str, str]
 ) -> Iterator[tuple[str, int]]:
-    """Yield the inputs of the state that become longer with each step, with the axis."""
+    """Yield the inputs of the state that become longer with each step, with the axis.
+
+    Raises:
+        UsageError: An input takes an output of another type or shape.
+    """
     stream = {
         dim for name, info in infos.items() if name not in sources for dim in info.shape or ()
     }
     for name, output in sources.items():
-        if declared := network.infos.get(output):
-            # A token that is chosen from the output is no state.
-            _require_alike(infos[name], declared)
-            sizes = zip(infos[name].shape or (), declared.shape or (), strict=False)
-            for axis, (dim, later) in enumerate(sizes):
-                if not isinstance(dim, int) and dim != later and dim not in stream:
-                    yield name, axis
+        declared = network.infos.get(output)
+        # A token that is chosen from the output is no state.
+        if declared is None:
+            continue
+        info = infos[name]
+        dims = info.shape or ()
+        made = declared.shape or ()
+        sizes = [*zip(dims, made, strict=False)]
+        alike = info.dtype == declared.dtype and (not made or len(made) == len(dims))
+        if not alike or any(
+            {type(dim), type(later)} == {int} and dim != later for dim, later in sizes
+        ):
+            raise UnsuitableModelError(
+                f"the state '{name}' is {info.dtype}{shape_text(dims)}, and '{output}', which it takes, is "
+                f"{declared.dtype}{shape_text(made)}; name other pairs with --state IN=OUT."
+            )
+        for axis, (dim, later) in enumerate(sizes):
+            if not isinstance(dim, int) and dim != later and dim not in stream:
+                yield name, axis
 
 
 def _given(network: Network, pair: str) -> dict[str, str]:
@@ -142,24 +158,6 @@ def _given(network: Network, pair: str) -> dict[str, str]:
                 names,
             )
     return sources
-
-
-def _require_alike(info: TensorInfo, output: TensorInfo) -> None:
-    """Check that an output may be fed to an input.
-
-    Raises:
-        UsageError: Its type or shape is another.
-    """
-    sizes = zip(info.shape or (), output.shape or (), strict=False)
-    fits = len(info.shape or ()) == len(output.shape or info.shape or ()) and all(
-        not isinstance(dim, int) or not isinstance(later, int) or dim == later
-        for dim, later in sizes
-    )
-    if info.dtype != output.dtype or not fits:
-        raise UnsuitableModelError(
-            f"the state '{info.name}' is {info.dtype}{shape_text(info.shape or ())}, and '{output.name}', which it takes, is "
-            f"{output.dtype}{shape_text(output.shape or ())}; name other pairs with --state IN=OUT."
-        )
 
 
 def make_steps(network: Network, state: State, data: Data, count: int) -> list[Sample]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import chain, count, groupby, takewhile
 from pathlib import Path
 from statistics import linear_regression, median
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct, msgpack, structs
@@ -44,6 +44,8 @@ from bisect_trt.worker.protocol import Collect, Compare, Failed, Sample
 
 Errors = dict[int, list[TensorComparison]]
 """The comparisons of the outputs of some steps, by the number of the step."""
+_Entry: TypeAlias = tuple[str, int, Array]
+"""An input of a state, and the mask of a place in it with the place's number."""
 _CHUNK = 64
 """Steps in one request; a target that compiles gets all of them, since it builds the model in each."""
 _FOLDER = "steps"
@@ -251,85 +253,74 @@ class LoopRun(Struct, frozen=True):
         own, right = (state_after(taken, self.before(step, kind)) for kind in ("own", "golden"))
         mixed = Sample(self.file("mixed", step), self.file("golden", step))
 
-        def ask(entries: Sequence[tuple[str, Array]]) -> Verdict:
-            state = dict(right)
-            for name, mask in entries:
-                state[name] = np.where(mask, own[name], state[name])
-            # The step's own inputs are right on both sides; the state alone is mixed.
-            save_npz(mixed.inputs, self.subject.stream[step - 1] | state)
-            reply = self.subject.workers.ask(self._request(mixed))
-            comparisons = [] if isinstance(reply, Failed) else list(reply.comparisons)
-            seen = scaled({step: comparisons}, steps)[step]
-            passes = seen and all(each.passed for each in seen)
-            return Verdict.PASS if passes else Verdict.FAIL
-
-        def fewest(entries: Sequence[tuple[str, Array]]) -> list[int] | None:
+        def fewest(entries: Sequence[_Entry]) -> list[_Entry]:
             questions = count(1)
 
-            def ask_some(units: Subset) -> Verdict:
+            def ask(units: Subset) -> Verdict:
                 question = next(questions)
                 if question > _MOST_QUESTIONS:
                     raise _TooManyQuestions
                 self.subject.console.progress.step(
                     f"which of {len(entries)} parts of the state carry the drift to step {step}, run {question}"
                 )
-                return ask([entries[unit] for unit in units])
+                state = dict(right)
+                for name, _, mask in (entries[unit] for unit in units):
+                    state[name] = np.where(mask, own[name], state[name])
+                # The step's own inputs are right on both sides; the state alone is mixed.
+                save_npz(mixed.inputs, self.subject.stream[step - 1] | state)
+                reply = self.subject.workers.ask(self._request(mixed))
+                comparisons = [] if isinstance(reply, Failed) else list(reply.comparisons)
+                seen = scaled({step: comparisons}, steps)[step]
+                passes = seen and all(each.passed for each in seen)
+                return Verdict.PASS if passes else Verdict.FAIL
 
             try:
-                return sorted(minimise(range(len(entries)), ask_some).units)
+                units = minimise(range(len(entries)), ask).units if entries else ()
             except _TooManyQuestions:
-                return None
+                units = ()
+            return [entries[unit] for unit in sorted(units)]
 
-        names = [*taken]
-        whole = np.array(True)
         # Whole tensors first, so that the search over places is about the few that matter.
-        some = fewest([(name, whole) for name in names])
-        chosen = names if some is None else [names[unit] for unit in some]
+        wholes = [(name, 0, np.array(True)) for name in taken]
+        chosen = [name for name, _, _ in fewest(wholes) or wholes]
         growing = self.subject.state.growing
         places = [
             (name, place, mask)
             for name in chosen
             for place, mask in _differing(own[name], right[name], growing.get(name)).items()
         ]
-        needed = fewest([(name, mask) for name, _, mask in places]) or () if places else ()
+        needed = fewest(places)
         return {
-            name: tuple(places[unit][1] for unit in needed if places[unit][0] == name)
-            for name in chosen
+            name: tuple(place for owner, place, _ in needed if owner == name) for name in chosen
         }
 
     def compare_whole(self) -> Errors:
         """Run all steps at once on both sides; return the errors in the part of each step, none where that is not possible."""
         subject = self.subject
         inputs = join_steps(subject.network, subject.state, subject.stream)
-        outputs = [
-            subject.models.run("whole", subject.network.proto, inputs, target)
-            for target in (None, self.target)
-            if inputs is not None
-        ]
+        if inputs is None:
+            return {}
         golden = NpzFile(self.file("golden", 1))
-        parts: list[dict[str, Any]] = []
-        for values in outputs:
+        names = golden.keys() - subject.state.taken.values()
+        sides: list[dict[str, list[Array]]] = []
+        for target in (None, self.target):
+            values = subject.models.run("whole", subject.network.proto, inputs, target)
             if isinstance(values, Failed):
                 return {}
-            parts.append({})
-            for name in golden.keys() - subject.state.taken.values():
-                for axis, size in enumerate(golden[name].shape):
-                    # Only an axis that is as many times longer as there are steps is the axis of
-                    # steps.
-                    if self.steps * size == values[name].shape[axis] != size:
-                        parts[-1][name] = np.split(values[name], self.steps, axis)
+            # Only an axis that is as many times longer as there are steps is the axis of steps.
+            sides.append(
+                {
+                    name: np.split(values[name], self.steps, axis)
+                    for name in names
+                    for axis, size in enumerate(golden[name].shape)
+                    if self.steps * size == values[name].shape[axis] != size
+                }
+            )
         errors: Errors = {}
-        for step in range(self.steps if parts and parts[0] else 0):
-            right, ours = ({name: split[step] for name, split in side.items()} for side in parts)
+        for step in range(self.steps if sides[0] else 0):
+            right, ours = ({name: split[step] for name, split in side.items()} for side in sides)
             errors[step + 1] = compare_all(right, ours, self.tolerance, details=True)
         return errors
-
-    def inputs_of(self, step: int) -> Path:
-        """Write what a step is fed, the reference's state with it; return the file."""
-        path = self.file("step", step)
-        state = state_after(self.subject.state.taken, self.before(step))
-        save_npz(path, {**self.subject.stream[step - 1], **state})
-        return path
 
 
 def _differing(state: Array, right: Array, axis: int | None) -> dict[int, Array]:
@@ -374,16 +365,15 @@ def judge(
     wrong = wrong_steps(pair[1], strict=strict)
     verdicts = {step: Verdict.FAIL if step in wrong else Verdict.PASS for step in right}
     kind: Kind = "drift" if pair[0].first else "none"
-    if wrong:
-        kind = "start" if wrong[0] == 1 else "step"
-    failed = (
-        [comparison for comparison in right[wrong[0]] if not comparison.passed] if wrong else []
-    )
+    step = next(iter(wrong), None)
+    if step:
+        kind = "start" if step == 1 else "step"
+    failed = (comparison for comparison in right.get(step or 0, ()) if not comparison.passed)
     return Steps(
         steps=len(free_run),
         taken=dict(feedback),
         kind=kind,
-        step=wrong[0] if wrong else None,
+        step=step,
         tensors=tuple(
             comparison.name
             for comparison in sorted(failed, key=lambda comparison: -comparison.severity)
@@ -438,23 +428,26 @@ def scaled(steps: Errors, reference: Errors | None = None) -> Errors:
 
 def _way(steps: Errors, feedback: Mapping[str, str]) -> StepsWay:
     """Return the worst output of each step; an output that is no state may be one of tokens."""
-    worst: list[Comparison] = []
-    tokens: list[int] = []
-    for step, comparisons in steps.items():
+    worst = [
         # Of two that fail, the one further past its tolerance; of two that match, likewise.
-        each = max(comparisons, key=lambda each: (not each.passed, each.tolerance_ratio))
-        worst.append(Comparison.of(structs.replace(each, sample=step)))
-        chosen = [
-            comparison.details.argmax
-            for comparison in comparisons
-            if comparison.details and comparison.name not in feedback.values()
-        ]
-        tokens += [step] if any(share is not None and share < 1 for share in chosen) else []
+        structs.replace(
+            max(comparisons, key=lambda each: (not each.passed, each.tolerance_ratio)), sample=step
+        )
+        for step, comparisons in steps.items()
+    ]
+    tokens = (
+        step
+        for step, comparisons in steps.items()
+        for each in comparisons
+        if each.details
+        and each.name not in feedback.values()
+        and each.details.argmax not in {None, 1}
+    )
     return StepsWay(
-        first=next((comparison.sample for comparison in worst if not comparison.passed), None),
-        token=tokens[0] if tokens else None,
-        worst=max(comparison.tolerance_ratio for comparison in worst),
-        errors=tuple(worst),
+        first=next((each.sample for each in worst if not each.passed), None),
+        token=next(tokens, None),
+        worst=max(each.tolerance_ratio for each in worst),
+        errors=tuple(map(Comparison.of, worst)),
     )
 
 
@@ -519,7 +512,9 @@ def enter_step(
     console.table(*steps_table(steps), MOST_ROWS)
     if steps.step is None:
         raise DoesNotReproduce(describe_steps(steps))
-    file = run.inputs_of(steps.step)
+    file = run.file("step", steps.step)
+    state = state_after(subject.state.taken, run.before(steps.step))
+    save_npz(file, {**subject.stream[steps.step - 1], **state})
     result.steps = structs.replace(steps, inputs=str(file))
     data = replace(
         subject.settings.data, input_shapes={}, load_inputs=(file,), data_loader_script=None

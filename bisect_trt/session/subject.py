@@ -22,6 +22,7 @@ from bisect_trt.onnxlib.inputs import input_infos, table_sizes, take_input_shape
 from bisect_trt.onnxlib.load import load_model, needed_ir_version
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import Node, clone, keep_only, share_names
+from bisect_trt.onnxlib.qdq import make_ends_float
 from bisect_trt.onnxlib.shapes import (
     element_type,
     fix_input_shapes,
@@ -75,6 +76,7 @@ class ModelSettings(Struct, frozen=True):
         loop: Whether it is run step after step, and with which state.
         module: Whether a PyTorch module, which may take inputs that the model lacks, is the
             reference.
+        float_ends: Whether it takes and returns floats in place of quantized values.
     """
 
     path: Path
@@ -84,6 +86,7 @@ class ModelSettings(Struct, frozen=True):
     stays_free: bool = False
     older: bool = False
     module: bool = False
+    float_ends: bool = False
 
     def load(self) -> onnx.ModelProto:
         """Return the model with the IR version in which candidates are written.
@@ -94,6 +97,8 @@ class ModelSettings(Struct, frozen=True):
         model = load_model(self.path, self.data.external_data_dir)
         if self.older:
             model.ir_version = needed_ir_version(model)
+        if self.float_ends:
+            make_ends_float(model)
         return model
 
     @property
@@ -173,6 +178,8 @@ class Subject:
         self.models = Models(workspace, self.workers, target, console.warn)
         self._sparse: list[onnx.SparseTensorProto] = []
         proto = load_model(settings.path, settings.data.external_data_dir, sparse=self._sparse)
+        if settings.float_ends:
+            make_ends_float(proto)
         self._lower_version(proto)
         feed_defaults(proto, settings.data)
         if settings.module:

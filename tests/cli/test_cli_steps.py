@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from building import save_text, text_model
 from conftest import CommandLine
@@ -491,6 +492,38 @@ def test_precision_holds_over_other_random_steps(cli: CommandLine, here: Path) -
     assert "On other random steps: " in ran.out
     assert ran.err.count("warning: 24 samples are few for a metric; give more (--steps)") == 1
     assert "Not run on fresh samples" not in ran.out
+
+
+def test_a_cache_in_integers_is_a_group(cli: CommandLine, here: Path) -> None:
+    """Of two, one has a scale that is too coarse; one is joined, the other is written in place."""
+    ends = (
+        "(float[1, 1, 4] x, int64[1, 1, 4] at, int8[1, p, 4] past_a, uint8[1, 8, 4] past_b) => "
+        "(float[1, 4] y, int8[1, q, 4] present_a, uint8[1, 8, 4] present_b)"
+    )
+    body = (
+        "u = Relu(x) a = QuantizeLinear(u, fine, zero) present_a = Concat<axis = 1>(past_a, a) "
+        "b = QuantizeLinear(u, coarse, middle) "
+        "present_b = ScatterElements<axis = 1>(past_b, at, b) "
+        "da = DequantizeLinear(present_a, fine, zero) "
+        "db = DequantizeLinear(present_b, coarse, middle) "
+        "ma = ReduceMax<axes = [1], keepdims = 0>(da) mb = ReduceMax<axes = [1], keepdims = 0>(db) "
+        "y = Add(ma, mb)"
+    )
+    weights = {
+        "fine": 0.01,
+        "coarse": 3.0,
+        "zero": np.array(0, np.int8),
+        "middle": np.array(128, np.uint8),
+    }
+    save_text(here / "m.onnx", ends, body, weights, opset=17)
+    words = ["precision", "m.onnx", "--onnxrt", "--int8", "--steps", "3", "-o", "s.onnx"]
+    words += ["--metric", "scale", "--max-drop", "0.2", "--val-range", "x:[0,1]"]
+    words += ["--val-range", "at:[5,5]", "--no-sensitivity", "--json", "r.json"]
+    ran = cli(*words).ended(0)
+    assert [group["scales"] for group in ran.result["minimal"]] == [["coarse"]]
+    assert ran.result["minimal"][0]["tensors"] == ["u"]
+    kinds = {value.type.tensor_type.elem_type for value in onnx.load("s.onnx").graph.output}
+    assert kinds == {onnx.TensorProto.FLOAT}
 
 
 def test_values_that_are_the_same_by_chance_are_not_taken_for_right(
