@@ -43,18 +43,20 @@ class OtherModel(Struct, frozen=True):
 
         Raises:
             UnavailableError: It cannot be read.
-            UsageError: It takes an input that the model under test lacks, or lacks an output.
+            UsageError: It takes an input that the model under test lacks, or lacks an output or the
+                state.
         """
         proto = load_model(path)
         subject.workspace.weights.take_in(proto, path.parent)
         network = Network(proto)
         tested = subject.network
         extra = sorted({*network.inputs}.difference(tested.inputs))
-        missing = sorted({*tested.outputs}.difference(network.outputs))
+        needed = {*tested.outputs, *subject.state.taken}
+        missing = sorted(needed.difference(network.outputs, network.inputs))
         if extra or missing:
             raise UnsuitableModelError(
                 f"--reference: {path} takes {quoted(extra)} beside the inputs of {subject.settings.path}, and lacks "
-                f"{quoted(missing)} of its outputs; give a model with the same, or exchange the two."
+                f"{quoted(missing)} of its outputs and its state; give a model with the same, or exchange the two."
             )
         return cls(subject, network, str(path))
 

@@ -130,7 +130,7 @@ class Subject:
         stream: What each step of a loop is fed beside that.
     """
 
-    state: State
+    state = State({}, {})
     stream: Sequence[Sample] = ()
     freed: Freed | None = None
     ir_version: Mapping[str, int] | None = None

@@ -433,6 +433,15 @@ def test_two_exports_that_part_in_a_step(cli: CommandLine, here: Path) -> None:
     save_text(here / "other.onnx", *SUMS)
     ran = cli(*words, "--reference", "other.onnx").ended(2)
     assert "error[BT1009]: --reference: other.onnx takes 'x' beside the inputs" in ran.err
+    save_text(
+        here / "stateless.onnx",
+        f"(int64[1] ids) => ({ONE} hn)",
+        "hn = Gather(table, ids)",
+        TABLE[2],
+    )
+    cli(*words, "--reference", "stateless.onnx").refused(
+        "BT1009", "lacks 'h0' of its outputs and its state"
+    )
 
 
 def test_a_failure_that_lasts_is_found_by_halving(cli: CommandLine, here: Path) -> None:
