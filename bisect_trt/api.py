@@ -253,7 +253,7 @@ def _run(
     make_run_folder(folder)
     keep_spare()  # the next call finds TensorRT started, and its timing cache warm
     with call.kept, closing(console):
-        status, ending = attempt(call, lambda: COMMANDS[command].load()(call))
+        status, ending = attempt(call, lambda: COMMANDS[command].run(call))
         # An answer that nothing reproduces, or that is unproven, is returned; only errors are
         # raised.
         answered = isinstance(ending, BisectError) and status in (

@@ -261,6 +261,13 @@ class PackageError(UnavailableError):
     remedy = "Install the package that the message names."
 
 
+class PluginError(UnavailableError):
+    """The code of another package raises an error of its own, or returns something of another type than it has to."""
+
+    code = "BT2009"
+    remedy = "Correct or remove the package that the message names."
+
+
 def kinds(base: type[BisectError] = BisectError) -> list[type[BisectError]]:
     """Return all imported classes of errors with a separate code, sorted by code."""
     below = [error for kind in base.__subclasses__() for error in kinds(kind)]

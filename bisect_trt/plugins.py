@@ -9,18 +9,21 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bisect_trt.aliases import Fields
-from bisect_trt.errors import PackageError, UnavailableError
+from bisect_trt.errors import BisectError, PackageError, PluginError, UnavailableError
 
 TARGETS = "bisect_trt.targets"
 COMMANDS = "bisect_trt.commands"
 ORACLES = "bisect_trt.oracles"
 """The groups of entry points."""
+Value = TypeVar("Value")
+TAKEN = "has the name of one of bisect-trt"
 FAILED: list[str] = []
 """Why plug-ins were left out, a sentence each; ``bisect-trt doctor`` prints them."""
 _BUILDS = {
@@ -58,30 +61,85 @@ def load(place: str, name: str) -> Any:  # noqa: ANN401 - whatever it names
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:
         # The code of another package may raise anything.
-        raise PackageError(f"'{name}' cannot be used: {place} fails to load: {error!r}.") from error
+        raise PackageError(refused(name, place, f"fails to load: {error!r}")) from error
 
 
-@cache
-def loaded(group: str, fits: Callable[[Any], bool] = bool) -> Fields:
+def loaded(
+    group: str, objection: Callable[[Any], str | None], taken: Collection[str] = ()
+) -> Fields:
     """Load the entry points of a group, by name; :data:`FAILED` lists why some are missing.
 
-    ``fits`` tells whether a loaded object is what the group is for; it has to be the same for every
-    call of a group.
+    Args:
+        group: The group.
+        objection: Returns why a loaded object cannot be used, if so.
+        taken: The names of what this package has itself.
     """
     plugins: Fields = {}
     for name, place in installed(group).items():
         try:
-            plugin = load(place, name)
+            plugin = None if name in taken else load(place, name)
+            reason = TAKEN if name in taken else objection(plugin)
+            if reason is not None:
+                raise PackageError(refused(name, place, reason))
+            plugins[name] = plugin
         except UnavailableError as error:
             FAILED.append(str(error))
-            continue
-        if fits(plugin):
-            plugins[name] = plugin
-        else:
-            FAILED.append(
-                f"'{name}' cannot be used: {place} is a {type(plugin).__name__}, which is no plug-in of {group}."
-            )
     return plugins
+
+
+def refused(name: str, place: str, reason: str) -> str:
+    """Return why a plug-in cannot be used, in a sentence; ``place`` is its entry point."""
+    return f"the plug-in '{name}' cannot be used: {place} {reason}."
+
+
+def plugin_of(code: Any) -> str | None:  # noqa: ANN401 - a function or an object
+    """Return the module of a function, a method or an object, as a plug-in in words; ``None`` if this package has it."""
+    module = getattr(code, "__self__", code).__module__
+    return None if module.startswith("bisect_trt.") else f"the plug-in {module}"
+
+
+def contained(function: Callable[..., Value], kind: Any, *arguments: object) -> Value:  # noqa: ANN401 - a protocol is no type
+    """Call a function that may be a plug-in's, and return its value as :func:`checked` does.
+
+    Raises:
+        PluginError: A plug-in raises an error that is none of this package's, or returns something else.
+    """
+    try:
+        return checked(function, function(*arguments), kind)
+    except (BisectError, OSError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        plugin = plugin_of(function)
+        if plugin is None:
+            raise
+        raise PluginError(f"{plugin}: {function.__qualname__} raised {error!r:.200}.") from error
+
+
+def checked(function: Callable[..., Value], value: Value, kind: Any) -> Value:  # noqa: ANN401 - as above
+    """Return a value that a function returned; a plug-in's dataclass with its fields converted to their types.
+
+    Args:
+        function: The function, or a method.
+        value: What it returned.
+        kind: The class that a plug-in has to return.
+
+    Raises:
+        PluginError: It is of another class, or has a field of another type.
+    """
+    plugin = plugin_of(function)
+    if plugin is None:
+        return value
+    from msgspec import ValidationError, convert  # noqa: PLC0415 - of plug-ins alone
+
+    reason = ""
+    try:
+        if isinstance(value, kind):
+            return convert(vars(value), kind) if is_dataclass(kind) else value  # type: ignore[return-value]  # of its class
+    except ValidationError as error:
+        reason = f": {error}"
+    raise PluginError(
+        f"{plugin}: {function.__qualname__} returned {value!r:.200}, which is no {kind.__name__}{reason}."
+    )
 
 
 def conflicting_builds() -> str | None:

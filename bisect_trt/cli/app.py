@@ -61,7 +61,7 @@ def perform(name: str, values: Plain, words: Names) -> NoReturn:
             system_errors(),
             interrupts.stop_work(call.console.stopping, lambda: _stop_at_once(call)),
         ):
-            COMMANDS[name].load()(call)
+            COMMANDS[name].run(call)
         if name != "resume":
             sys.exit(0)
         assert call.folder is not None, "it names the run"
@@ -118,7 +118,7 @@ def _answer(name: str, values: Plain, words: Names, resumed: Path | None) -> Exi
         with interrupts.stop_work(console.stopping, lambda: _stop_at_once(call)):
             paths.refuse()
             call.options = Params(groups, values, words=True)
-            COMMANDS[name].load()(call)
+            COMMANDS[name].run(call)
 
     with call.kept, closing(console):
         status, ending = attempt(call, work)

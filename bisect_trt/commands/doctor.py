@@ -43,9 +43,6 @@ def run(call: Call) -> Result:
     places = open_places(call[Places], call.console, Deadline())
     console = call.console
     result = call.result
-    for problem in (*FAILED, conflicting_builds()):
-        if problem is not None:
-            console.warn(problem)
     packages = tuple(
         dict.fromkeys(
             [*(package.name for plugin in selectable() for package in plugin.packages), "numpy"]
@@ -75,6 +72,9 @@ def run(call: Call) -> Result:
                 rows["providers of ONNX Runtime"] = ", ".join(providers)
             for name, value in rows.items():
                 console.answer(f"{name}: {value}")
+    for problem in (*FAILED, conflicting_builds()):
+        if problem is not None and problem not in targets.values():
+            console.warn(problem)
     if places:
         result.places = machines
     else:

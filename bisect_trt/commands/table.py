@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import is_dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from bisect_trt.options import commands, searches
 from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
@@ -28,8 +27,9 @@ from bisect_trt.options.shared import (
     Search,
     Verbosity,
 )
+from bisect_trt.options.spec import entries
 from bisect_trt.plugins import COMMANDS as GROUP
-from bisect_trt.plugins import ORACLES, loaded
+from bisect_trt.plugins import ORACLES, contained, load, loaded
 from bisect_trt.session.oracle import Oracle
 from bisect_trt.targets.options import Target
 
@@ -63,9 +63,18 @@ class Command(Struct, frozen=True):
 
     def load(self) -> Callable[[Call], Result]:
         """Import the function."""
-        module, _, name = self.function.partition(":")
-        function: Callable[[Call], Result] = getattr(import_module(module), name)
+        function: Callable[[Call], Result] = load(self.function, self.function)
         return function
+
+    def run(self, call: Call) -> Result:
+        """Run it.
+
+        Raises:
+            PluginError: It is another package's, and raises an error of its own or returns no result.
+        """
+        from bisect_trt.report.result import Result  # noqa: PLC0415 - a command line is read without
+
+        return contained(self.load(), Result, call)
 
     @property
     def help(self) -> str:
@@ -79,22 +88,12 @@ class Command(Struct, frozen=True):
         return [line.strip() for line in lines if line.strip()]
 
 
-ORACLE_GROUPS: tuple[type[Oracle], ...] = tuple(
-    loaded(
-        ORACLES,
-        lambda plugin: (
-            isinstance(plugin, type) and issubclass(plugin, Oracle) and is_dataclass(plugin)
-        ),
-    ).values()
-)
-"""The oracles of other packages."""
-_CHECKS: tuple[type, ...] = (CheckOptions, *ORACLE_GROUPS)
 _TESTED = (Target, Places, CompareOptions)
 """Options of commands that compare a target with the reference."""
 _RUN = (Data, Loop, Search, General)
 _METRIC = (*_TESTED, MetricOptions, *_RUN)
-_SEARCH = (*_CHECKS, *_TESTED, *_RUN)
-_LIMITED = (*_CHECKS, *_TESTED, Limits, *_RUN)
+_SEARCH = (CheckOptions, *_TESTED, *_RUN)
+_LIMITED = (CheckOptions, *_TESTED, Limits, *_RUN)
 _COMPARE = (
     Run,
     Target,
@@ -111,14 +110,14 @@ _COMPARE = (
 _PANELS: dict[str, dict[str, tuple[tuple[type, ...], str | None]]] = {
     "Find": {
         "diagnose": ((searches.Diagnose, *_METRIC, Limits), "reproducer"),
-        "reduce": ((searches.Reduce, *_CHECKS, *_METRIC, Limits), "reduced.onnx"),
+        "reduce": ((searches.Reduce, CheckOptions, *_METRIC, Limits), "reduced.onnx"),
         "layerwise": ((searches.Layerwise, *_TESTED, Data, General), None),
         "run": (_COMPARE, None),
     },
     "Explain": {
         "cause": ((searches.Cause, *_LIMITED), None),
         "releases": (
-            (searches.Releases, *_CHECKS, Target, CompareOptions, Limits, *_RUN),
+            (searches.Releases, CheckOptions, Target, CompareOptions, Limits, *_RUN),
             None,
         ),
         "matrix": ((searches.Matrix, Target, CompareOptions, Data, General), None),
@@ -128,7 +127,7 @@ _PANELS: dict[str, dict[str, tuple[tuple[type, ...], str | None]]] = {
     },
     "Fix": {
         "precision": (
-            (searches.PrecisionOptions, *_CHECKS, *_METRIC, Limits),
+            (searches.PrecisionOptions, CheckOptions, *_METRIC, Limits),
             "mixed.onnx",
         ),
         "workaround": (
@@ -156,8 +155,27 @@ COMMANDS: dict[str, Command] = {
     for name, (groups, output) in table.items()
 }
 """By name, in the order of ``--help``."""
+_CHECKED = {name: command for name, command in COMMANDS.items() if CheckOptions in command.groups}
+
+
+def _objection(plugin: Any) -> str | None:  # noqa: ANN401 - whatever an entry point names
+    """Return why an object is no oracle; an option of the commands that it is added to must not become its own."""
+    is_oracle = isinstance(plugin, type) and issubclass(plugin, Oracle) and is_dataclass(plugin)
+    if not is_oracle:
+        return "is no dataclass that is derived from Oracle"
+    groups = {group for command in _CHECKED.values() for group in command.groups}
+    flags = {flag for group in groups for entry in entries(group) for flag in entry.flags}
+    own = (flag for entry in entries(plugin) for flag in entry.flags)
+    return next((f"redefines {flag}" for flag in own if flag in flags), None)
+
+
+_ORACLES = tuple(loaded(ORACLES, _objection).values())
 COMMANDS |= {
-    name: command
-    for name, command in loaded(GROUP, lambda plugin: isinstance(plugin, Command)).items()
-    if name not in COMMANDS
+    name: structs.replace(command, groups=(*command.groups, *_ORACLES))
+    for name, command in _CHECKED.items()
 }
+COMMANDS |= loaded(
+    GROUP,
+    lambda plugin: None if isinstance(plugin, Command) else "is no Command",
+    COMMANDS.keys(),
+)

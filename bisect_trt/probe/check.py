@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypedDict, cast
+from typing import TYPE_CHECKING, Protocol, TypedDict, cast, runtime_checkable
 
 from bisect_trt.errors import MissingOptionError
 from bisect_trt.probe.engine_cache import EngineCache
@@ -41,6 +41,7 @@ class Conditions(TypedDict, total=False):
     yardstick: Path
 
 
+@runtime_checkable
 class Check(Protocol):
     """Decides whether a candidate fails: the built-in comparison, a command, a function, a prompt, a metric, a plug-in.
 
@@ -141,7 +142,8 @@ class Check(Protocol):
             MissingOptionError: It cannot.
         """
         raise MissingOptionError(
-            "releases runs checks in other interpreters; give a target such as --onnxrt, or a --check command."
+            "releases runs checks in other interpreters, and this one runs here; give a target such as --onnxrt alone, or a "
+            "--check command."
         )
 
 

@@ -7,6 +7,7 @@ several workers, and ``reconfirm`` probes again what is recommended because it p
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -26,11 +27,13 @@ from bisect_trt.errors import (
     ResourceError,
 )
 from bisect_trt.onnxlib.cut import Cut
+from bisect_trt.plugins import contained
 from bisect_trt.probe.candidate import Candidate, Identity, Probe
 from bisect_trt.probe.check import Check
 from bisect_trt.probe.ledger import Ledger, Record
 from bisect_trt.probe.outcome import UNDECIDED, Ending, Outcome
 from bisect_trt.probe.speculation import Speculation
+from bisect_trt.probe.user_checks import note_command
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
 from bisect_trt.search.confirm import FLAKY
 from bisect_trt.search.oracle import (
@@ -88,6 +91,7 @@ class Prober:
         workers: How many probes may run at a time, if the check can.
         measured: Whether the failure rate of the original was asked for.
         vet: Asks the reference about pieces that do not run; ``None`` where it has no say.
+        by_hand: The options with which a plug-in decides, as words of a command line.
         wasted: Parallel probes that were ended because their answers were not needed any more.
     """
 
@@ -100,6 +104,7 @@ class Prober:
     measured: bool = False
     wasted: int = 0
     vet: Vet | None = None
+    by_hand: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Probe one candidate at a time where the check cannot do more."""
@@ -359,7 +364,11 @@ class Prober:
             for watcher in self.ledger.watchers:
                 watcher.running(number + 1, most)
             began = time.monotonic()
-            outcome = self.check.run(files, cancel)
+            outcome = contained(self.check.run, Outcome, files, cancel)
+            if self.by_hand:
+                words = ["bisect-trt", "repeat", str(files.model), "-n", "1"]
+                inputs = ["--load-inputs", str(files.inputs)]
+                note_command(files, shlex.join([*words, *inputs, *self.by_hand]))
             refused = outcome.ending is Ending.BROKEN and outcome.signature.startswith(
                 ("build: ", "run: ")
             )

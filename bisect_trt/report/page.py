@@ -171,15 +171,10 @@ def _curves(result: Result, report: ReportParts) -> Iterator[tuple[str, str, Mar
 def _sections(result: Result) -> Iterator[tuple[str, str, Markup]]:
     """Yield anchor, name in the navigation and content of each section that has something to show."""
     report = result.page
-    title = headline(result)
     probes = report.probes or []
     told = report.story.steps if report.story else ()
     steps = [step for step in told if step.title or step.lines]
-    yield (
-        "answer",
-        "Answer",
-        macro("answer", result, title, [row for row in summary(result) if row[1] != title]),
-    )
+    yield "answer", "Answer", macro("answer", result, headline(result), summary(result))
     # Where a wrong output was seen with marks, an error began somewhere.
     hidden = bool(result.tensors and not result.origins and probes and probes[0].fails)
     if graph := report.graph:

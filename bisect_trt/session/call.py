@@ -22,7 +22,7 @@ from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
 from bisect_trt.options.searches import Diagnose, RunOptions
 from bisect_trt.options.shared import CheckOptions, Data, General, Loop, Places, Search
 from bisect_trt.options.spec import Group, Params, changed, entries, written
-from bisect_trt.plugins import conflicting_builds
+from bisect_trt.plugins import FAILED, conflicting_builds
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.verdict_cache import VerdictCache
 from bisect_trt.probe.workspace import Workspace
@@ -189,14 +189,19 @@ class Call(Struct):
         )
 
     def _require_one_judge(self) -> None:
-        """Refuse a command or a function beside an oracle of another package."""
+        """Refuse a command or a function beside an oracle of another package, and options that it does not use."""
         oracle = self.oracle
-        command = self[CheckOptions].check
-        refused = bool(command) and oracle is not None and not oracle.takes_command
-        if oracle is not None and (refused or self.function is not None):
-            other = "--check" if command else "check"
+        if oracle is None:
+            return
+        unused = [] if self.function is None else ["check"]
+        if not oracle.takes_command:
+            # How long a candidate may take is any check's.
+            unused += written(replace(self[CheckOptions], timeout=None))
+        if not oracle.takes_tolerances:
+            unused += written(self[CompareOptions])
+        if unused:
             raise ConflictError(
-                f"{oracle.flag} decides whether a candidate fails, and so does {other}; drop one."
+                f"{oracle.flag} decides whether a candidate fails, so {unused[0]} has no effect; drop one."
             )
 
     def _refuse_without_check(self) -> None:
@@ -230,9 +235,9 @@ class Call(Struct):
                 an option is wrong.
         """
         deadline = Deadline(self[Search].max_time)
-        conflict = conflicting_builds()
-        if conflict is not None:
-            self.console.warn(conflict)
+        for problem in (*FAILED, conflicting_builds()):
+            if problem is not None:
+                self.console.warn(problem)
         group: Any = next(iter(self.options))
         source = self.source or Source(group.model)
         data = replace(self[Data], input_shapes={**self[Data].input_shapes, **(input_shapes or {})})

@@ -26,6 +26,7 @@ from bisect_trt.onnxlib.state import make_steps, next_tokens
 from bisect_trt.options.compare import CompareOptions, Limits, MetricOptions
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.options.spec import written
+from bisect_trt.plugins import contained
 from bisect_trt.probe.check import Check
 from bisect_trt.probe.engine_cache import EngineCache
 from bisect_trt.probe.ledger import Ledger, Record, Watcher
@@ -111,6 +112,7 @@ class CheckSettings:
     def words(self) -> list[str]:
         """The tolerances, the metric or the limits, and the check command with its conditions, as words of a command line."""
         compared = written(self.limits or self.metric or self.tolerance)
+        compared += [] if self.oracle is None else written(self.oracle)
         if self.target is not None and not self.argv:
             return compared
         conditions = replace(
@@ -175,7 +177,7 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
     options = settings.options
     target = settings.target
     if settings.oracle is not None:
-        return settings.oracle.check(settings, workers)
+        return contained(settings.oracle.check, Check, settings, workers)
     if settings.function is not None:
         return FunctionCheck(settings.function)
     if settings.argv:
@@ -391,7 +393,11 @@ def make_prober(
                 "--on runs a target elsewhere, and a check runs here; drop --on, or use a target."
             )
     activations = subject.reference if fed else None
-    return Prober(check, subject.workspace, activations, ledger, workers, vet=vet)
+    by_hand: list[str] = []
+    if settings.oracle is not None:
+        flags = settings.target.flags() if settings.target is not None else []
+        by_hand = [*flags, *settings.words]
+    return Prober(check, subject.workspace, activations, ledger, workers, vet=vet, by_hand=by_hand)
 
 
 def _judging(

@@ -21,7 +21,9 @@ class Oracle:
     """
 
     takes_command: ClassVar[bool] = False
-    """Whether it uses the command of ``--check``, which is refused beside it otherwise."""
+    """Whether it uses the command of ``--check`` and its conditions, which are refused beside it otherwise."""
+    takes_tolerances: ClassVar[bool] = False
+    """Whether it uses the options of the comparison, which are refused beside it otherwise."""
 
     @property
     def flag(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 
 from bisect_trt.errors import PackageError, UnavailableError
-from bisect_trt.plugins import TARGETS, installed, load
+from bisect_trt.plugins import FAILED, TAKEN, TARGETS, installed, load, refused
 from bisect_trt.targets.base import Target
 
 _BUILT_IN = {
@@ -37,16 +37,17 @@ def find(name: str) -> Target:
         raise
     except (Exception, SystemExit) as error:
         # The code of another package may raise anything.
-        raise PackageError(
-            f"the target '{name}' cannot be used: {place} fails: {error!r}."
-        ) from error
+        raise PackageError(refused(name, place, f"fails: {error!r}")) from error
     if not isinstance(target, Target) or target.name != name:
-        raise PackageError(
-            f"the target '{name}' cannot be used: {place} is no target of that name."
-        )
+        raise PackageError(refused(name, place, "is no target of that name"))
+    if not target.sent and type(target).make_runner is Target.make_runner:
+        raise PackageError(refused(name, place, "has neither make_runner nor sent"))
     return target
 
 
+@cache
 def names() -> tuple[str, ...]:
     """Return all targets, the ones of bisect-trt first."""
-    return (*_BUILT_IN, *(name for name in installed(TARGETS) if name not in _BUILT_IN))
+    others = installed(TARGETS)
+    FAILED.extend(refused(name, others[name], TAKEN) for name in others if name in _BUILT_IN)
+    return tuple(dict.fromkeys((*_BUILT_IN, *others)))

@@ -113,7 +113,7 @@ class Target(ABC):
 
     Attributes:
         name: Its name in options (``--NAME``), settings and Python, and of its entry point.
-        title: Its name in messages.
+        title: Its name in messages; the name if missing.
         own: The class of its settings, which declare its options.
         help: The help of ``--NAME``.
         precisions: The low precisions that it takes.
@@ -162,6 +162,11 @@ class Target(ABC):
     sent_back: ClassVar[Names] = ()
     stays: ClassVar[bool] = False
     tools: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        """Let the name be the title where there is no other."""
+        if hasattr(cls, "name") and not hasattr(cls, "title"):
+            cls.title = cls.name
 
     @property
     def keyword(self) -> str:

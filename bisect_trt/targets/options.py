@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from bisect_trt.aliases import Fields, Names
 from bisect_trt.errors import ConflictError, MissingOptionError, UnavailableError
 from bisect_trt.options.spec import changed, entries, option, switch
+from bisect_trt.plugins import FAILED, TARGETS, installed, refused
 from bisect_trt.targets import find, names
 from bisect_trt.targets.base import OwnSettings
 from bisect_trt.targets.base import Target as Plugin
@@ -138,8 +139,8 @@ def selectable() -> tuple[Plugin, ...]:
     for name in names():
         try:
             plugin = find(name)
-        except UnavailableError:
-            # `bisect-trt doctor` says so.
+        except UnavailableError as error:
+            FAILED.append(str(error))
             continue
         options = {plugin.keyword, *_own_options(plugin)}
         # A target derived from another one shares its options, which is no conflict.
@@ -149,9 +150,14 @@ def selectable() -> tuple[Plugin, ...]:
             if issubclass(plugin.own, earlier.own)
             for option in _own_options(earlier)
         }
-        if plugin.selectable and not (options - inherited) & used:
-            plugins.append(plugin)
-            used |= options
+        if not plugin.selectable:
+            continue
+        if redefined := (options - inherited) & used:
+            place = installed(TARGETS)[name]
+            FAILED.append(refused(name, place, f"redefines --{min(redefined).replace('_', '-')}"))
+            continue
+        plugins.append(plugin)
+        used |= options
     return tuple(plugins)
 
 

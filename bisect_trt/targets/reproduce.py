@@ -104,7 +104,7 @@ def _judge(case: Plain, make: Make) -> int:
     try:
         runner = make(case["settings"])
         package = case["needs"].replace(",", " ").split()[0]
-        say(f"{package} {runner.facts.get('version')}")
+        say(f"{package} {getattr(runner, 'facts', {}).get('version', '')}")
         hints = {**case["hints"], "names": case["names"]}
         outputs = runner.load(folder / case["model"], inputs, hints).run(inputs)
     except (ImportError, BisectError):

@@ -2,7 +2,7 @@
 
 A runner is an object with
 
-- ``facts``: plain values, among them ``version``, and ``lowers_by`` where that is not ``cast``,
+- ``facts``: plain values, among them ``version``, and ``lowers_by`` where that is not ``cast``; it may be missing,
 - ``load(path, feed, hints)``: a :class:`RuntimeSession`,
 - ``trace(path, feed, hints)`` and ``describe_engine()``, where it has such,
 - ``profile(path, feed, hints)``, where it has such: ``layers``, in the order they run, each with its ``name``, its median ``ms``,
@@ -47,7 +47,7 @@ precision."""
 
 
 class RuntimeSession(Protocol):
-    """A model, ready to run.
+    """A model, ready to run. ``inputs`` and ``skipped`` may be missing: then it takes all values, and hands all outputs out.
 
     It may have ``layers()``: the layers that the runtime made of the model, in the order they run.
     Each has a ``name`` and a ``kind`` in the runtime's words, the ``precisions`` of what it makes,
@@ -86,7 +86,7 @@ class Runtime:
         self._target = settings.target
         self._remote = remote is not None
         self.runner: Any = remote or self._target.make_runner(settings)
-        self.facts: Plain = self.runner.facts
+        self.facts: Plain = getattr(self.runner, "facts", {})
 
     def lowered(self, model: Path) -> ModelProto | None:
         """Return the form of a model that really runs; ``None`` if that is the model itself."""

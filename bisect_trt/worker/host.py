@@ -201,21 +201,24 @@ class Host:
         except ImportError as error:
             need = "which a worker needs beside the runtime's own package; install it there"
             raise PlaceError(f"{sys.executable} has no NumPy, {need}") from error
-        return {"facts": dict(self._runtime(call).facts)}
+        return {"facts": dict(getattr(self._runtime(call), "facts", {}))}
 
     def load(self, call: Call) -> Reply:
         """Load a model; the payload has the files that the runtime has written."""
         runtime = self._runtime(call)
         path = self._written(call)
-        self._session = runtime.load(path, unpack(call["payload"]), call["hints"])
+        feed = unpack(call["payload"])
+        self._session = runtime.load(path, feed, call["hints"])
         written = {
             name: self._back(name).read_bytes()
             for name in call["back"]
             if self._back(name).exists()
         }
         sizes = {name: len(content) for name, content in written.items()}
-        inputs = [[info.name, info.dtype.name, info.shape] for info in self._session.inputs]
-        reply = {"back": sizes, "inputs": inputs, "skipped": dict(self._session.skipped)}
+        inputs = [[name, value.dtype.name, value.shape] for name, value in feed.items()]
+        if hasattr(self._session, "inputs"):
+            inputs = [[info.name, info.dtype.name, info.shape] for info in self._session.inputs]
+        reply = {"back": sizes, "inputs": inputs, "skipped": skipped(self._session)}
         return {**reply, "payload": b"".join(written.values())}
 
     def run(self, call: Call) -> Reply:
@@ -223,7 +226,7 @@ class Host:
         feed = unpack(call["payload"])
         seconds = run_times(self._session, feed, call["timed"])
         outputs = b"" if seconds else pack(self._session.run(feed))
-        return {"seconds": seconds, "skipped": dict(self._session.skipped), "payload": outputs}
+        return {"seconds": seconds, "skipped": skipped(self._session), "payload": outputs}
 
     def layers(self, _: Call) -> Reply:
         """The layers of the engine."""
@@ -298,6 +301,19 @@ def held(runtimes: Iterable[Any]) -> dict[str, int]:
         (runtime.gpu_memory() for runtime in runtimes if hasattr(runtime, "gpu_memory")), default=0
     )
     return {"host": status_bytes("VmRSS:"), "peak": status_bytes("VmHWM:"), "gpu": gpu}
+
+
+def fed_to(session: Any, feed: Plain) -> Plain:  # noqa: ANN401 - of a runner module
+    """Return those of some values that a loaded model takes; all where it does not say."""
+    if not hasattr(session, "inputs"):
+        return feed
+    names = {info.name for info in session.inputs}
+    return {name: value for name, value in feed.items() if name in names}
+
+
+def skipped(session: Any) -> dict[str, str]:  # noqa: ANN401 - as above
+    """Return the outputs that a loaded model does not hand out, with the reason of each."""
+    return dict(getattr(session, "skipped", {}))
 
 
 def run_times(session: Any, feed: Plain, runs: int) -> list[float]:  # noqa: ANN401 - of a runner module

@@ -24,6 +24,7 @@ from msgspec import structs
 
 from bisect_trt.aliases import Fields, Plain, Sizes
 from bisect_trt.errors import BisectError, kind_of
+from bisect_trt.plugins import checked, plugin_of
 from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, RuntimeFailure, names_of
 from bisect_trt.targets.runtime import Runtime, RuntimeSession
@@ -35,7 +36,7 @@ from bisect_trt.tensors.state import state_after
 from bisect_trt.tensors.store import ActivationStore, write_store
 from bisect_trt.tensors.tolerance import Precision, Step
 from bisect_trt.worker.channel import Closed, ConnectionLost, ProcessDied, receive, send
-from bisect_trt.worker.host import held
+from bisect_trt.worker.host import fed_to, held, skipped
 from bisect_trt.worker.place import Seen
 from bisect_trt.worker.protocol import (
     BEGUN,
@@ -92,8 +93,7 @@ def feed_of(request: Compare, sample: Sample) -> Feed:
 
 def run(session: RuntimeSession, feed: Plain) -> Feed:
     """Run a model on values, possibly more than its inputs."""
-    names = {info.name for info in session.inputs}
-    return dict(session.run({name: value for name, value in feed.items() if name in names}))
+    return dict(checked(session.run, session.run(fed_to(session, feed)), dict))
 
 
 def median_ms(session: RuntimeSession, feed: Feed) -> float | None:
@@ -145,7 +145,7 @@ def compare_sample(
     compared: list[str] = []
     for name in wanted:
         if name in reference:
-            compared += [] if name in session.skipped else [name]
+            compared += [] if name in skipped(session) else [name]
         elif name not in outputs:
             # A sequence, a map or an optional.
             both = dict.fromkeys([*reference, *outputs])
@@ -236,7 +236,10 @@ class Worker:
         except Exception as error:
             traceback.print_exc()
             name = type(error).__name__
-            reply = Failed("run", f"{name}: {error}", f"run: {name}")
+            owner = getattr(order.request, "target", None)
+            plugin = owner and plugin_of(owner.target)
+            reason = f"{plugin} raised {error!r}" if plugin else f"{name}: {error}"
+            reply = Failed("run", reason, f"run: {name}")
         memory = self._memory()
         if self._place is not None:
             print(self._place.printed, end="", flush=True)
@@ -322,9 +325,7 @@ class Worker:
         latency = None
         if request.timed and not request.target.build_only:
             latency = median_ms(session, load_npz(request.samples[0].inputs))
-        return Compared(
-            tuple(comparisons), dict(session.skipped), _layers(session, request), latency
-        )
+        return Compared(tuple(comparisons), skipped(session), _layers(session, request), latency)
 
     def _score(self, request: Score) -> Scored:
         """Score a model, or a piece of it of which the reference runs the rest."""

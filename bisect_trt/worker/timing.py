@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from bisect_trt.aliases import Plain
 from bisect_trt.search.statistics import SignTest
-from bisect_trt.worker.host import run_times
+from bisect_trt.worker.host import fed_to, run_times
 from bisect_trt.worker.protocol import Blocks
 
 _BLOCK_SECONDS = 0.02
@@ -43,8 +43,7 @@ class Timed(Struct, frozen=True):
     @classmethod
     def of(cls, session: Any, feed: Plain) -> Timed:  # noqa: ANN401 - of a target
         """Warm a model up; returns it with blocks of about 20 ms."""
-        names = {info.name for info in session.inputs}
-        timed = cls(session, {name: value for name, value in feed.items() if name in names})
+        timed = cls(session, fed_to(session, feed))
         seconds = timed.times(1)
         began = time.monotonic()
         while len(seconds) < _WARM_RUNS and time.monotonic() - began < _WARM_SECONDS:

@@ -54,18 +54,15 @@ class NumpyTarget(Target):
         return f"NumPy (leak {settings.of(NumpySettings).leak:g})"
 
 
+@dataclass(frozen=True)
 class NumpyRunner:
-    """Loads models; ``facts`` are what it reports of itself."""
+    """Loads models."""
 
-    facts: Mapping[str, Any] = {"version": "1"}
-
-    def __init__(self, leak: float) -> None:
-        """Set it up."""
-        self._leak = leak
+    leak: float
 
     def load(self, path: Path, feed: object, hints: object) -> NumpySession:  # noqa: ARG002 - not needed
         """Prepare a model, or raise ``BuildError``."""
-        return NumpySession(path, self._leak)
+        return NumpySession(path, self.leak)
 
 
 class NumpySession:
@@ -74,9 +71,6 @@ class NumpySession:
     def __init__(self, model: Path, leak: float) -> None:
         """Read the model."""
         import onnx  # noqa: PLC0415 - workers alone need it
-
-        from bisect_trt.onnxlib.inputs import input_infos  # noqa: PLC0415 - as above
-        from bisect_trt.onnxlib.network import Network  # noqa: PLC0415 - as above
 
         proto = onnx.load(str(model))
         if unknown := [
@@ -88,8 +82,6 @@ class NumpySession:
         self._weights = {
             tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in proto.graph.initializer
         }
-        self.inputs = input_infos(Network(proto))
-        self.skipped = dict[str, str]()
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return all outputs by name, or raise ``RunError``."""
@@ -99,9 +91,8 @@ class NumpySession:
         for node in self._graph.node:
             x = [values[name] for name in node.input]
             try:
-                leaky = np.where(x[0] > 0, x[0], self._leak * x[0]).astype(
-                    x[0].dtype
-                )  # the bug: Relu(x) is max(x, 0)
+                # The bug: Relu(x) is max(x, 0).
+                leaky = np.where(x[0] > 0, x[0], np.float32(self._leak) * x[0])
                 made = leaky if node.op_type == "Relu" else getattr(np, OPERATORS[node.op_type])(*x)
                 values[node.output[0]] = made
             except Exception as error:
