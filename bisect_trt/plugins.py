@@ -26,14 +26,6 @@ Value = TypeVar("Value")
 TAKEN = "has the name of one of bisect-trt"
 FAILED: list[str] = []
 """Why plug-ins were left out, a sentence each; ``bisect-trt doctor`` prints them."""
-_BUILDS = {
-    "onnxruntime",
-    *(
-        f"onnxruntime_{name}"
-        for name in ("directml", "gpu", "migraphx", "openvino", "qnn", "rocm", "training")
-    ),
-}
-"""Distributions that install the module ``onnxruntime``, in some releases or all."""
 
 
 @cache
@@ -147,7 +139,7 @@ def conflicting_builds() -> str | None:
     folders: dict[Path, set[str]] = {}
     for path in map(Path, _metadata()):
         name = path.name.split("-")[0]
-        if name in _BUILDS and _holds_runtime(path):
+        if name.startswith("onnxruntime") and _holds_runtime(path):
             folders.setdefault(path.parent, set()).add(name.replace("_", "-"))
     builds = sorted(next((names for names in folders.values() if len(names) > 1), ()))
     if not builds:

@@ -7,12 +7,12 @@ several workers, and ``reconfirm`` probes again what is recommended because it p
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from threading import Timer
 from typing import Protocol
 
@@ -91,7 +91,7 @@ class Prober:
         workers: How many probes may run at a time, if the check can.
         measured: Whether the failure rate of the original was asked for.
         vet: Asks the reference about pieces that do not run; ``None`` where it has no say.
-        by_hand: The options with which a plug-in decides, as words of a command line.
+        by_hand: Returns the command that checks a model with some inputs, where a plug-in decides.
         wasted: Parallel probes that were ended because their answers were not needed any more.
     """
 
@@ -104,7 +104,7 @@ class Prober:
     measured: bool = False
     wasted: int = 0
     vet: Vet | None = None
-    by_hand: Sequence[str] = ()
+    by_hand: Callable[[Path, Path], str] | None = None
 
     def __post_init__(self) -> None:
         """Probe one candidate at a time where the check cannot do more."""
@@ -365,10 +365,8 @@ class Prober:
                 watcher.running(number + 1, most)
             began = time.monotonic()
             outcome = contained(self.check.run, Outcome, files, cancel)
-            if self.by_hand:
-                words = ["bisect-trt", "repeat", str(files.model), "-n", "1"]
-                inputs = ["--load-inputs", str(files.inputs)]
-                note_command(files, shlex.join([*words, *inputs, *self.by_hand]))
+            if self.by_hand is not None:
+                note_command(files, self.by_hand(files.model, files.inputs))
             refused = outcome.ending is Ending.BROKEN and outcome.signature.startswith(
                 ("build: ", "run: ")
             )

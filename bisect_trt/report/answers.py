@@ -251,12 +251,19 @@ class ReleasesAnswer(Answer, kw_only=True):
     reference_doubt: str | None = None
 
 
-class RepeatAnswer(Answer, kw_only=True):
-    """The answer of ``repeat``."""
+class DiffAnswer(Answer, kw_only=True):
+    """The answer of ``diff``."""
 
     runs: int | None = None
     good: int | None = None
     bad: int | None = None
+    choices: tuple[ChoiceCount, ...] = ()
+    builds: tuple[BuildVerdict, ...] = ()
+
+
+class RepeatAnswer(DiffAnswer, kw_only=True):
+    """The answer of ``repeat``."""
+
     unresolved: int | None = None
     rate: float | None = None
     interval: tuple[float, float] | None = None
@@ -264,8 +271,6 @@ class RepeatAnswer(Answer, kw_only=True):
     method: str | None = None
     until: str | None = None
     same_engine: bool | None = None
-    builds: tuple[BuildVerdict, ...] = ()
-    choices: tuple[ChoiceCount, ...] = ()
     reasons: tuple[BuildReason, ...] = ()
     avoid: Avoided | None = None
     cause_detail: CauseDetail | None = None
@@ -309,16 +314,6 @@ class InspectAnswer(Answer, kw_only=True):
 
     data: Any = None
     engine: Any = None
-
-
-class DiffAnswer(Answer, kw_only=True):
-    """The answer of ``diff``."""
-
-    runs: int | None = None
-    good: int | None = None
-    bad: int | None = None
-    choices: tuple[ChoiceCount, ...] = ()
-    builds: tuple[BuildVerdict, ...] = ()
 
 
 class DoctorAnswer(Answer, kw_only=True):

@@ -414,6 +414,9 @@ class OpenCall(Struct, frozen=True):
             stack.callback(ledger.close)
             prober = make_prober(check, search, subject, ledger, elsewhere=elsewhere, fed=fed)
             session = Session(subject, console, self.call.result, prober)
+            if check.oracle is not None:
+                by_hand = partial(session.command, "repeat", check)
+                session = structs.replace(session, probing=replace(prober, by_hand=by_hand))
             stack.callback(session.note_score)
             stack.enter_context(recorded(session, target or check.target))
             yield session

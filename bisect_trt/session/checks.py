@@ -393,11 +393,7 @@ def make_prober(
                 "--on runs a target elsewhere, and a check runs here; drop --on, or use a target."
             )
     activations = subject.reference if fed else None
-    by_hand: list[str] = []
-    if settings.oracle is not None:
-        flags = settings.target.flags() if settings.target is not None else []
-        by_hand = [*flags, *settings.words]
-    return Prober(check, subject.workspace, activations, ledger, workers, vet=vet, by_hand=by_hand)
+    return Prober(check, subject.workspace, activations, ledger, workers, vet=vet)
 
 
 def _judging(

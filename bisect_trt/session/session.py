@@ -129,8 +129,12 @@ class Session(Struct, frozen=True):
         file = str(model or settings.path)
         if check.function is not None:
             return f"bisect_trt.{name}({file!r}, {getattr(check.function, '__name__', 'check')}, inputs={str(inputs)!r})"
-        outputs = {"reduce": ("-o", "reduced.onnx"), "precision": ("-o", "mixed.onnx")}
-        words = ["bisect-trt", name, file, *outputs.get(name, ())]
+        needed = {
+            "reduce": ("-o", "reduced.onnx"),
+            "precision": ("-o", "mixed.onnx"),
+            "repeat": ("-n", "1"),
+        }
+        words = ["bisect-trt", name, file, *needed.get(name, ())]
         words += [*(target.flags() if target is not None else ()), *self.place_words]
         words += (
             [*written(settings.data), *written(settings.loop)]

@@ -153,8 +153,8 @@ def selectable() -> tuple[Plugin, ...]:
         if not plugin.selectable:
             continue
         if redefined := (options - inherited) & used:
-            place = installed(TARGETS)[name]
-            FAILED.append(refused(name, place, f"redefines --{min(redefined).replace('_', '-')}"))
+            reason = f"redefines the option {min(redefined)}"
+            FAILED.append(refused(name, installed(TARGETS)[name], reason))
             continue
         plugins.append(plugin)
         used |= options

@@ -304,7 +304,7 @@ def held(runtimes: Iterable[Any]) -> dict[str, int]:
 
 
 def fed_to(session: Any, feed: Plain) -> Plain:  # noqa: ANN401 - of a runner module
-    """Return those of some values that a loaded model takes; all where it does not say."""
+    """Return the values that a loaded model takes of some; all where it has no ``inputs``."""
     if not hasattr(session, "inputs"):
         return feed
     names = {info.name for info in session.inputs}
