@@ -109,8 +109,8 @@ class CastLowering(Lowering):
         model = self._lower(_sorted(source.load(), self._subject.network), keep, source.weights)
         save_model(model, source.weights, path, beside=True)
 
-    def find_refused(self) -> dict[str, str]:
-        """Find the operators that the target does not run in the low precision, each with its message, where that is emulated.
+    def find_refused(self) -> tuple[list[str], str]:
+        """Find the operators that the target does not run in the low precision, where that is emulated, and its message.
 
         Returns:
             None also where it does not run most operators: then what is written is for another
@@ -118,36 +118,33 @@ class CastLowering(Lowering):
         """
         target = self._settings.target
         if not self._emulated or target is None:
-            return {}
+            return [], ""
         plain = replace(target, fp16=False, bf16=False)
+        subject = self._subject
         operators = defaultdict[str, set[int]](set)
-        network = self._subject.network
         for unit in self.units:
             inner = self.inner.get(unit)
+            network = subject.network
             op = network.nodes[network.order[unit]].op_type if inner is None else inner.op
             operators[op].add(unit)
         names = list(operators)
-        messages = dict[Subset, str]()
+        messages = list[str]()
 
         def ask(places: Subset) -> Verdict:
             keep = frozenset(chain.from_iterable(operators[names[place]] for place in places))
             model = self._lower(self._proto, keep)
-            reply = self._subject.models.run("refused", model, self._subject.samples[0], plain)
-            if isinstance(reply, Failed):
-                messages[places] = reply.message
-            return Verdict.FAIL if places in messages else Verdict.PASS
+            reply = subject.models.run("refused", model, subject.samples[0], plain)
+            if not isinstance(reply, Failed):
+                return Verdict.PASS
+            messages.append(reply.message)
+            return Verdict.FAIL
 
-        nothing = frozenset[int]()
-        if ask(nothing) is Verdict.PASS:
-            return {}
+        if ask(frozenset()) is Verdict.PASS:
+            return [], ""
         fewest = keep_if_enough(len(names), _MOST_QUESTIONS, ask)
         if fewest is None or not fewest.proven or 2 * len(fewest.units) > len(names):
-            return {}
-        first = messages[nothing]
-        return {
-            names[place]: messages.get(fewest.units - {place}, first)
-            for place in sorted(fewest.units)
-        }
+            return [], ""
+        return [names[place] for place in sorted(fewest.units)], messages[0]
 
     def _lower(
         self, proto: onnx.ModelProto, keep: Subset, weights: Path | None = None
@@ -462,11 +459,11 @@ def make_lowering(
     )
     units = find_units(options.exclude)
     cast = None if settings.calibrated else CastLowering(subject, units, settings)
-    if by_casts and cast is not None and target is not None and (refused := cast.find_refused()):
-        for operator, message in refused.items():
-            subject.console.warn(
-                f"{target.target.title} does not run {operator} in {lowest}, so it stays in fp32: {message}"
-            )
+    refused, message = ([], "") if cast is None or not by_casts else cast.find_refused()
+    if target is not None and refused:
+        subject.console.warn(
+            f"{target.target.title} does not run {', '.join(refused)} in {lowest}, so it stays in fp32: {message}"
+        )
         stays = [*options.exclude, *(f"{OPERATOR}{operator}" for operator in refused)]
         cast = CastLowering(subject, find_units(stays), settings)
     if target is not None and settings.by_layer:

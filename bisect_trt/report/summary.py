@@ -357,8 +357,9 @@ def _nodes(result: Result) -> Iterator[Row]:
         yield "", f"Another failure: {grouped(other.culprits)} ({other.minimality})"
     if result.more_failures and not others:
         yield "", "The rest of the model fails too; --all finds each failure"
-    if culprits and result.why and result.status == "found":
-        yield "", str(result.why)
+    why = str(result.why or "")
+    if culprits and result.status == "found" and why not in ("", why_no_use(result)):
+        yield "", why
 
 
 def _other_origins(result: Result, origins: Sequence[Origin]) -> Iterator[Row]:
@@ -561,7 +562,7 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     not_run = f"not run on fresh samples: {result.not_validated or None}"
     fresh = f"on other random steps: {scores}" if scores else not_run
     yield "", _sentence(validation.sentence if validation else fresh)
-    if not holds and not result.trade_off:
+    if refused or not (holds or result.trade_off):
         yield "", refused or "So this set is no fix"
     outputs = {name for unit in kept for name in unit.outputs}
     lowered = [node for node in result.culprits if outputs.isdisjoint(node.outputs)]

@@ -8,7 +8,7 @@ method :meth:`~Opinions.judge` compares them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -383,68 +383,66 @@ class Opinions(Struct, frozen=True, dict=True):
                 if min(beside.times(self.own), beside.times(plain)) >= MUCH_WORSE:
                     return None
             advice = "subtract the mean, or scale, before"
-        elif not math.isfinite(alone.severity):
-            limit = FP16_MAX if self.low == "fp16" else float(np.finfo(np.float32).max)
-            largest = _largest((*self.inputs.values(), *self.reference.values()))
-            if largest > limit:
-                figures = {"value": largest, "loss": "overflow"}
-                what = f"this value: {largest:.5g} exceeds its maximum, {limit:.5g}"
-        if self.low is not None and not figures:
-            what, figures = self._lost(self.low) or (what, figures)
+        else:
+            what, figures = self._lost(self.low, finite=math.isfinite(alone.severity)) or (what, {})
         sentence = f"{self.low or 'fp32'} cannot represent {what}. This is not a bug in {self.target_name}: {advice}."
         return self._fault("rounding" if self.low is None else "precision", sentence, **figures)
 
-    def _lost(self, low: str) -> tuple[str, Entry] | None:
-        """Find the first tensor of the case that makes the error if it alone is rounded; in words, and as figures."""
-        values = self._tensors()
-        for name in () if self.keep else values:
-            value = values[name]
-            rounded = _in_low(value, low)
-            if np.array_equal(value, rounded) or not self._explains(values, name, rounded):
-                continue
-            small = (np.abs(value) < FP16_NORMAL) & (value != rounded)
-            infinite = np.isinf(rounded) & np.isfinite(value)
-            loss = "digits"
-            if infinite.any():
-                loss = "overflow"
-            elif low == "fp16" and small.any():
-                only_small = np.where(small, rounded, value)
-                loss = "underflow" if self._explains(values, name, only_small) else loss
-            # Of small values those that vanish are the plainest.
-            vanish = small & (rounded == 0)
-            chosen = {"overflow": infinite, "underflow": vanish if vanish.any() else small}
-            shown = np.where(chosen.get(loss, value != rounded), np.abs(value), 0)
-            if loss == "digits":
-                shown = np.abs(value.astype(np.float64) - rounded)
-            place = np.unravel_index(np.argmax(shown), value.shape)
-            lost = float(value[place])
-            constant = name not in self.inputs and name not in self._made_of_inputs
-            where = f"{'the constant ' * constant}'{name}'{self.makers.get(name, '')}"
-            what = f"this value: {lost:.7g} in {where} becomes {float(rounded[place]):.7g}"
-            if loss == "underflow":
-                what += (
-                    ", as all below 3e-8" if vanish.any() else ", as few digits are left below 6e-5"
-                )
-            return what, {"value": lost, "loss": loss, "tensor": name}
-        return None
+    def _lost(self, low: str, *, finite: bool) -> tuple[str, Entry] | None:
+        """Find the first tensor of the case that overflows, or else makes the error if it alone is rounded.
 
-    @cached_property
-    def _made_of_inputs(self) -> set[str]:
-        """The tensors of the case that depend on its inputs."""
-        network = Network(self.model)
-        indices = (index for index, constant in enumerate(network.constant) if not constant)
-        return {*network.made_by(indices)}
+        Args:
+            low: The low precision.
+            finite: Whether rounding leaves finite errors, so that nothing overflows.
+
+        Returns:
+            The loss in words, and as figures.
+        """
+        values = self._tensors()
+        rounded = {name: _in_low(value, low) for name, value in values.items()}
+        past = {name: np.isinf(rounded[name]) & np.isfinite(values[name]) for name in values}
+        tried = [name for name in values if (values[name] != rounded[name]).any()]
+        few = () if self.keep else tried[:_MOST_TENSORS]
+        alone = (name for name in few if self._explains(values, name, rounded[name]))
+        overflowing = (name for name in values if past[name].any() and not finite)
+        name = next(overflowing, None) or next(alone, None)
+        if name is None:
+            return None
+        value = values[name]
+        becomes = rounded[name]
+        with np.errstate(invalid="ignore"):
+            size = np.nan_to_num(np.abs(value.astype(np.float64) - becomes))
+        small = np.where(np.abs(value) < FP16_NORMAL, becomes, value)
+        loss = "digits"
+        reason = f"'{name}'{self.makers.get(name, '')} becomes "
+        if any(name == tensor.name for tensor in self.model.graph.initializer):
+            reason = f"the constant {reason}"
+        if past[name].any():
+            loss = "overflow"
+            size = np.where(past[name], np.abs(value), 0)
+        elif low == "fp16" and self._explains(values, name, small):
+            loss = "underflow"
+            zero = (value != 0) & (becomes == 0)
+            size = np.where(zero if zero.any() else value != small, size, 0)
+        place = np.unravel_index(np.argmax(size), value.shape)
+        lost = float(value[place])
+        what = f"this value: {lost:.7g} in {reason}{float(becomes[place]):.7g}"
+        if loss == "overflow":
+            limit = FP16_MAX if low == "fp16" else float(np.finfo(np.float32).max)
+            lost = abs(lost)
+            what = f"this value: {lost:.5g} exceeds its maximum, {limit:.5g}"
+        elif loss == "underflow":
+            what += ", as all below 3e-8" if zero.any() else ", as few digits are left below 6e-5"
+        return what, {"value": lost, "loss": loss, "tensor": name}
 
     def _tensors(self) -> Values:
-        """Return the float32 tensors of a small case, in topological order; none of a large one."""
+        """Return the float32 tensors of the case, in topological order."""
         graph = self.model.graph
         stored = [each for each in graph.initializer if not each.external_data]
         weights = {each.name: numpy_helper.to_array(each) for each in stored}
         types = Network(self.model).element_types
         made = [name for node in graph.node for name in node.output]
         made = [name for name in made if types.get(name) == onnx.TensorProto.FLOAT]
-        if len(made) + len(weights) > _MOST_TENSORS:
-            return {}
         marked = clone(self.model)
         del marked.graph.output[:]
         info = helper.make_tensor_value_info
@@ -652,12 +650,6 @@ def arbitrate(
         if fault.whose == "unknown"
         else fault
     )
-
-
-def _largest(tensors: Iterable[Array]) -> float:
-    """Return the largest finite magnitude of all floats."""
-    floats = (each[np.isfinite(each)] for each in tensors if each.dtype.kind == "f")
-    return max((float(np.max(np.abs(each), initial=0.0)) for each in floats), default=0.0)
 
 
 def _in_float64(subject: Subject, model: onnx.ModelProto, inputs: Values) -> Computed:
