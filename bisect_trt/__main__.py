@@ -83,7 +83,7 @@ def main() -> NoReturn:
             # Too few file descriptors: the command says so.
             with contextlib.suppress(OSError):
                 worker.fork_spare()
-            COMMANDS[name].load()
+                COMMANDS[name].load()
         gc.freeze()
         gc.enable()
         perform(name, values, argv)

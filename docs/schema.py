@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from typing import Any
@@ -21,7 +22,13 @@ def _with_texts(part: Any) -> Any:  # noqa: ANN401 - any JSON value
     if part == {"type": "number"}:
         return {"$ref": "#/$defs/Number"}
     if isinstance(part, dict):
-        return {name: _with_texts(each) for name, each in part.items()}
+        # Python 3.13 removes the indentation of docstrings, earlier ones do not.
+        return {
+            name: inspect.cleandoc(each)
+            if name == "description" and isinstance(each, str)
+            else _with_texts(each)
+            for name, each in part.items()
+        }
     return list(map(_with_texts, part)) if isinstance(part, list) else part
 
 

@@ -299,7 +299,7 @@ def _entry(declared: Option, name: str, hint: Any, default: Any) -> Option:  # n
         return entry(form="named")
     if origin in (list, tuple):
         return entry(kind=first, form="list")
-    return entry(kind=kind)
+    return entry(kind=kind if origin is None else str)
 
 
 class Params:
