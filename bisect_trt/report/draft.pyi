@@ -111,6 +111,7 @@ class Draft(Head):
     runs: Sought[int | None] = UNSET
     good: Sought[int | None] = UNSET
     bad: Sought[int | None] = UNSET
+    choices: Sought[list[ChoiceCount] | None] = UNSET
     unresolved: Sought[int | None] = UNSET
     rate: Sought[float | None] = UNSET
     interval: Sought[tuple[float, float] | None] = UNSET
@@ -118,7 +119,6 @@ class Draft(Head):
     method: Sought[str | None] = UNSET
     until: Sought[str | None] = UNSET
     same_engine: Sought[bool | None] = UNSET
-    choices: Sought[list[ChoiceCount] | None] = UNSET
     avoid: Sought[Avoided | None] = UNSET
     note: Sought[str | None] = UNSET
     sweep: Sought[SweptSizes | None] = UNSET
