@@ -28,6 +28,8 @@ _UNEVEN = 3.0
 """The least ratio of the largest to the median root mean square of an axis's slices that are drawn
 separately."""
 _LARGEST_AXIS = 8192
+_BY_CHANCE = 0.7
+"""The least share of the expected differences of neighbours of a mask that is drawn anew."""
 _FEW = 8
 _SMOOTH = 1.06
 """The fewest values to estimate a distribution from, and the bandwidth of Silverman's rule, in std
@@ -295,7 +297,7 @@ def _scaled_apart(source: Input, base: Array, variation: str, rng: np.random.Gen
 
 
 def _other_mask(base: Array, source: Input, rng: np.random.Generator) -> Array:
-    """Return another mask: other lengths for rows of ones and then zeros (padding), else the rows in another order."""
+    """Return another mask: other lengths for padding (ones and then zeros), values without an order anew, else other rows."""
     distinct = np.unique(np.concatenate([sample.reshape(-1) for sample in source.samples]))
     low, high = (distinct[0], distinct[-1]) if len(distinct) > 1 else (distinct[0] * 0, distinct[0])
     if base.ndim and base.shape[-1] > 1:
@@ -308,8 +310,24 @@ def _other_mask(base: Array, source: Input, rng: np.random.Generator) -> Array:
             mask = np.where(np.arange(length) < ends[:, None], high, low)
             return np.asarray(mask, base.dtype).reshape(base.shape)
     if base.ndim > 1 and base.shape[-2] > 1:
+        if _is_irregular(base == high):
+            drawn = rng.random(base.shape) < (base == high).mean()
+            return np.asarray(np.where(drawn, high, low), base.dtype)
         return np.take(base, rng.permutation(base.shape[-2]), axis=-2)
     return rng.permutation(base) if base.ndim == 1 else base
+
+
+def _is_irregular(ones: Array) -> bool:
+    """Return whether neighbours in a mask differ about as often as by chance, along both axes, and counts differ.
+
+    The edges of a graph are; causal masks, blocks and one-hot rows are not.
+    """
+    share = float(ones.mean())
+    chance = 2 * share * (1 - share) * _BY_CHANCE
+    differ = [
+        float(np.diff(ones.astype(np.int8), axis=axis).astype(bool).mean()) for axis in (-1, -2)
+    ]
+    return min(differ) > chance and all(np.ptp(ones.sum(axis)) > 0 for axis in (-1, -2))
 
 
 def _permuted(base: Array, rng: np.random.Generator) -> Array:

@@ -309,6 +309,26 @@ def drawn(
     return [law.draw(number) for number in range(count)]
 
 
+def test_edges_of_a_graph_are_drawn_anew_and_masks_with_an_order_are_not() -> None:
+    """With the given rows alone no node has more neighbours than in the given graph, and fp16 overflows there first."""
+    edges = (np.random.default_rng(3).random((40, 40)) < 0.1).astype(np.float32)
+    graphs = [sample["x"] for sample in drawn([{"x": edges}])]
+    assert {value for graph in graphs for value in np.unique(graph)} == {0.0, 1.0}
+    assert np.mean(graphs) == pytest.approx(edges.mean(), rel=0.1)
+    most = [graph.sum(axis=1).max() for graph in graphs]
+    assert edges.sum(axis=1).max() < max(most)
+    assert len({graph.sum() for graph in graphs}) > 10
+    blocks = np.kron(np.eye(4), np.ones((6, 6)))
+    for mask in (
+        np.triu(np.ones((24, 24)), 1),
+        blocks,
+        np.eye(24),
+        np.repeat(edges[:2], 12, axis=0),
+    ):
+        rows = {tuple(row) for row in mask}
+        assert {tuple(row) for sample in drawn([{"x": mask}]) for row in sample["x"]} == rows
+
+
 @given(st.integers(0, 10**6))
 def test_a_number_is_a_sample(number: int) -> None:
     law = FreshSamples.like([{"image": IMAGE, "ids": IDS}], {"ids": 100})
