@@ -10,11 +10,12 @@ import contextlib
 import ctypes
 import functools
 import importlib
+import importlib.util
 import json
 import os
 import pathlib
+import pkgutil
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -457,25 +458,14 @@ def _plugged(names: Iterable[str]) -> list[str]:
 
 
 def provider_packages() -> list[str]:
-    """Return the modules on Python's path that hold an execution provider."""
-    modules = (
-        pathlib.Path(folder, f"{package}/__init__.py")
-        for folder in sys.path
-        for package in _names(folder)
-        if package.startswith("onnxruntime_")
-    )
+    """Return the packages on Python's path that hold an execution provider."""
     return [
-        module.parent.name
-        for module in modules
-        if module.is_file() and _PROVIDER.search(module.read_text("utf-8", "replace"))
+        module.name
+        for module in pkgutil.iter_modules()
+        if module.name.startswith("onnxruntime_")
+        and (spec := importlib.util.find_spec(module.name))
+        and _PROVIDER.search(pathlib.Path(spec.origin or "").read_text("utf-8", "replace"))
     ]
-
-
-def _names(folder: str) -> list[str]:
-    """Return the names in a folder of Python's path; none in an archive, or where there is nothing."""
-    with contextlib.suppress(OSError):
-        return [path.name for path in pathlib.Path(folder or ".").iterdir()]
-    return []
 
 
 @functools.cache
