@@ -177,9 +177,12 @@ def _opened(file: IO[bytes] | Path) -> Iterator[zipfile.ZipFile]:
         yield archive
 
 
+_NPZ = "an .npz file as numpy.savez writes it, of numbers or strings (NumPy type str)"
+
+
 @contextmanager
-def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Report any error of reading a file in a sentence."""
+def _reading(path: str | os.PathLike[str], form: str = _NPZ) -> Iterator[None]:
+    """Report any error of reading a file in a sentence, with the form that it should have."""
     try:
         yield
     except BisectError:
@@ -187,9 +190,7 @@ def _reading(path: str | os.PathLike[str]) -> Iterator[None]:
     except Exception as err:
         # Each compression has errors of its own, and a damaged archive can cause any.
         reason = getattr(err, "strerror", None) or str(err) or type(err).__name__
-        raise InputValuesError(
-            f"Cannot read {path}: {reason}; give an .npz file as numpy.savez writes it, of numbers or strings (NumPy type str)"
-        ) from err
+        raise InputValuesError(f"Cannot read {path}: {reason}; give {form}") from err
 
 
 class NpzFile(ByName[Array]):
@@ -551,7 +552,7 @@ _CLASS = "polygraphy_class"
 
 def read_json(path: Path) -> list[SavedRun]:
     """Return the runs in a file; a file of inputs holds one, and one sample may stand alone."""
-    try:
+    with _reading(path, "JSON as polygraphy run saves it"):
         content = json.loads(path.read_bytes(), object_hook=_decode)
         runs = (
             content
@@ -560,17 +561,6 @@ def read_json(path: Path) -> list[SavedRun]:
         )
         names = [f"{path} ({name})" if len(runs) > 1 else str(path) for name, _ in runs]
         samples_of_runs = [[_sample(path, sample) for sample in samples] for _, samples in runs]
-    except OSError as error:
-        raise InputValuesError(
-            f"Cannot read {path}: {error.strerror}; give a file as polygraphy run saves"
-        ) from error
-    except BisectError:
-        raise
-    except Exception as error:
-        # Too deep nesting and values of a wrong type raise various exceptions.
-        raise InputValuesError(
-            f"Cannot read {path}: it is not JSON as polygraphy run saves it, or it is damaged ({error!r:.80}); save it again"
-        ) from error
     if not all(samples_of_runs) or not samples_of_runs:
         raise InputValuesError(f"{path} holds no values; save it again")
     return [SavedRun(name, samples) for name, samples in zip(names, samples_of_runs, strict=True)]
