@@ -28,7 +28,7 @@ from bisect_trt.errors import OutputFileError, first_few
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS
 from bisect_trt.report.result import environment
 from bisect_trt.report.summary import describe_placement
-from bisect_trt.report.text import Entry, block, code, prose, table
+from bisect_trt.report.text import Entry, block, code, prose
 from bisect_trt.targets.base import Script
 from bisect_trt.targets.messages import names_of
 from bisect_trt.targets.settings import TargetSettings
@@ -88,9 +88,6 @@ _TAIL = """
 if __name__ == "__main__":
     sys.exit(main(CASE, make))
 """
-
-NOT_TRIED = "Not known: no newer release was seen to pass or to fail."
-"""The answer of ``ISSUE.md`` to whether a newer release fails, where no release was run."""
 
 
 class Since(Struct, frozen=True):
@@ -337,16 +334,8 @@ def _templates() -> jinja2.Environment:
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    markdown.filters |= {
-        "block": block,
-        "code": code,
-        "markdown_table": table,
-        "prose": prose,
-        "value": _value,
-    }
+    markdown.filters |= {"block": block, "code": code, "prose": prose}
     markdown.globals |= {
-        "golden_is": "what ONNX Runtime computes from the inputs on the CPU, graph optimisations off",
-        "not_tried": NOT_TRIED,
         "model": MODEL,
         "inputs": INPUTS,
         "golden": GOLDEN,
@@ -354,18 +343,6 @@ def _templates() -> jinja2.Environment:
         "script": SCRIPT,
     }
     return markdown
-
-
-def _value(comparison: TensorComparison, side: str) -> str:
-    """Return where and what the worst element is on a side, or the shape where there is no element to compare."""
-    worst = comparison.worst
-    if worst is None:
-        shape = comparison.reference_shape if side == "reference" else comparison.target_shape
-        return "" if shape is None else f": shape {list(shape)}"
-    value = getattr(worst, side)
-    return f" at {list(worst.index)}: " + (
-        f"{value:.9g}" if isinstance(value, float) else prose(str(value))
-    )
 
 
 def describe_graph(model: onnx.ModelProto) -> str:

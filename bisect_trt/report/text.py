@@ -113,17 +113,6 @@ def block(text: str) -> str:
     return f"{ticks}\n{lines}\n{ticks}"
 
 
-def table(rows: dict[str, str]) -> str:
-    """Return names and values as a table of Markdown."""
-    return "\n".join(
-        [
-            "| | |",
-            "| --- | --- |",
-            *(f"| {prose(name)} | {prose(value)} |" for name, value in rows.items()),
-        ]
-    )
-
-
 def print_tree(title: str, content: Json) -> None:
     """Print JSON as indented lines; none is broken, so that names can be copied."""
 
