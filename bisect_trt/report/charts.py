@@ -1,4 +1,4 @@
-"""Data and geometry of the report's chart: the error along the network; the templates turn its paths into SVG."""
+"""Data and geometry of the report's chart: the error along the network; the templates draw it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from bisect_trt.report.parts import Comparison, Curve, CurvePoint
-from bisect_trt.report.text import Entry, number, plural, shorten
+from bisect_trt.report.text import Entry
 
-WIDTH = 1000
-HEIGHT = 300
 _LOWEST = -6
 _HIGHEST = 12
-_BAND = 44.0
-"""Powers of ten, beyond which values are drawn at the edge; height of the band of infinite
-values."""
-_NAME_LENGTH = 120
+_BAND = 0.15
+"""Powers of ten, beyond which values are drawn at the edge; height of the band of infinite values,
+as a share of the chart's."""
 MOST_POINTS = 2000
-Point = tuple[float, float]
 
 
 def _powers(low: int, high: int) -> list[int]:
@@ -27,24 +23,17 @@ def _powers(low: int, high: int) -> list[int]:
     return [power for power in range(high, low - 1, -1) if power % step == 0]
 
 
-def _power_label(power: int) -> tuple[str, int | None]:
-    """Return mantissa and exponent of a power of ten; ``None`` for a plain number."""
-    return (f"{10.0**power:g}", None) if abs(power) <= 3 else ("10", power)
-
-
 def curve_chart(curve: Curve) -> Entry:
     """Return the chart of the largest error of each tensor, in units of its tolerance, in topological order.
 
     The scale is logarithmic; infinite errors are in a band at the top.
 
     Returns:
-        The ``label`` for screen readers; ``paths``, each with its CSS class and its ``d``
-        attribute, in drawing order; the height of the part above the tolerance (``shade``); for
-        each of ``ticks`` its position in percent from the top, mantissa and exponent (``None`` for
-        a plain number); x, y, name and error of each point (``data``); and the size.
+        As shares of the size, from the left and the top: ``points``, each with x, y and the point
+        of the curve; ``ticks``, each with y and its power of ten (``None`` for infinity); and y of
+        the ``tolerance``.
     """
-    points = curve.points
-    ratios = [_ratio(point.ratio) for point in points]
+    ratios = [_ratio(point.ratio) for point in curve.points]
     # Zero and infinity have no place on a logarithmic scale.
     powers = [math.log10(ratio) for ratio in ratios if 0 < ratio < math.inf]
     # At least a decade on each side, so that the line of the tolerance is not at the edge.
@@ -56,32 +45,17 @@ def curve_chart(curve: Curve) -> Entry:
         if not ratio < math.inf:
             return band / 2
         power = math.log10(ratio) if ratio > 0 else low
-        return HEIGHT - (min(max(power, low), high) - low) / (high - low) * (HEIGHT - band)
+        return 1 - (min(max(power, low), high) - low) / (high - low) * (1 - band)
 
-    xs = [WIDTH * (point.place + 0.5) / curve.total for point in points]
-    places = list(zip(xs, map(y, ratios), strict=True))
-    wrong = [place for place, point in zip(places, points, strict=True) if not point.passed]
-    label = f"Error of {plural(len(points), 'tensor')} relative to the tolerance; {len(wrong)} do not match"
-    threshold = y(1.0)
-    paths = [
-        ("threshold", f"M0 {threshold:.1f}H{WIDTH}"),
-        ("line", "M" + "L".join(f"{x:.1f} {top:.1f}" for x, top in places)),
-        ("dots", "".join(f"M{x:.1f} {top:.1f}h0" for x, top in wrong)),
-        ("first", f"M{wrong[0][0]:.1f} 0V{HEIGHT}" if wrong else ""),
+    points = [
+        ((point.place + 0.5) / curve.total, y(ratio), point)
+        for point, ratio in zip(curve.points, ratios, strict=True)
     ]
-    ticks = [(100 * y(10.0**power) / HEIGHT, *_power_label(power)) for power in _powers(low, high)]
-    data = [
-        [
-            round(x / WIDTH, 5),
-            round(top / HEIGHT, 4),
-            f"{point.op or ''} {shorten(point.name, _NAME_LENGTH)}".strip(),
-            f"largest error {number(point.error, 3)}, {number(point.ratio, 3)} of the tolerance",
-        ]
-        for point, (x, top) in zip(points, places, strict=True)
+    ticks: list[tuple[float, int | None]] = [
+        (y(10.0**power), power) for power in _powers(low, high)
     ]
-    ticks += [(50 * band / HEIGHT, "\u221e", None)] * (band > 0)
-    drawn = {"label": label, "paths": paths, "shade": threshold, "ticks": ticks, "data": data}
-    return {**drawn, "width": WIDTH, "height": HEIGHT}
+    ticks += [(band / 2, None)] * (band > 0)
+    return {"points": points, "ticks": ticks, "tolerance": y(1.0)}
 
 
 def _ratio(ratio: float) -> float:
