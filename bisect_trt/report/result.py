@@ -267,26 +267,12 @@ def write_junit(result: Result, path: Path) -> None:
     Raises:
         UsageError: The file cannot be written.
     """
-    from xml.etree import ElementTree as ET  # noqa: PLC0415 - every command imports this module, and few write this
+    from bisect_trt.report import page  # noqa: PLC0415 - it takes results
 
-    cases = cases_of(result)
-    counts = {
-        f"{kind}s": str(sum(verdict == kind for _, verdict, _ in cases))
-        for kind in ("failure", "error")
-    }
-    suites = ET.Element("testsuites")
-    name = f"bisect-trt {result.command}"
-    seconds = str(result.wall_s)
-    suite = ET.SubElement(
-        suites, "testsuite", {"name": name, "tests": str(len(cases)), **counts, "time": seconds}
-    )
-    model = clean(result.model.path or "") or "bisect-trt"
-    for name, verdict, message in cases:
-        case = ET.SubElement(suite, "testcase", {"classname": model, "name": clean(name)})
-        if verdict != "pass":
-            ET.SubElement(case, verdict, {"message": clean(message)}).text = clean(message)
+    junit = page.environment().get_template("junit.xml")
     with replacing(path) as file:
-        file.write(ET.tostring(suites, encoding="utf-8", xml_declaration=True) + b"\n")
+        cases = [tuple(map(clean, case)) for case in cases_of(result)]
+        file.write(junit.render(result=result, cases=cases).encode() + b"\n")
 
 
 _LARGEST_ERROR = 1e9
