@@ -85,9 +85,10 @@ def refused(name: str, place: str, reason: str) -> str:
 
 
 def plugin_of(code: Any) -> str | None:  # noqa: ANN401 - a function or an object
-    """Return the module of a function, a method or an object, as a plug-in in words; ``None`` if this package has it."""
-    module = getattr(code, "__self__", code).__module__
-    return None if module.startswith("bisect_trt.") else f"the plug-in {module}"
+    """Return a function, a method or an object of a plug-in in words; ``None`` for those of this package."""
+    module = getattr(getattr(code, "__self__", code), "__module__", "")
+    name = getattr(code, "__qualname__", type(code).__name__)
+    return None if module.startswith("bisect_trt.") else f"the plug-in {module}: {name}"
 
 
 def contained(function: Callable[..., Value], kind: Any, *arguments: object) -> Value:  # noqa: ANN401 - a protocol is no type
@@ -104,7 +105,7 @@ def contained(function: Callable[..., Value], kind: Any, *arguments: object) -> 
         plugin = plugin_of(function)
         if plugin is None:
             raise
-        raise PluginError(f"{plugin}: {function.__qualname__} raised {error!r:.200}.") from error
+        raise PluginError(f"{plugin} raised {error!r:.200}.") from error
 
 
 def checked(function: Callable[..., Value], value: Value, kind: Any) -> Value:  # noqa: ANN401 - as above
@@ -129,9 +130,7 @@ def checked(function: Callable[..., Value], value: Value, kind: Any) -> Value:  
             return convert(vars(value), kind) if is_dataclass(kind) else value  # type: ignore[return-value]  # of its class
     except ValidationError as error:
         reason = f": {error}"
-    raise PluginError(
-        f"{plugin}: {function.__qualname__} returned {value!r:.200}, which is no {kind.__name__}{reason}."
-    )
+    raise PluginError(f"{plugin} returned {value!r:.200}, which is no {kind.__name__}{reason}.")
 
 
 def conflicting_builds() -> str | None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from bisect_trt.errors import PackageError, UnavailableError
-from bisect_trt.plugins import FAILED, TAKEN, TARGETS, installed, load, refused
+from bisect_trt.errors import PackageError
+from bisect_trt.plugins import FAILED, TAKEN, TARGETS, contained, installed, load, refused
 from bisect_trt.targets.base import Target
 
 _BUILT_IN = {
@@ -31,17 +31,13 @@ def find(name: str) -> Target:
     place = _BUILT_IN.get(name) or installed(TARGETS).get(name)
     if place is None:
         raise PackageError(f"there is no target '{name}' here; install the package that has it.")
-    try:
-        target = load(place, name)()
-    except UnavailableError:
-        raise
-    except (Exception, SystemExit) as error:
-        # The code of another package may raise anything.
-        raise PackageError(refused(name, place, f"fails: {error!r}")) from error
-    if not isinstance(target, Target) or target.name != name:
+    kind = load(place, name)
+    is_target = isinstance(kind, type) and issubclass(kind, Target)
+    if not is_target or getattr(kind, "name", "") != name:
         raise PackageError(refused(name, place, "is no target of that name"))
-    if not target.sent and type(target).make_runner is Target.make_runner:
+    if not kind.sent and kind.make_runner is Target.make_runner:
         raise PackageError(refused(name, place, "has neither make_runner nor sent"))
+    target: Target = contained(kind, Target)
     return target
 
 
