@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from msgspec import UNSET, structs
+from msgspec import UNSET
 
 from bisect_trt.aliases import Names
 from bisect_trt.mixed_precision.answer import find_fix
@@ -86,7 +86,7 @@ def run(call: Call) -> Result:
             add_precision(result)
             print_ways(result, console)
             if not any(workaround.passes for workaround in result.workarounds or ()):
-                minimum = structs.replace(minimum, proven=False, why="no workaround was found")
+                minimum = minimum.unproven("no workaround was found")
         else:
             console.answer("The target is not wrong, so no workaround is needed.")
         session.conclude(minimum)

@@ -114,7 +114,7 @@ def write_answer(fix: Fix) -> Minimum:
         task.result.metric = structs.replace(metric, streams=fix.streams, probes=probes)
     _add_sampling_error(task)
     why = _why_unproven(fix, record, problem)
-    return fix.minimum if why is None else structs.replace(fix.minimum, proven=False, why=why)
+    return fix.minimum if why is None else fix.minimum.unproven(why)
 
 
 def _add_sampling_error(task: Task) -> None:

@@ -503,9 +503,7 @@ class Fix(Watcher):
             )
             if all(record.verdict is Verdict.PASS for record in records):
                 return chosen
-        self.minimum = structs.replace(
-            self.minimum, proven=False, why="it fails on other random steps"
-        )
+        self.minimum = self.minimum.unproven("it fails on other random steps")
         return units
 
     def _grow(self, point: Point) -> None:

@@ -225,7 +225,7 @@ def _ask_rest(
                 doubtful = not _passed_large(part, larger, minimum.units, oracle)
             usable = doubtful and part < larger and not minimum.units <= larger
             if usable and oracle(Units(larger)) is Verdict.FAIL:
-                return structs.replace(minimum, proven=False, why=_NOT_NEEDED), False
+                return minimum.unproven(_NOT_NEEDED), False
         return structs.replace(minimum, rest_passes=True), False
     # The rest may have a failure of its own, which says nothing of the answer.
     return minimum, verdict is Verdict.FAIL and not (
@@ -298,7 +298,7 @@ def _ask_again(
         # The larger model fails without this unit and the smaller does not: nodes outside the
         # answer fail too.
         if fails and usable and oracle(Again(Units(part), runs=runs)) is not Verdict.FAIL:
-            return structs.replace(minimum, proven=False, why=_NOT_NEEDED)
+            return minimum.unproven(_NOT_NEEDED)
         if fails:
             smaller = make_minimal(part, about_units(oracle), complete)
             return structs.replace(
@@ -313,7 +313,7 @@ def _ask_again(
 
 
 def _unproven(minimum: Minimum, reason: str) -> Minimum:
-    return structs.replace(minimum, proven=False, why=FLAKY.format(reason))
+    return minimum.unproven(FLAKY.format(reason))
 
 
 def confirm_enough(minimum: Minimum, oracle: Oracle, flakiness: Flakiness) -> Minimum:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 
 class Verdict(str, Enum):
@@ -143,6 +143,10 @@ class Minimum(Struct, frozen=True):
     steps: tuple[str, ...] = ()
     refused: tuple[Subset, ...] = ()
     rest_passes: bool = False
+
+    def unproven(self, why: str) -> Minimum:
+        """Return the same without a proof, with the reason."""
+        return structs.replace(self, proven=False, why=why)
 
 
 class Tally(Struct):

@@ -309,7 +309,7 @@ class Session(Struct, frozen=True):
         elif record.passes and flakiness.is_steady:
             runs = f"{flakiness.runs} of {flakiness.runs} runs"
             reason = f"the check is flaky: the original failed in {runs}, the answer fails less often; {reason}"
-        return structs.replace(minimum, proven=False, why=reason)
+        return minimum.unproven(reason)
 
     def conclude(self, minimum: Minimum) -> None:
         """Put the status and the minimality of an answer into the result."""
@@ -414,7 +414,7 @@ class Session(Struct, frozen=True):
             return minimum
         record = next(record for record in self.prober.ledger.records if record.key == akin[0].key)
         reason = f"without {len(akin)} of its units it may be the same failure: it {record.reason}"
-        return structs.replace(minimum, proven=False, why=reason)
+        return minimum.unproven(reason)
 
     def score_whole(self, candidate: Candidate) -> None:
         """Put the score of a candidate on the whole set into the result, if the check is a metric."""

@@ -222,9 +222,7 @@ def leave_reproducer(
     if not record.fails:
         minimum = session.disagreed(minimum, record)
     elif trial.shows is False:
-        minimum = structs.replace(
-            minimum, proven=False, why=f"the final re-check disagreed: {trial.why}"
-        )
+        minimum = minimum.unproven(f"the final re-check disagreed: {trial.why}")
     steady = not record.passes
     return Left(
         minimum,

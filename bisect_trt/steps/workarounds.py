@@ -500,9 +500,7 @@ def work_around_limits(
     workarounds = work_around(session, Case(minimum), fault, output, fixed=fixed)
     print_ways(result, console)
     passes = any(workaround.passes for workaround in workarounds)
-    session.conclude(
-        minimum if passes else structs.replace(minimum, proven=False, why="no workaround was found")
-    )
+    session.conclude(minimum if passes else minimum.unproven("no workaround was found"))
     return result
 
 
