@@ -85,7 +85,7 @@ def refused(name: str, place: str, reason: str) -> str:
 
 
 def plugin_of(code: Any) -> str | None:  # noqa: ANN401 - a function or an object
-    """Return a function, a method or an object of a plug-in in words; ``None`` for those of this package."""
+    """Return a function, a method or an object of a plug-in in words; ``None`` if this package has it."""
     module = getattr(getattr(code, "__self__", code), "__module__", "")
     name = getattr(code, "__qualname__", type(code).__name__)
     return None if module.startswith("bisect_trt.") else f"the plug-in {module}: {name}"
