@@ -265,9 +265,7 @@ def _element(value: ValueInfoProto) -> int:
 
 
 class _Emulation(Rewriter):
-    """A rewriter that writes round trips, behind what nodes compute if it ``rounds``, and for the model's own Casts."""
-
-    rounds = True
+    """A rewriter that writes round trips, behind what nodes compute and for the model's own Casts."""
 
     def run(self, outer: Mapping[str, str] | None = None) -> None:
         """Write all nodes.
@@ -280,7 +278,7 @@ class _Emulation(Rewriter):
         low = self.low
         border = {value.name for value in (*graph.input, *graph.output) if _element(value) == low}
         inner = {value.name for value in graph.value_info if _element(value) == low}
-        lowered = inner.union(value.name for value in graph.output if _element(value) == low)
+        lowered = self.rounded(inner)
         # The fp32 copy of an inner tensor becomes the same tensor.
         nodes = self.source.node
         merged = {
@@ -311,6 +309,10 @@ class _Emulation(Rewriter):
                 self.node(node, lowered, renamed)
         for name in narrowed:
             self.cast(renamed[name], name, low)
+
+    def rounded(self, inner: set[str]) -> Collection[str]:
+        """Return which of the low tensors are rounded: the ``inner`` ones, and outputs."""
+        return inner.union(value.name for value in self.graph.output if _element(value) == self.low)
 
     def _widen_ends(self, border: Container[str], renamed: dict[str, str]) -> list[str]:
         """Add fp32 names of the low inputs and outputs, and Casts of the inputs; return the outputs to cast back."""
@@ -362,7 +364,7 @@ class _Emulation(Rewriter):
         raw: dict[str, str] = {}
         new.output[:] = [renamed.get(name, name) for name in node.output]
         # A node that only moves values of the low precision has nothing to round.
-        if self.rounds and not (node.op_type in EXACT_OPS and node.domain in DEFAULT_DOMAINS):
+        if not (node.op_type in EXACT_OPS and node.domain in DEFAULT_DOMAINS):
             rounded = [renamed.get(name, name) for name in node.output if name in lowered]
             raw = {name: self.fresh(f"{name}_raw") for name in rounded}
             new.output[:] = [raw.get(name, name) for name in new.output]
@@ -390,7 +392,9 @@ class _Emulation(Rewriter):
 class _Widening(_Emulation):
     """A rewriter that writes round trips for the model's own Casts only."""
 
-    rounds = False
+    def rounded(self, inner: set[str]) -> Collection[str]:  # noqa: ARG002 - as low tensors are
+        """Return nothing: what nodes compute stays as it is."""
+        return ()
 
 
 def widen_tensor(tensor: TensorProto, name: str) -> TensorProto:
