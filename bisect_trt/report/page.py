@@ -10,7 +10,6 @@ import base64
 import contextlib
 import functools
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,12 +32,6 @@ _DAMAGED = (
     *(LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError),
     *(msgspec.ValidationError, jinja2.TemplateError),
 )
-
-
-def _script_data(value: object) -> Markup:
-    """Return a value as JSON for a script element: no ``<`` can end the element."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _breakable(text: str) -> Markup:
@@ -88,6 +81,7 @@ def templates(**options: Any) -> jinja2.Environment:  # noqa: ANN401 - of Jinja2
 def environment() -> jinja2.Environment:
     """Return the environment of all templates of the report."""
     html = templates(autoescape=True, finalize=_printable)
+    html.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     html.filters |= {
         "breakable": _breakable,
         "curve_chart": charts.curve_chart,
@@ -97,7 +91,6 @@ def environment() -> jinja2.Environment:
         "in_module": lambda entry: in_module(entry).strip(),
         "number": number,
         "plural": plural,
-        "script_data": _script_data,
         "seconds": seconds,
         "shorten": shorten,
         "size_grid": _size_grid,

@@ -63,7 +63,7 @@ def test_a_page_holds_no_control_characters_and_can_be_encoded(text: str) -> Non
 
 @given(st.lists(ANY))
 def test_data_for_the_script_cannot_end_it_and_comes_back(values: list[str]) -> None:
-    data = render("{{ values | script_data }}", values=values)
+    data = render("{{ values | tojson }}", values=values)
     assert "<" not in data
     assert json.loads(data) == values
 
