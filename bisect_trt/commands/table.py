@@ -107,52 +107,50 @@ _COMPARE = (
     Loop,
     General,
 )
-_PANELS: dict[str, dict[str, tuple[tuple[type, ...], str | None]]] = {
+_PANELS: dict[str, dict[str, tuple[type, ...]]] = {
     "Find": {
-        "diagnose": ((searches.Diagnose, *_METRIC, Limits), "reproducer"),
-        "reduce": ((searches.Reduce, CheckOptions, *_METRIC, Limits), "reduced.onnx"),
-        "layerwise": ((searches.Layerwise, *_TESTED, Data, General), None),
-        "run": (_COMPARE, None),
+        "diagnose": (searches.Diagnose, *_METRIC, Limits),
+        "reduce": (searches.Reduce, CheckOptions, *_METRIC, Limits),
+        "layerwise": (searches.Layerwise, *_TESTED, Data, General),
+        "run": _COMPARE,
     },
     "Explain": {
-        "cause": ((searches.Cause, *_LIMITED), None),
-        "releases": (
-            (searches.Releases, CheckOptions, Target, CompareOptions, Limits, *_RUN),
-            None,
-        ),
-        "matrix": ((searches.Matrix, Target, CompareOptions, Data, General), None),
-        "repeat": ((searches.Repeat, *_LIMITED), None),
-        "sweep": ((searches.Sweep, *_LIMITED), None),
-        "samples": ((searches.Samples, *_SEARCH), "minimal-input.npz"),
+        "cause": (searches.Cause, *_LIMITED),
+        "releases": (searches.Releases, CheckOptions, Target, CompareOptions, Limits, *_RUN),
+        "matrix": (searches.Matrix, Target, CompareOptions, Data, General),
+        "repeat": (searches.Repeat, *_LIMITED),
+        "sweep": (searches.Sweep, *_LIMITED),
+        "samples": (searches.Samples, *_SEARCH),
     },
     "Fix": {
-        "precision": (
-            (searches.PrecisionOptions, CheckOptions, *_METRIC, Limits),
-            "mixed.onnx",
-        ),
-        "workaround": (
-            (searches.Workaround, *_TESTED, Limits, *_RUN),
-            "patched.onnx",
-        ),
+        "precision": (searches.PrecisionOptions, CheckOptions, *_METRIC, Limits),
+        "workaround": (searches.Workaround, *_TESTED, Limits, *_RUN),
     },
     "Files": {
-        "extract": ((commands.Extract, Data, General), None),
-        "sanitize": ((commands.Sanitize, Data, General), None),
-        "convert": ((commands.Convert, Target, Data, General), None),
-        "inspect": ((commands.Inspect, General), None),
+        "extract": (commands.Extract, Data, General),
+        "sanitize": (commands.Sanitize, Data, General),
+        "convert": (commands.Convert, Target, Data, General),
+        "inspect": (commands.Inspect, General),
     },
     "Runs": {
-        "resume": ((commands.Resume, Verbosity), None),
-        "log": ((commands.LogOptions,), None),
-        "report": ((commands.Report,), None),
-        "diff": ((commands.Diff, General), None),
+        "resume": (commands.Resume, Verbosity),
+        "log": (commands.LogOptions,),
+        "report": (commands.Report,),
+        "diff": (commands.Diff, General),
     },
-    "This machine": {"doctor": ((commands.Doctor, Places, General), None)},
+    "This machine": {"doctor": (commands.Doctor, Places, General)},
+}
+_OUTPUTS = {
+    "diagnose": "reproducer",
+    "reduce": "reduced.onnx",
+    "samples": "minimal-input.npz",
+    "precision": "mixed.onnx",
+    "workaround": "patched.onnx",
 }
 COMMANDS: dict[str, Command] = {
-    name: Command(groups, f"bisect_trt.commands.{name}:run", output, panel)
+    name: Command(groups, f"bisect_trt.commands.{name}:run", _OUTPUTS.get(name), panel)
     for panel, table in _PANELS.items()
-    for name, (groups, output) in table.items()
+    for name, groups in table.items()
 }
 """By name, in the order of ``--help``."""
 _CHECKED = {name: command for name, command in COMMANDS.items() if CheckOptions in command.groups}
