@@ -17,6 +17,7 @@ from onnx import helper
 from support import Ran, bisect_trt, read_json
 
 from bisect_trt.onnxlib.cut import mark_outputs
+from bisect_trt.onnxlib.inputs import table_sizes
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.state import find_state, make_steps
 from bisect_trt.options.shared import Data
@@ -114,7 +115,9 @@ def largest(model: onnx.ModelProto, node: str) -> list[float]:
     names = [output.name for output in session.get_outputs()]
     made = None
     sizes: list[float] = []
-    for fed in make_steps(network, state, Data(), STEPS):
+    # The same tokens as the tool draws.
+    ranges = {name: (0, size - 1) for name, size in table_sizes(network).items()}
+    for fed in make_steps(network, state, Data(val_range=ranges), STEPS):
         made = dict(
             zip(names, session.run(None, fed | state_after(state.taken, made)), strict=True)
         )
