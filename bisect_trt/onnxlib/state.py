@@ -88,8 +88,7 @@ def find_state(network: Network, given: Sequence[str]) -> State:
         for output in network.outputs:
             names = (re.sub(*convention, output, count=1) for convention in _CONVENTIONS)
             # The first convention that makes an input's name of the output's decides.
-            fed = filter(infos.__contains__, names)
-            sources |= dict.fromkeys(islice(fed, 1), output)
+            sources |= dict.fromkeys(islice(filter(infos.__contains__, names), 1), output)
     if not sources:
         raise MissingOptionError(
             f"--steps: no input takes an output of the step before; name each pair with --state IN=OUT (inputs {quoted(infos)}; "
@@ -118,7 +117,7 @@ def _growing_axes(
         dims = info.shape or ()
         made = declared.shape or ()
         sizes = [*zip(dims, made, strict=False)]
-        alike = info.dtype == declared.dtype and (not made or len(made) == len(dims))
+        alike = info.dtype == declared.dtype and len(made) in {0, len(dims)}
         if not alike or any(
             {type(dim), type(later)} == {int} and dim != later for dim, later in sizes
         ):
@@ -268,8 +267,7 @@ def _counted(info: TensorInfo, start: int, end: int) -> Array | None:
         UsageError: A mask has fewer places.
     """
     dims = info.shape or ()
-    last = dims[-1] if dims else None
-    length = last if isinstance(last, int) else end
+    length = dims[-1] if dims and isinstance(dims[-1], int) else end
     lengths = _LENGTH.search(info.name)
     row: Array
     if info.dtype.kind not in "iub" or _ENCODER.search(info.name):

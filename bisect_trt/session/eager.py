@@ -231,8 +231,7 @@ class Eager(Struct, frozen=True):
             unnamed = [name for name in signature.parameters if name not in named]
             both = named | dict(zip(unnamed, tensors.values(), strict=False))
             # ``*past`` takes the rest, which goes by no name.
-            by_name = named and len(both) == len(every)
-            given: Arguments = ((), both) if by_name else (every, {})
+            given: Arguments = ((), both) if named and len(both) == len(every) else (every, {})
             try:
                 signature.bind(*given[0], **given[1])
             except TypeError as error:

@@ -301,7 +301,6 @@ class LoopRun(Struct, frozen=True):
         if inputs is None:
             return {}
         golden = NpzFile(self.file("golden", 1))
-        names = golden.keys() - subject.state.taken.values()
         sides: list[dict[str, list[Array]]] = []
         for target in (None, self.target):
             values = subject.models.run("whole", subject.network.proto, inputs, target)
@@ -311,7 +310,7 @@ class LoopRun(Struct, frozen=True):
             sides.append(
                 {
                     name: np.split(values[name], self.steps, axis)
-                    for name in names
+                    for name in golden.keys() - subject.state.taken.values()
                     for axis, size in enumerate(golden[name].shape)
                     if self.steps * size == values[name].shape[axis] != size
                 }
@@ -396,12 +395,10 @@ def wrong_steps(series: StepsWay, *, strict: bool) -> list[int]:
     """
     matching = [error.tolerance_ratio for error in series.errors if error.passed]
     severity = _OUTLIER * median(matching) if matching else required_severity(series.worst)
-    if strict:
-        severity = 1.0
     return [
         error.sample or 1
         for error in series.errors
-        if not error.passed and error.tolerance_ratio >= severity
+        if not error.passed and (strict or error.tolerance_ratio >= severity)
     ]
 
 

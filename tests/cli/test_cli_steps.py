@@ -251,6 +251,7 @@ MASKED = (
     "z = ReduceSum(m) q = Mul(r, z) hn = Add(h0, q)"
 )
 OTHER = f"({ONE} x, {ONE} h0) => (float[4, 1] hn)"
+LISTED = f"({ONE} x, {ONE} h0) => (seq({ONE}) hn)"
 TYPES = f"({ONE} x, float[1] h0) => (int64[1] hn)"
 
 
@@ -260,6 +261,7 @@ TYPES = f"({ONE} x, float[1] h0) => (int64[1] hn)"
         (f"({ONE} x) => ({ONE} y)", "y = Neg(x)", [], "BT1004", "no input takes an output"),
         (OTHER, "s = Add(x, h0) hn = Transpose(s)", [], "BT1009", "'h0' is float32[1, 4], and 'hn'"),
         (TYPES, "hn = Shape(x)", [], "BT1009", "'h0' is float32[1], and 'hn'"),
+        (LISTED, "s = Add(x, h0) hn = SequenceConstruct(s)", [], "BT1007", "does not return 'hn'"),
         (SUMS[0], SUMS[1], ["--load-inputs", "h.npz"], "BT1007", "'h0' has shape [2, 4]"),
         (SUMS[0], SUMS[1], ["--state", "h=hn"], "BT1005", "there is no input 'h'"),
         (SUMS[0], SUMS[1], ["--state", "h0=z"], "BT1005", "there is no output 'z'"),
