@@ -116,7 +116,7 @@ def largest(model: onnx.ModelProto, node: str) -> list[float]:
     made = None
     sizes: list[float] = []
     # The same tokens as the tool draws.
-    ranges = {name: (0, size - 1) for name, size in table_sizes(network).items()}
+    ranges = {name: (0.0, size - 1.0) for name, size in table_sizes(network).items()}
     for fed in make_steps(network, state, Data(val_range=ranges), STEPS):
         made = dict(
             zip(names, session.run(None, fed | state_after(state.taken, made)), strict=True)
