@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import onnx
 from msgspec import structs
 
 from bisect_trt.errors import BisectError, UsageError
@@ -24,7 +23,6 @@ from bisect_trt.mixed_precision.search import (
     with_metadata,
 )
 from bisect_trt.onnxlib.host import keep_on_host, with_inferred_shapes
-from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import first_output, in_module
 from bisect_trt.onnxlib.save import said_beside
@@ -60,14 +58,12 @@ _SHOWN_SUSPECTS = 5
 _SHOWN = 30
 
 
-def _why_unproven(fix: Fix, record: Record, problem: str | None) -> str | None:
-    """Return why what was written proves no fix; ``problem`` is what ONNX's checker says."""
+def _why_unproven(fix: Fix, record: Record) -> str | None:
+    """Return why what was written proves no fix."""
     task = fix.task
     point = fix.point
     if record.verdict is not Verdict.PASS:
         return f"the final re-check disagreed: {record.reason}"
-    if problem is not None:
-        return f"ONNX's checker refuses {task.settings.output}: {problem}"
     if refused := why_no_use(task.result):
         return refused
     if task.result.slow:
@@ -103,9 +99,6 @@ def write_answer(fix: Fix) -> Minimum:
         outcome = fix.passes_by_trade(written)
         record = task.prober.ledger.records[-1]
         task.console.say(f"  with {_atol_option(fix)}: {outcome.reason}")
-    problem = _checked(output) if lowering.writes_model(output) else None
-    if problem is not None and _checked(task.subject.settings.path) is not None:
-        problem = None  # the original is refused too
     fill_in(fix, outcome, record)
     task.score_whole(written)
     metric = task.result.metric
@@ -113,7 +106,7 @@ def write_answer(fix: Fix) -> Minimum:
         probes = tuple(each for each in metric.probes if each.probe not in fix.stream_probes)
         task.result.metric = structs.replace(metric, streams=fix.streams, probes=probes)
     _add_sampling_error(task)
-    why = _why_unproven(fix, record, problem)
+    why = _why_unproven(fix, record)
     return fix.minimum if why is None else fix.minimum.unproven(why)
 
 
@@ -164,17 +157,6 @@ def _leave_best(fix: Fix) -> None:
         tell_kept(task.result.keep_fp32 or (), task.console)
         return
     tell(task, f"{recommended(task.result) or task.settings.output}: the best so far, {count}.")
-
-
-def _checked(path: Path) -> str | None:
-    """The message of ONNX's checker, if it refuses a model; by its path it reads the binary format only, but any size."""
-    try:
-        model = onnx.load(str(path), load_external_data=False)
-        onnx.checker.check_model(str(path) if has_external_data(model) else model, full_check=True)
-    except Exception as error:
-        # The checker, shape inference and protobuf each raise their own.
-        return " ".join(str(error).split())[:300]
-    return None
 
 
 def kept_units(task: Task, minimum: Minimum, units: Subset) -> list[Unit]:
@@ -407,7 +389,8 @@ def _rounding(fix: Fix) -> str:
     if 2 * max(len(fix.minimum.units), 1) < len(fix.kept):
         reason = f"Rounding to {low} in most of the model adds up past the tolerance; no few nodes are the reason."
     if fix.passes_in_bf16 is not None:
-        outcome = "passes: try --bf16" if fix.passes_in_bf16 else "fails as well"
+        emulated = " when it is emulated" if fix.task.settings.emulated else ""
+        outcome = f"passes{emulated}: try --bf16" if fix.passes_in_bf16 else "fails as well"
         reason += f" In bf16 the whole model {outcome}."
     small = [
         point for point in fix.curve if not point.severe and len(point.units) < len(fix.kept) / 2
