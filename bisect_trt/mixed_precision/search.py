@@ -104,8 +104,16 @@ class PrecisionSettings(Struct, frozen=True):
 
     @property
     def emulated(self) -> bool:
-        """Whether candidates run on a runtime that would compute low-precision nodes in fp32: ONNX Runtime's CPU provider."""
-        return self.target is not None and self.target.target.emulates_low(self.target)
+        """Whether candidates run on a runtime that would compute low-precision nodes in fp32: ONNX Runtime's CPU provider.
+
+        Raises:
+            ConflictError: The runtime cannot emulate the precision.
+        """
+        if self.target is None:
+            return False
+        # Of a ladder the target has the precision of the rung below.
+        low = replace(self.target, fp16=self.precision == "fp16", bf16=self.precision == "bf16")
+        return low.target.emulates_low(low)
 
 
 def precision_files(options: PrecisionOptions) -> list[Path]:

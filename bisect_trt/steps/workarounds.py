@@ -186,14 +186,11 @@ def _run_as_file(
     outcome = check.run(files)
     reason = f"the file fails in a new process: {outcome.reason}"
     target = check.runtime
-    if (
-        outcome.ending is Ending.PASSED
-        and target is not None
-        and target.target.emulates_low(target)
-    ):
+    if outcome.ending is Ending.PASSED and target is not None:
+        plain = replace(target, fp16=False, bf16=False)
+        emulated = plain.target.emulates_low(plain)
         # What the target rounded itself is run with the types in the graph.
-        for name in target.low_precisions:
-            plain = replace(target, fp16=False, bf16=False)
+        for name in LOW_TYPES.keys() & {*target.low_precisions} if emulated else ():
             types = session.subject.element_types
             lowered = lower_fp16(candidate.proto, target.keep, types, LOW_TYPES[name])
             typed = replace(candidate, made=lowered, target=plain)

@@ -296,6 +296,8 @@ REFUSALS = """
 1003 --fp16 INFERENCE_PRECISION_HINT | run m.onnx --openvino --fp16 --openvino-property inference_precision_hint:f32
 1003 --fp16 --bf16 | run m.onnx --openvino --fp16 --bf16
 1003 --int8 | run m.onnx --openvino --int8
+1003 --fp16 --onnxrt | precision m.onnx -o o.onnx --openvino --fp16
+1003 --fp16 --onnxrt | run m.onnx --openvino --fp16 --keep-fp32 y
 1004 --slower-than | run m.onnx --onnxrt --baseline onnxrt
 1004 --measure-time | run m.onnx --onnxrt --measure-time 3
 1003 --slower-than | run m.onnx --onnxrt --slower-than 2 --atol 1

@@ -131,8 +131,18 @@ class OpenVinoTarget(Target):
         return f"{self.title} ({', '.join([options.device, *properties, *(settings.low_precisions or ('fp32',))])})"
 
     def emulates_low(self, settings: TargetSettings) -> bool:
-        """On the CPU, where it computes in fp32 what a graph has in bf16."""
-        return settings.of(OpenVinoSettings).device == CPU
+        """On the CPU, where it computes in fp32 what a graph has in bf16.
+
+        Raises:
+            ConflictError: It removes Casts to fp16, so there fp16 cannot be emulated.
+        """
+        on_cpu = settings.of(OpenVinoSettings).device == CPU
+        if on_cpu and settings.fp16:
+            raise ConflictError(
+                "--fp16: OpenVINO's CPU device computes in fp32 what a graph has in fp16; use --bf16, or --onnxrt --fp16, "
+                "which rounds each value."
+            )
+        return on_cpu
 
     def script(self, settings: TargetSettings, hints: Plain) -> Script:
         """Return how ``reproduce.py`` runs a model; what the file is rounded to already is not asked for again."""

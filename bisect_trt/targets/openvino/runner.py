@@ -82,7 +82,8 @@ class OpenVinoRunner:
         self._try(openvino.__version__)
         capabilities = self._capabilities()
         low = next((name for name in CAPABILITIES if settings[name]), None)
-        if low == "fp16" and CAPABILITIES[low] not in capabilities:
+        kept = settings["keep"] and settings["device"] == "CPU"
+        if low == "fp16" and (kept or CAPABILITIES[low] not in capabilities):
             raise ConflictError(
                 f"--fp16: OpenVINO's {settings['device']} computes fp16 in fp32; use --bf16, or --onnxrt --fp16, which rounds "
                 "each value."
