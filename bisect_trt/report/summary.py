@@ -523,16 +523,13 @@ def _patched(result: Result, passing: Sequence[WorkaroundTried], *, second: bool
 def said_of_cost(cost: Cost, fp32: float | None) -> str:
     """Return what a change costs, in words; ``fp32`` are the milliseconds of a run of the model in fp32, if known."""
     clause = "a run takes" if cost.unit == "ms" else "the engine has"
-    words = f"{clause} {cost.after:.3g} {cost.unit}, {cost.before:.3g} {cost.unit} without it"
-    return words + no_faster(cost.after, fp32)
+    slow = " (no faster than fp32)" * _is_slow(cost.after, fp32)
+    return f"{clause} {cost.after:.3g} {cost.unit}{slow}, {cost.before:.3g} {cost.unit} without it"
 
 
-def no_faster(ms: float | None, fp32: float | None) -> str:
-    """Return that a fix is as slow as the model in fp32, in words; empty where it is faster, or that is not known."""
-    if ms is None or fp32 is None or ms < 0.99 * fp32:
-        return ""
-    # This machine may have no kernels of the low precision; the one that it is for may.
-    return " (no faster than fp32 here: measure where it is deployed)"
+def _is_slow(ms: float, fp32: float | None) -> bool:
+    """Return whether a fix is as slow as the model in fp32; not if that is not known."""
+    return fp32 is not None and ms >= 0.99 * fp32
 
 
 def why_no_use(result: Result) -> str:
@@ -576,8 +573,14 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     times = {name: value for name, value in (result.latency_ms or {}).items() if value is not None}
     if times:
         names = {"lowered": f"all in {low}"}
-        texts = [f"{names.get(name, name)} {value:.3g} ms" for name, value in times.items()]
-        yield "", f"latency: {', '.join(texts)}{no_faster(times.get('mixed'), times.get('fp32'))}"
+        # This machine may have no kernels of the low precision; the one that it is for may.
+        slow = _is_slow(times.get("mixed", 0.0), times.get("fp32"))
+        notes = {"mixed": " (no faster)" * slow}
+        texts = [
+            f"{names.get(name, name)} {value:.3g} ms{notes.get(name, '')}"
+            for name, value in times.items()
+        ]
+        yield "", f"latency: {', '.join(texts)}"
     if result.slow:
         yield (
             "",
