@@ -18,7 +18,6 @@ OPERATORS = {
     "Mul": "multiply",
     "MatMul": "matmul",
     "Neg": "negative",
-    "Tanh": "tanh",
 }
 """NumPy's functions of ONNX's operators."""
 
