@@ -506,6 +506,13 @@ class Fix(Watcher):
         self.minimum = self.minimum.unproven("it fails on other random steps")
         return units
 
+    def _order(self) -> Sequence[int]:
+        """Return the units by the errors that they make; without suspects, those like the minimal set's first."""
+        space = self.task.space
+        if not space.suspects:
+            space.suspect_alike({node.op for node in space.culprits(self.minimum.units)})
+        return space.order(self._worst)
+
     def _grow(self, point: Point) -> None:
         """Grow a set until it holds on a round of fresh samples, or the probes for that are spent.
 
@@ -520,10 +527,7 @@ class Fix(Watcher):
         for number in range(1, _ROUNDS):
             if budget <= 0 or (point.holds and point.units not in self._unfit):
                 return
-            if not task.space.suspects:
-                minimal = task.space.culprits(self.minimum.units)
-                task.space.suspect_alike({node.op for node in minimal})
-            order = task.space.order(self._worst)
+            order = self._order()
             grown = point.units | task.space.certain
             if grown == point.units:
                 probes = len(task.prober.ledger.records)

@@ -326,16 +326,9 @@ def suspect(
     for place, (unit, error, (overflow, headroom)) in enumerate(
         zip(units, errors.tolist(), past, strict=True)
     ):
-        size = f"{error:.3g} times the tolerance" if math.isfinite(error) else "NaN or Inf"
+        underflow = ranges.underflow(nodes[place]) if unit in vanishing else ""
+        rule, reason = _reason(error, overflow, underflow, precision)
         score = 0.0
-        rule = "own error"
-        reason = f"alone in {precision} changes the outputs by {size}"
-        if overflow:
-            rule = "overflow"
-            reason = overflow
-        elif unit in vanishing and (lost := ranges.underflow(nodes[place])):
-            rule = "underflow"
-            reason = lost
         if error > 1:
             score = BREAKS + min(math.log10(error) / 50, 0.9)
         elif headroom:
@@ -349,6 +342,16 @@ def suspect(
                 Suspect(unit, score, rule, f"{network.nodes[nodes[place]].op_type} {reason}")
             )
     return sorted(suspects, key=lambda entry: (-entry.score, entry.unit))
+
+
+def _reason(error: float, overflow: str, underflow: str, precision: str) -> tuple[str, str]:
+    """Return the rule by which a node is a suspect, and the reason in words."""
+    if overflow:
+        return "overflow", overflow
+    if underflow:
+        return "underflow", underflow
+    size = f"{error:.3g} times the tolerance" if math.isfinite(error) else "NaN or Inf"
+    return "own error", f"alone in {precision} changes the outputs by {size}"
 
 
 class _Ranges:

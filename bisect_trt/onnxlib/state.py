@@ -20,7 +20,7 @@ from bisect_trt.errors import (
 )
 from bisect_trt.onnxlib.inputs import input_infos
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.shapes import input_sizes, resized, sizes_at
+from bisect_trt.onnxlib.shapes import Shape, input_sizes, resized, sizes_at
 from bisect_trt.options.shared import Data
 from bisect_trt.tensors.files import Arrays, Values
 from bisect_trt.tensors.info import Array, TensorInfo
@@ -97,6 +97,13 @@ def find_state(network: Network, given: Sequence[str]) -> State:
     return State(sources, dict(_growing_axes(network, infos, sources)))
 
 
+def _may_equal(shape: Shape, later: Shape) -> bool:
+    """Return whether a tensor of one shape can have the other, of which a rank of 0 says nothing."""
+    sizes = zip(shape, later, strict=False)
+    differ = (isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes)
+    return len(later) in {0, len(shape)} and not any(differ)
+
+
 def _growing_axes(
     network: Network, infos: Mapping[str, TensorInfo], sources: Mapping[str, str]
 ) -> Iterator[tuple[str, int]]:
@@ -116,16 +123,12 @@ def _growing_axes(
         info = infos[name]
         dims = info.shape or ()
         made = declared.shape or ()
-        sizes = [*zip(dims, made, strict=False)]
-        alike = info.dtype == declared.dtype and len(made) in {0, len(dims)}
-        if not alike or any(
-            {type(dim), type(later)} == {int} and dim != later for dim, later in sizes
-        ):
+        if info.dtype != declared.dtype or not _may_equal(dims, made):
             raise UnsuitableModelError(
                 f"the state '{name}' is {info.dtype}{shape_text(dims)}, and '{output}', which it takes, is "
                 f"{declared.dtype}{shape_text(made)}; name other pairs with --state IN=OUT."
             )
-        for axis, (dim, later) in enumerate(sizes):
+        for axis, (dim, later) in enumerate(zip(dims, made, strict=False)):
             if not isinstance(dim, int) and dim != later and dim not in stream:
                 yield name, axis
 

@@ -408,8 +408,26 @@ class Opinions(Struct, frozen=True, dict=True):
         name = next(overflowing, None) or next(alone, None)
         if name is None:
             return None
+        return self._loss(values, name, rounded[name], past[name], low)
+
+    def _loss(
+        self,
+        values: Values,
+        name: str,
+        becomes: Array,
+        past: Array,
+        low: str,
+    ) -> tuple[str, Entry]:
+        """Return the loss of one tensor that is rounded, in words and as figures.
+
+        Args:
+            values: The values of all tensors of the case.
+            name: The tensor.
+            becomes: Its values in the low precision.
+            past: Which of them overflow.
+            low: The low precision.
+        """
         value = values[name]
-        becomes = rounded[name]
         with np.errstate(invalid="ignore"):
             size = np.nan_to_num(np.abs(value.astype(np.float64) - becomes))
         small = np.where(np.abs(value) < FP16_NORMAL, becomes, value)
@@ -417,9 +435,9 @@ class Opinions(Struct, frozen=True, dict=True):
         reason = f"'{name}'{self.makers.get(name, '')} becomes "
         if any(name == tensor.name for tensor in self.model.graph.initializer):
             reason = f"the constant {reason}"
-        if past[name].any():
+        if past.any():
             loss = "overflow"
-            size = np.where(past[name], np.abs(value), 0)
+            size = np.where(past, np.abs(value), 0)
         elif low == "fp16" and self._explains(values, name, small):
             loss = "underflow"
             zero = (value != 0) & (becomes == 0)

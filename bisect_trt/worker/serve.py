@@ -235,11 +235,7 @@ class Worker:
             reply = Failed("run", "out of memory", "run: out of memory")
         except Exception as error:
             traceback.print_exc()
-            name = type(error).__name__
-            owner = getattr(order.request, "target", None)
-            plugin = owner and plugin_of(owner.target)
-            reason = f"{plugin} raised {error!r}" if plugin else f"{name}: {error}"
-            reply = Failed("run", reason, f"run: {name}")
+            reply = _raised(order.request, error)
         memory = self._memory()
         if self._place is not None:
             print(self._place.printed, end="", flush=True)
@@ -492,6 +488,15 @@ def _idle_s(*sides: Runtime) -> tuple[float, ...]:
         (path := Path(folder) / "tiny.onnx").write_bytes(TINY_MODEL)
         timed = [Timed.of(runtime.load(path, feed), feed) for runtime in sides]
         return tuple(min(model.block() for _ in range(_IDLE_BLOCKS)) for model in timed)
+
+
+def _raised(request: Request[Any], error: Exception) -> Failed:
+    """Return the failure of an error that nothing expects, which names the plug-in that raised it."""
+    name = type(error).__name__
+    owner = getattr(request, "target", None)
+    plugin = owner and plugin_of(owner.target)
+    reason = f"{plugin} raised {error!r}" if plugin else f"{name}: {error}"
+    return Failed("run", reason, f"run: {name}")
 
 
 def _names(request: Request[Any]) -> list[str]:
