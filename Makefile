@@ -18,10 +18,13 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname)),+cpu)
 # Tests that the versions of libraries can change: models, values, runtimes, help and output. `make test-lowest LOWEST_TESTS=tests` runs all.
 LOWEST_TESTS ?= tests/onnxlib tests/tensors tests/targets tests/report tests/test_api.py tests/test_errors.py \
 	$(addprefix tests/cli/test_cli_,$(addsuffix .py,compare diagnose entry files precision reduce))
+# The corpus of recorded answers; and tests that install releases or packages, or start other hosts. CI runs both beside `make test`.
+ANSWERS := tests/answers
+INSTALLS := tests/cli/test_cli_releases.py tests/probe/test_environments.py tests/examples tests/places
 # Tests that run no model: for the inner loop.
 QUICK := tests/search tests/tensors tests/report tests/docs --ignore tests/report/test_notebook.py --ignore tests/docs/test_from_polygraphy.py
 
-.PHONY: demo install check test truth fuzz chaos lint format docs site release bench test-slow test-lowest install-lowest clean
+.PHONY: demo install check test test-answers test-installs truth fuzz chaos lint format docs site release bench test-slow test-lowest install-lowest clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -59,8 +62,14 @@ install: $(VENV)/.torch  ## What `make test` runs on.
 check: lint  ## Under a minute, for the inner loop: lint, types, and the tests that run no model.
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m 'not slow and not any_version and not browser' $(QUICK)
 
-test: $(VENV)/.torch  ## Every test that needs no GPU, but for what `make test-slow` runs.
-	$(TEST_FOLDER:%=TMPDIR=%) $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m 'not slow' -o tmp_path_retention_count=1
+test: TESTS := tests $(addprefix --ignore ,$(ANSWERS) $(INSTALLS))
+test-answers: TESTS := $(ANSWERS)
+test-installs: TESTS := $(INSTALLS)
+test: $(VENV)/.torch  ## Every test that needs no GPU, but for what the other targets run.
+test-answers: $(VENV)/.torch  ## Is each recorded answer the same, with no question more?
+test-installs: $(VENV)/.torch  ## Releases, packages and other hosts: environments that are made for the test.
+test test-answers test-installs:
+	$(TEST_FOLDER:%=TMPDIR=%) $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal -q -m 'not slow' -o tmp_path_retention_count=1 $(TESTS)
 
 test-slow: $(VENV)/.torch  ## Corpora and whole stories: the pages followed, real networks, kills; and six times the examples of each property.
 	HYPOTHESIS_PROFILE=deep $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist load --maxschedchunk 1 -q -m 'slow or hypothesis'
