@@ -8,7 +8,13 @@ from pathlib import Path
 
 from msgspec import structs
 
-from bisect_trt.errors import ConflictError, UnavailableError, UsageError, ValueRefusedError
+from bisect_trt.errors import (
+    ConflictError,
+    MissingOptionError,
+    UnavailableError,
+    UsageError,
+    ValueRefusedError,
+)
 from bisect_trt.mixed_precision import groups
 from bisect_trt.mixed_precision.answer import deliver, leave_best, tell, tell_suspects, write_answer
 from bisect_trt.mixed_precision.curve import Fix, row_of
@@ -55,6 +61,10 @@ def run(call: Call) -> Result:
     if check.limits is not None and settings.emulated and not settings.bits:
         raise ConflictError(
             f"{settings.low} is emulated on this target, so its time and memory are not measured; drop the limit."
+        )
+    if settings.bits and call[Loop].steps and check.metric is None and options.reference is None:
+        raise MissingOptionError(
+            f"--steps beside {settings.low}: the reference is the quantized model, so no step is wrong; add --metric."
         )
     opened = call.open(check, precision_files(options))
     if settings.bits:

@@ -528,6 +528,7 @@ def test_a_cache_in_integers_is_a_group(cli: CommandLine, here: Path) -> None:
     }
     save_text(here / "m.onnx", ends, body, weights, opset=17)
     words = ["precision", "m.onnx", "--onnxrt", "--int8", "--steps", "3", "-o", "s.onnx"]
+    assert "BT1004" in cli(*words).ended(2).err
     words += ["--metric", "scale", "--max-drop", "0.2", "--val-range", "x:[0,1]"]
     words += ["--val-range", "at:[5,5]", "--no-sensitivity", "--json", "r.json"]
     ran = cli(*words).ended(0)
