@@ -108,3 +108,6 @@ def test_a_runtime_that_refuses_every_such_model_blames_no_node(
     output = {"diagnose": "d", "reduce": "r.onnx", "workaround": "p.onnx"}[command]
     ran = cli(command, "m.onnx", "--onnxrt", "-o", output, "--json", "r.json").ended(3)
     assert ran.result["minimality"] == "unproven"
+    if command == "diagnose":
+        assert ran.result["fault"]["whose"] == "unknown"
+        assert "Identity nodes alone too: IR version " in ran.result["fault"]["sentence"]
