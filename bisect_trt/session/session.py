@@ -400,7 +400,7 @@ class Session(Struct, frozen=True):
         if self.result.flaky:
             self.result.flaky = structs.replace(self.result.flaky, reached=round(confidence, 6))
         reason = (
-            f"the failure is flaky ({flakiness.rate:.0%} of {flakiness.runs} runs); 1-minimal with {confidence:.1%} "
+            f"the failure is flaky ({flakiness.rate:.0%} of {flakiness.runs} runs); 1-minimal with {min(confidence, 0.999):.1%} "
             f"confidence: each of {passed} passing candidates passed {flakiness.passes_needed} times"
         )
         return "unproven", reason
