@@ -274,6 +274,10 @@ class FreshCheck(Check):
         """The target."""
         return self.check.target
 
+    def under(self, **conditions: Unpack[Conditions]) -> FreshCheck:
+        """Return the same check under other conditions."""
+        return replace(self, check=self.check.under(**conditions))
+
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate; ``Outcome.errors`` has one number for each sample."""
         target = self.check.target_of(files)

@@ -248,6 +248,7 @@ class ReleasesAnswer(Answer, kw_only=True):
     first_passing: str | None = None
     failing: tuple[tuple[str, str], ...] = ()
     reasons: dict[str, str] = {}
+    upgrade: str | None = None
     reference_doubt: str | None = None
 
 

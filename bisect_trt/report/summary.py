@@ -488,15 +488,12 @@ def _releases(result: Result) -> Iterator[Row]:
             # There may be newer ones that --to excludes.
             end = "the newest that was probed"
         yield "Since", f"{start}, fails in {spans}, {end} ({package})"
-        if fixed:
-            yield "Fix", f"upgrade to {package} {fixed} or later"
 
 
 def _fixes(result: Result) -> Iterator[Row]:
     """Yield the models that pass, with their cost and the number of fresh samples that they pass on."""
-    upgrade = None if result.first_passing else result.upgrade
-    if upgrade:
-        yield "Fix", upgrade
+    if result.upgrade:
+        yield "Fix", result.upgrade
     units = result.keep_fp32
     mixed = isinstance(units, list) and result.artifacts.get("mixed")
     if mixed:
@@ -504,7 +501,7 @@ def _fixes(result: Result) -> Iterator[Row]:
     tried = result.workarounds or ()
     passing = [workaround for workaround in tried if workaround.passes]
     yield from _patched(result, passing, second=bool(mixed))
-    if tried and not passing and not units and not (upgrade or result.first_passing):
+    if tried and not passing and not units and not result.upgrade:
         yield "Fix", f"not found: {plural(len(tried), 'workaround')} tried"
 
 
@@ -674,7 +671,7 @@ def _files(result: Result) -> Iterator[Row]:
 
 def _next(result: Result) -> Iterator[Row]:
     """Yield the next command."""
-    if result.first_passing:
+    if result.first_passing and result.upgrade:
         # The fix is an upgrade.
         return
     resume = [command.command for command in result.page.commands or () if command.resumes]

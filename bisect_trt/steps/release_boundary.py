@@ -43,17 +43,18 @@ from bisect_trt.session.session import Session
 from bisect_trt.session.space import Series
 from bisect_trt.session.subject import Subject
 from bisect_trt.steps.minimal_case import named_nodes
-from bisect_trt.steps.second_opinion import installed_versions
+from bisect_trt.steps.second_opinion import fails_on_fresh, installed_versions
 from bisect_trt.targets.base import Package
 from bisect_trt.targets.messages import error_class
 from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.environments import Environment, find_python, interpreter, others, with_numpy
 from bisect_trt.worker.environments import releases as list_index
 from bisect_trt.worker.place import make_place
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import Cancel
-from bisect_trt.worker.protocol import CANCELLED, Failed, Trace
+from bisect_trt.worker.protocol import CANCELLED, Failed, Sample, Trace
 
 _REASON_LENGTH = 200
 """The length to which the reason of a release is cut."""
@@ -103,6 +104,18 @@ class ReleaseCheck(Check):
     def runtime(self) -> TargetSettings | None:
         """The runtime that is compared, if one is."""
         return self.target
+
+    @property
+    def tolerances(self) -> ToleranceOptions | None:
+        """The tolerances of the check."""
+        return self.check.tolerances
+
+    def on_samples(
+        self, samples: Sequence[Sample], tolerance: ToleranceOptions
+    ) -> ReleaseCheck | None:
+        """Return a check on other samples, if the check can judge them."""
+        check = self.check.on_samples(samples, tolerance)
+        return None if check is None else replace(self, check=check, fusion=())
 
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate; its environment is created first if needed."""
@@ -295,12 +308,14 @@ class Boundaries(Struct, frozen=True):
         releases: The releases of the range, the oldest first.
         history: The verdicts by index of the release, and the edges between them.
         reasons: The reason of each verdict, by release.
+        wrong: How releases that pass fail on fresh inputs, in words.
     """
 
     package: str
     releases: Sequence[str]
     history: History
     reasons: Mapping[str, str]
+    wrong: Names = ()
 
     def passing(self, edge: Edge | None) -> str | None:
         """The release that passes at an edge; ``None`` if no release does."""
@@ -313,6 +328,8 @@ class Boundaries(Struct, frozen=True):
 
     def doubt(self) -> str | None:
         """Why a boundary is not known exactly, if so."""
+        if self.wrong:
+            return f"{'; '.join(self.wrong)}: that it was fixed is unproven"
         for edge, event in ((self.history.oldest, "appeared"), (self.history.newest, "was fixed")):
             if edge is not None and edge.between:
                 names = [self.releases[place] for place in edge.between]
@@ -329,6 +346,14 @@ class Boundaries(Struct, frozen=True):
         newest, _, reason = silent[-1]
         older = f"{newest} and older" if len(silent) > 1 else newest
         return f" {self.package} {older} cannot run it ({reason})."
+
+    @property
+    def upgrade(self) -> str | None:
+        """The upgrade that fixes the failure, as a request, if there is one."""
+        after = self.passing(self.history.newest)
+        if after is None or self.wrong:
+            return None
+        return f"upgrade to {self.package} {after} or later"
 
     def tell(self, console: Console) -> Since:
         """Print the boundaries, their doubt and the fix, and return them for ``ISSUE.md``."""
@@ -348,7 +373,7 @@ class Boundaries(Struct, frozen=True):
         if doubt := self.doubt():
             sentence += f" {doubt[0].upper()}{doubt[1:]}."
         console.answer(sentence)
-        fix = None if after is None else f"upgrade to {self.package} {after} or later"
+        fix = self.upgrade
         if fix is not None:
             console.answer(f"Fix: {fix}.")
         return Since(sentence, fix)
@@ -372,6 +397,8 @@ class Boundaries(Struct, frozen=True):
         result.releases = {release: verdict for release, verdict, _ in self.rows()}
         result.first_failing = self.releases[oldest.failing] if oldest and appeared else None
         result.first_passing = self.passing(self.history.newest)
+        if self.history.newest is not None:
+            result.upgrade = self.upgrade
         result.failing = [
             (self.releases[first], self.releases[last]) for first, last in self.history.stretches
         ]
@@ -435,6 +462,18 @@ def ask_releases(
         verdicts = History({place: record.verdict for place, record in records.items()})
         reasons = {releases[place]: record.reason for place, record in sorted(records.items())}
         boundaries = Boundaries(package.name, releases, history or verdicts, reasons)
+        boundaries.fill_in(session.result)
+    # Fresh inputs have no values but the reference's.
+    if boundaries.upgrade and not session.result.reference_doubt:
+        passing = [place for place, verdict in verdicts.seen.items() if verdict is Verdict.PASS]
+        first = releases.index(boundaries.passing(history.newest) or "")
+        wrong = (
+            fails_on_fresh(
+                session, check, f"{package.name} {releases[place]}", build(place).candidate.packages
+            )
+            for place in sorted({first, max(passing)})
+        )
+        boundaries = structs.replace(boundaries, wrong=tuple(filter(None, wrong)))
         boundaries.fill_in(session.result)
     return boundaries
 

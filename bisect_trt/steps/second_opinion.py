@@ -16,9 +16,11 @@ from importlib import metadata
 from msgspec import Struct
 from packaging.version import Version
 
+from bisect_trt.mixed_precision.search import with_metadata
+from bisect_trt.mixed_precision.validation import Fresh
 from bisect_trt.onnxlib.nodes import drawing_nodes
 from bisect_trt.probe.candidate import Candidate, Probe
-from bisect_trt.probe.check import Comparing
+from bisect_trt.probe.check import Check, Comparing
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import write_candidate
 from bisect_trt.report.reproducer import Since
@@ -35,6 +37,8 @@ from bisect_trt.worker.protocol import Failed
 EVALUATOR = TargetSettings("onnx")
 EVALUATOR_SECONDS = 120.0
 """The evaluator is written for clarity, not for speed."""
+FRESH_INPUTS = 20
+"""The number of fresh inputs on which a fix is confirmed."""
 
 
 class Disagreement(Struct, frozen=True):
@@ -130,6 +134,40 @@ def right_here(session: Session, check: Comparing, case: Candidate) -> Since | N
     return Since(
         f"{title} {older} fails, {installed} passes.", f"upgrade to {title} {installed} or later"
     )
+
+
+def fails_on_fresh(session: Session, check: Check, release: str, packages: str = "") -> str:
+    """Run the whole model in a release on fresh inputs, and compare it with the reference.
+
+    Args:
+        session: The session.
+        check: Runs the model in the release.
+        release: The release, in words.
+        packages: The environment of the release, if the check creates it.
+
+    Returns:
+        How many inputs fail, in words; empty where none fails, or nothing can be compared.
+    """
+    subject = session.subject
+    fresh = Fresh(subject, FRESH_INPUTS)
+    tolerance = check.tolerances
+    samples = None if fresh.why_none or tolerance is None else fresh.round(0)
+    if samples is None or tolerance is None:
+        return ""
+    on_fresh = check.on_samples(tuple(files for files, _ in samples), tolerance)
+    if on_fresh is None:
+        return ""
+    console = session.console
+    console.step(f"Does {release} pass on {len(samples)} other inputs?")
+    candidate = replace(subject.original, title=release, packages=packages)
+    candidate = with_metadata(candidate, "bisect-trt.samples", release)
+    files = write_candidate(Probe(candidate), subject.workspace, subject.reference)
+    outcome = on_fresh.run(files)
+    console.say(f"  {outcome.reason}")
+    if not outcome.errors:
+        return f"{release} does not run on other inputs ({outcome.reason})"
+    wrong = sum(error > 1 for error in outcome.errors)
+    return f"{release} fails on {wrong} of {len(samples)} other inputs" if wrong else ""
 
 
 def installed_versions(target: TargetSettings) -> Iterator[str]:

@@ -54,6 +54,7 @@ from bisect_trt.session.session import Case, Session
 from bisect_trt.session.space import Space
 from bisect_trt.steps.arbitration import Fault
 from bisect_trt.steps.minimal_case import find_minimum
+from bisect_trt.steps.second_opinion import FRESH_INPUTS
 from bisect_trt.steps.switches import name_cause
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
@@ -62,8 +63,6 @@ from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.protocol import Compare, Failed, Sample, Trace
 
 PATCHED = "patched.onnx"
-FRESH_INPUTS = 20
-"""The number of fresh inputs on which a patched model is confirmed."""
 _MOST = 24
 _IN_A_DIAGNOSIS = 8
 """The largest number of questions for each kind of workaround, in the command and in a

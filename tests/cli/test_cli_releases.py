@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,13 @@ def InferenceSession(model, *_, **__):
         + "Name:'<%d>' Status Message: no" % last
     )
 """
+OFF_ABOVE_ONE = """
+class InferenceSession(InferenceSession):
+    def run(self, *arguments, **others):
+        return [each + (each > 1) for each in super().run(*arguments, **others)]
+"""
 KINDS = {
+    "A": OFF_ABOVE_ONE,
     "D": UNFUSED,
     "E": SIGNED,
     "L": LAST_NODE,
@@ -172,6 +179,21 @@ def test_boundaries(
     assert (fails in printed) == (status in (0, 3))
     assert (result["first_failing"], result["first_passing"]) == boundaries
     assert said in json.dumps(result["reasons"])
+
+
+def test_no_upgrade_is_a_fix_where_other_inputs_fail(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The given input alone passes in the newer releases."""
+    releases(here, "FAA").tell(monkeypatch)
+    save_text(here / "relu.onnx", "(float[8] x) => (float[8] y)", "y = Relu(x)")
+    np.savez(here / "x.npz", x=np.linspace(-2, 1, 8, dtype=np.float32))
+    status, result, out = ask(here, "relu.onnx", "--onnxrt", "--load-inputs", "x.npz")
+    assert (status, result["first_passing"], result["minimality"]) == (3, "1.1", "unproven")
+    assert result["upgrade"] is None
+    assert "Fix" not in out
+    for release in ("1.1", "1.2"):
+        assert re.search(rf"onnxruntime {release} fails on \d+ of 20 other inputs", result["why"])
 
 
 @pytest.mark.parametrize("every", rest_slow([False, True]))
