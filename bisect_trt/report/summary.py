@@ -503,6 +503,12 @@ def _fixes(result: Result) -> Iterator[Row]:
     yield from _patched(result, passing, second=bool(mixed))
     if tried and not passing and not units and not result.upgrade:
         yield "Fix", f"not found: {plural(len(tried), 'workaround')} tried"
+    elif result.command == "workaround" and not any(workaround.file for workaround in passing):
+        # The cause's row has the switch that passes.
+        patches = [workaround for workaround in tried if workaround.kind != "switch"]
+        if patches:
+            closest = max(patches, key=lambda workaround: workaround.fresh.passed)
+            yield "Fix", f"no model is written; tried: {closest.what}: {closest.why}"
 
 
 def _patched(result: Result, passing: Sequence[WorkaroundTried], *, second: bool) -> Iterator[Row]:

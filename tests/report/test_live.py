@@ -25,6 +25,7 @@ from bisect_trt.report import console
 from bisect_trt.report.parts import (
     Failure,
     FailureRate,
+    FreshCount,
     ProbeLine,
     Status,
     Story,
@@ -266,6 +267,19 @@ def test_proven_and_unproven_do_not_stand_together(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert "(unproven)" in page
     assert "Proven" not in page
+
+
+def test_a_workaround_without_a_patched_model_says_what_was_tried() -> None:
+    result = Result("workaround", "found", culprits=[node("Add", "a")])
+    result.artifacts["run"] = "run"
+    why = "3 of 20 fresh inputs fail"
+    switch = WorkaroundTried("switch", "s off", True, fresh=FreshCount(20, 20))
+    barrier = WorkaroundTried("barrier", "a barrier after 'a'", False, None, why=why)
+    result.workarounds = [switch, barrier, WorkaroundTried("rewrite", "a form", None)]
+    row = ("Fix", f"no model is written; tried: {barrier.what}: {why}")
+    assert row in summary(result)
+    result.workarounds[2] = WorkaroundTried("rewrite", "a form", True, "p.onnx")
+    assert row not in summary(result)
 
 
 def test_the_words_of_an_answer_agree() -> None:
