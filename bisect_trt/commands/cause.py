@@ -34,7 +34,7 @@ def run(call: Call) -> Result:
             raise arbiter.doubted(error) from error
         console.say(f"  yes: {record.reason}")
         console.step("2. Which of the target's switches fix it?")
-        [sentence, *_] = explain(session, check, wanted=call[Cause].compiler_switch).sentences
+        [(sentence, _), *_] = explain(session, check, wanted=call[Cause].compiler_switch).sentences
         # A switch that fixes it says where, and not who is wrong.
         arbiter.judge(replace(session.subject.original, sample=session.outcome(record).sample or 1))
         return (

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import functools
 import hashlib
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,7 @@ def environment() -> jinja2.Environment:
         "number": number,
         "plural": plural,
         "seconds": seconds,
+        "shell": shlex.join,
         "shorten": shorten,
         "size_grid": _size_grid,
         "sorted_groups": _by_cost,

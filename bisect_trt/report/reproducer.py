@@ -127,6 +127,7 @@ class Reproducer(Struct, frozen=True):
         blamed: Places of the model's nodes, the culprits first.
         places: Versions and devices of each place where the target ran, if not here.
         since: Since which release it fails, where that was examined.
+        cause: Sentences about the switches that fix it, each with options or ``""``.
         inside: Sentences about the nodes that fail in the body of its node.
         layers: The nodes with the execution provider that runs each, where the target reports it.
     """
@@ -149,7 +150,7 @@ class Reproducer(Struct, frozen=True):
     blamed: Sequence[int] = ()
     fault: str | None = None
     is_bug: bool = True
-    cause: Sequence[str] = ()
+    cause: Sequence[tuple[str, str]] = ()
     places: Sequence[Mapping[str, str]] = ()
     since: Since | None = None
     inside: Sequence[str] = ()

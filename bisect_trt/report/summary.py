@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import textwrap
 from collections import Counter
@@ -415,7 +416,7 @@ def _cause(result: Result) -> Iterator[Row]:
         subject = "the model" if entry.whole else "the minimal case, but not the whole model,"
         yield (
             "Cause",
-            f"{' and '.join(entry.switches)}: {subject} passes with {' '.join(entry.options)}",
+            f"{' and '.join(entry.switches)}: {subject} passes with {shlex.join(entry.options)}",
         )
         if entry.whole:
             yield "", _sentence(entry.seen)

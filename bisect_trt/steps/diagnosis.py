@@ -102,7 +102,7 @@ class Diagnosis(Struct, frozen=True):
             delivery = self.deliver(answer)
         if result.amplified and answer.fault.whose != "target":
             session.console.answer(result.amplified.sentence)
-        cause: list[str] = []
+        cause: list[tuple[str, str]] = []
         since: Since | None = None
         inside: list[Inside] = []
         try:
@@ -142,7 +142,7 @@ class Diagnosis(Struct, frozen=True):
             session.console.say(f"  {error}")
         finally:
             # The texts have the number of probes of the whole run.
-            delivery.finish(session, self.archive, cause, since, inside)
+            delivery.finish(session, result.minimality, self.archive, cause, since, inside)
             if self.archive is not None:
                 result.artifacts["archive"] = str(self.archive)
         return result
@@ -322,7 +322,7 @@ class Diagnosis(Struct, frozen=True):
         )
         self._tell(answer, failure.minimality, folder, prefix="Another failure: ")
         inside = look_inside(session, answer.whole)
-        delivery.finish(session, inside=inside)
+        delivery.finish(session, failure.minimality, inside=inside)
         return structs.replace(failure, inside=tuple(inside), fault=answer.fault.to_part())
 
     def keep_larger(self, answer: JudgedCase, case: Case) -> str:
@@ -333,7 +333,9 @@ class Diagnosis(Struct, frozen=True):
         larger = structs.replace(answer, case=case, whole=settled, candidate=settled)
         report = session.result.reported()
         proof = report.proof
-        leave_reproducer(session, self.check, larger, folder, self.own).finish(session)
+        delivery = leave_reproducer(session, self.check, larger, folder, self.own)
+        minimality, _ = session.proof(delivery.minimum)
+        delivery.finish(session, minimality)
         report.proof = proof
         return str(folder)
 

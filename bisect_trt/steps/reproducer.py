@@ -20,7 +20,7 @@ from bisect_trt.onnxlib.nodes import clone, first_output
 from bisect_trt.options.searches import Diagnose
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record
-from bisect_trt.report.parts import Inside, Proof
+from bisect_trt.report.parts import Inside, Minimality, Proof
 from bisect_trt.report.reproducer import (
     FILES,
     MODEL,
@@ -108,8 +108,9 @@ class Left(Struct, frozen=True):
     def finish(
         self,
         session: Session,
+        minimality: Minimality,
         archive: Path | None = None,
-        cause: Sequence[str] = (),
+        cause: Sequence[tuple[str, str]] = (),
         since: Since | None = None,
         inside: Sequence[Inside] = (),
     ) -> None:
@@ -117,15 +118,16 @@ class Left(Struct, frozen=True):
 
         Args:
             session: The session.
+            minimality: What the answer says of the nodes.
             archive: The ``.zip`` to write, if any.
-            cause: Sentences about the switches that fix it.
+            cause: Sentences about the switches that fix it, each with options or ``""``.
             since: The release in which it appeared.
             inside: What fails inside the node of the answer, an entry for each body.
 
         Raises:
             UsageError: A file cannot be written.
         """
-        search = _describe_search(session, self.minimum)
+        search = _describe_search(session, minimality)
         texts = structs.replace(self.reproducer, found=search, cause=cause, since=since)
         if not self.disguised:
             # The names are not the model's.
@@ -135,14 +137,11 @@ class Left(Struct, frozen=True):
             pack(self.folder, [*self.files, self.folder / texts.issue], archive)
 
 
-def _describe_search(session: Session, minimum: Minimum) -> str:
+def _describe_search(session: Session, minimality: Minimality) -> str:
     """Describe the search."""
     subject = session.subject
-    proof = (
-        "1-minimal: without any one of its nodes the rest does not fail"
-        if minimum.proven
-        else "unproven"
-    )
+    meaning = ": without any one of its nodes the rest does not fail"
+    proof = f"{minimality}{meaning if minimality == '1-minimal' else ''}"
     loop = session.result.steps
     step = f" Its values are from step {loop.step} of {loop.steps}, the state too." if loop else ""
     return (
@@ -199,7 +198,7 @@ def leave_reproducer(
         outcome.comparisons,
         sentence,
         carried,
-        _describe_search(session, answer.case.minimum),
+        _describe_search(session, "unproven"),
         outcome.signature,
         None if outcome.comparisons else without_paths(record.reason, subject),
         check.timeout,

@@ -128,11 +128,11 @@ class Explained(Struct, frozen=True):
     """The answers in sentences, with the options that set the target so, or why there is none; and the models that they fix.
 
     Attributes:
-        sentences: The sentences.
+        sentences: The sentences, each with the options that it names, or ``""``.
         fixed: The whole model with the switches of each answer that fixes it, by their names.
     """
 
-    sentences: list[str]
+    sentences: list[tuple[str, str]]
     fixed: Mapping[Names, Candidate] = {}
 
 
@@ -344,7 +344,7 @@ def explain_fusions(session: Session, panel: Panel, runs: int) -> str | None:
         title, "whole model", 0, len(panel.switches), fusions, complete=True, doubted=doubts
     )
     session.result.cause_detail = detail
-    [sentence, *_] = _print(session, detail)
+    [(sentence, _), *_] = _print(session, detail)
     return None if fusions else sentence
 
 
@@ -455,28 +455,28 @@ def _confirm(
     )
 
 
-def _print(session: Session, detail: CauseDetail) -> list[str]:
-    """Print the answers, or why there is none; return them in sentences."""
+def _print(session: Session, detail: CauseDetail) -> list[tuple[str, str]]:
+    """Print the answers, or why there is none; return sentences, each with options or ""."""
     console = session.console
     if not detail.alternatives:
         reason = "; ".join(detail.doubted) or (
             f"none of the {tried_of(detail)} of {detail.target} fixes it, nor do all of a kind together"
         )
         console.answer(f"No cause among the switches: {reason}.")
-        return [f"{reason[0].upper()}{reason[1:]}."]
-    answers = list[str]()
+        return [(f"{reason[0].upper()}{reason[1:]}.", "")]
+    answers = list[tuple[str, str]]()
     for entry in detail.alternatives:
         scope = "the model" if entry.whole else "the minimal case, but not the whole model,"
         evidence = f" ({entry.seen})" if entry.seen else ""
         sentence = f"{' and '.join(entry.switches)}: {scope} passes with {entry.turned}{evidence}."
-        options = f"s options: {shlex.join(entry.options)}"
+        options = shlex.join(entry.options)
         console.answer(f"{'Or' if answers else 'Cause'}: {sentence}")
-        console.answer(f"  a{options}")
-        answers.append(f"{sentence} A{options}")
+        console.answer(f"  as options: {options}")
+        answers.append((sentence, options))
         for note in (*said_of_compiler(entry), doubted_case(entry)):
             if note:
                 console.answer(f"  {note}")
-                answers.append(note)
+                answers.append((note, ""))
     if not detail.complete:
         console.answer("  There are more: the search ended after these.")
     return answers

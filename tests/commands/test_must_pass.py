@@ -111,3 +111,5 @@ def test_a_runtime_that_refuses_every_such_model_blames_no_node(
     if command == "diagnose":
         assert ran.result["fault"]["whose"] == "unknown"
         assert "Identity nodes alone too: IR version " in ran.result["fault"]["sentence"]
+    for file in Path("d").glob("*.md"):
+        assert "The answer is unproven." in file.read_text()

@@ -13,12 +13,17 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from markupsafe import escape
 from msgspec import structs
 from onnx import TensorProto, helper
 from support import model_of
 
 from bisect_trt.options.compare import ErrorStat
+from bisect_trt.report.page import write_report
+from bisect_trt.report.parts import CauseDetail, Switches
 from bisect_trt.report.reproducer import ISSUE, NOTES, Reproducer, Since
+from bisect_trt.report.result import Result
+from bisect_trt.report.summary import summary
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.through import ThroughSettings
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -91,6 +96,22 @@ def test_what_a_newer_release_mends_is_said_first_unless_it_is_no_bug() -> None:
     unfixed = structs.replace(found, since=structs.replace(since, fixed=None))
     assert unfixed.issue == ISSUE
     assert "Fixed in" not in unfixed.render(unfixed.issue)
+
+
+def test_options_of_a_cause_can_be_pasted(tmp_path: Path) -> None:
+    words = ("--onnxrt", "--on", "env=onnxruntime==1.16.3 numpy<2")
+    line = shlex.join(words)
+    assert f"S\\<1. As options: `{line}`\n" in structs.replace(
+        issue(), cause=[("S<1.", line)]
+    ).render(ISSUE)
+    result = Result("cause", "found")
+    result.artifacts["run"] = "run"
+    entry = Switches(("s",), "s off", whole=True, case=None, seen="seen", options=words)
+    result.cause_detail = CauseDetail("T", "", 1, 1, (entry,), complete=True, doubted=())
+    assert ("Cause", f"s: the model passes with {line}") in summary(result)
+    write_report(result, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text().replace("<wbr>", "")
+    assert page.count(str(escape(line))) >= 2
 
 
 def test_the_folder_has_the_text_to_file_or_the_notes(tmp_path: Path) -> None:
