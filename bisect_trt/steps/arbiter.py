@@ -100,7 +100,7 @@ class Arbiter(Struct, frozen=True):
         if fault.is_bug and fault.is_seen:
             since = right_here(self.session, comparison, case)
             if since is None and all(place.local for place in self.session.subject.workers.places):
-                since = self._upgrade(self._newest(comparison, case))
+                since = self._upgrade(self._newest(comparison, case, fresh=True))
         elif fault.right:
             exact = exact_tolerance(comparison.tolerances, fault.right)
             since = self._upgrade(self._newest_reference(case, fault, exact))
@@ -158,10 +158,12 @@ class Arbiter(Struct, frozen=True):
         command += f" --on env={newest.package}=={newest.release}"
         return f"`{command}`: finds the node that differs"
 
-    def _newest(self, comparison: Comparing, case: Candidate) -> Newest | None:
+    def _newest(
+        self, comparison: Comparing, case: Candidate, *, fresh: bool = False
+    ) -> Newest | None:
         from bisect_trt.steps.release_boundary import ask_newest  # noqa: PLC0415 - not needed before the first probe
 
-        return ask_newest(self.session, comparison, case) if self.installs else None
+        return ask_newest(self.session, comparison, case, fresh=fresh) if self.installs else None
 
     def _newest_reference(
         self, case: Candidate, fault: Fault, tolerance: ToleranceOptions

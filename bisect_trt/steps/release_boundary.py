@@ -43,7 +43,7 @@ from bisect_trt.session.session import Session
 from bisect_trt.session.space import Series
 from bisect_trt.session.subject import Subject
 from bisect_trt.steps.minimal_case import named_nodes
-from bisect_trt.steps.second_opinion import fails_on_fresh, installed_versions
+from bisect_trt.steps.second_opinion import fails_on_fresh, installed_versions, newer_passes
 from bisect_trt.targets.base import Package
 from bisect_trt.targets.messages import error_class
 from bisect_trt.targets.settings import TargetSettings, reference_settings
@@ -560,12 +560,14 @@ class Newest(Struct, frozen=True):
         failing: The releases in which the case fails.
         release: The newest release.
         outcome: The outcome there; ``None`` where none of the failing releases is older.
+        wrong: How it fails on fresh inputs, in words.
     """
 
     package: str
     failing: Names
     release: str
     outcome: Outcome | None = None
+    wrong: str = ""
 
     @property
     def since(self) -> Since | None:
@@ -574,20 +576,23 @@ class Newest(Struct, frozen=True):
             return Since(f"{self.package} {self.release}, the newest release, fails.")
         failing = f"{self.package} {', '.join(self.failing)} fails"
         if self.outcome.ending is Ending.PASSED:
-            upgrade = f"upgrade to {self.package} {self.release} or later"
-            return Since(f"{failing}, {self.release} passes.", upgrade)
+            release = f"{self.package} {self.release}"
+            return newer_passes(f"{self.package} {', '.join(self.failing)}", release, self.wrong)
         if self.outcome.ending in (Ending.FAILED, Ending.MISMATCHED):
             return Since(f"{failing}, and {self.release}, the newest release, fails too.")
         return None
 
 
-def ask_newest(session: Session, check: Comparing, case: Candidate) -> Newest | None:
+def ask_newest(
+    session: Session, check: Comparing, case: Candidate, *, fresh: bool = False
+) -> Newest | None:
     """Run a case in the newest release on the index, in an environment of its own.
 
     Args:
         session: The session.
         check: Compares the target of the run, or the reference, which runs here.
         case: Is compared with its values, or with the reference's.
+        fresh: Whether a release that passes is run on fresh inputs too.
 
     Returns:
         ``None`` where the index does not answer, or each run is a build.
@@ -625,9 +630,15 @@ def ask_newest(session: Session, check: Comparing, case: Candidate) -> Newest | 
     candidate = replace(case, title=release, packages=str(environment))
     try:
         files = write_candidate(Probe(candidate), subject.workspace, subject.reference)
-        outcome = in_releases(check, subject, target).run(files)
+        elsewhere = in_releases(check, subject, target)
+        outcome = elsewhere.run(files)
+        wrong = ""
+        if fresh and outcome.ending is Ending.PASSED:
+            wrong = fails_on_fresh(
+                session, elsewhere, f"{package.name} {release}", candidate.packages
+            )
     except BisectError as error:
         console.say(f"  not found: {error}")
         return None
     console.say(f"  {release}: {outcome.reason}")
-    return structs.replace(newest, outcome=outcome)
+    return structs.replace(newest, outcome=outcome, wrong=wrong)

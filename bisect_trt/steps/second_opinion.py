@@ -127,12 +127,27 @@ def right_here(session: Session, check: Comparing, case: Candidate) -> Since | N
     )
     deadline = subject.workers.deadline
     with WorkerPool(subject.workspace.folder, timeout=check.timeout, deadline=deadline) as pool:
-        outcome = check.under(workers=pool).run(files)
-    if outcome.ending is not Ending.PASSED:
-        return None
-    older = ", ".join(sorted(failing))
+        check = check.under(workers=pool)
+        outcome = check.run(files)
+        if outcome.ending is not Ending.PASSED:
+            return None
+        wrong = fails_on_fresh(session, check, f"{title} {installed}")
+    return newer_passes(f"{title} {', '.join(sorted(failing))}", f"{title} {installed}", wrong)
+
+
+def newer_passes(failing: str, release: str, wrong: str) -> Since:
+    """Return what is known where a newer release passes on the failing case.
+
+    Args:
+        failing: The failing releases, in words.
+        release: The newer release, in words.
+        wrong: How it fails on other inputs; see :func:`fails_on_fresh`.
+    """
+    sentence = f"{failing} fails, {release.rpartition(' ')[2]} passes"
+    if wrong:
+        return Since(f"{sentence} on the same inputs, but {wrong}.")
     return Since(
-        f"{title} {older} fails, {installed} passes.", f"upgrade to {title} {installed} or later"
+        f"{sentence}.", f"upgrade to {release}, which passes (releases finds the first that does)"
     )
 
 
