@@ -149,7 +149,8 @@ def _none_fails(boundaries: Boundaries) -> BisectError:
     if len(silent) == len(releases):
         return PlaceError(f"no release of {package} has a verdict{reason}.")
     refusal = boundaries.refusal
-    unknown = f"; {len(silent)} of {len(releases)} have no verdict{reason}" if silent else ""
+    unknown = f"; {len(silent)} of {len(releases)} have no verdict" if silent else ""
+    unknown += "" if refusal else reason
     older = "" if refusal else "older releases (--from), or "
     return DoesNotReproduce(
         f"no release of {package} from {releases[0]} to {releases[-1]} fails{unknown}.{refusal} Try {older}the options and "

@@ -339,13 +339,13 @@ class Boundaries(Struct, frozen=True):
 
     @property
     def refusal(self) -> str:
-        """The releases before the first with a verdict, in a sentence with the reason of the last; empty without any."""
+        """The releases before the first with a verdict, and the beginning of the last one's reason; empty without any."""
         silent = [*takewhile(lambda row: row[1] == Verdict.UNRESOLVED.value, self.rows())]
         if not silent:
             return ""
         newest, _, reason = silent[-1]
         older = f"{newest} and older" if len(silent) > 1 else newest
-        return f" {self.package} {older} cannot run it ({reason})."
+        return f" {self.package} {older} cannot run it ({reason.partition('. ')[0]})."
 
     @property
     def upgrade(self) -> str | None:
