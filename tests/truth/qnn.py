@@ -7,6 +7,7 @@ fp16's largest, operators that HTP does not take, and scales of Q/DQ pairs that 
 from __future__ import annotations
 
 import importlib.util
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from building import save_proto
 from conftest import CommandLine
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper
+from onnxruntime import InferenceSession
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from support import node_names, read_json, reproduced
 
@@ -120,7 +122,22 @@ def refused(grown: Grown) -> set[str]:
     return {"det"}
 
 
-PLANTS = {"overflow": overflow, "refused": refused}
+def slow(grown: Grown) -> set[str]:
+    """A recurrence of many steps, which HTP leaves to the CPU, added back."""
+    body = onnx.parser.parse_graph(
+        "recurrence (int64 step, bool go, float state) => (bool goes, float next)"
+        "{ goes = Identity(go) next = Tanh(state) }"
+    )
+    mean = grown.add("ReduceMean", grown.last, name="mean", keepdims=0)
+    steps = grown.weight("steps", np.array(STEPS))
+    end = grown.add("Loop", steps, "", mean, name="recurrence", body=body)
+    grown.last = grown.add("Add", grown.last, end, name="join")
+    return {"recurrence"}
+
+
+STEPS = 1_000_000
+"""They take several times as long as the simulator takes for the rest."""
+PLANTS = {"overflow": overflow, "refused": refused, "slow": slow}
 
 
 @pytest.mark.parametrize("seed", range(7))
@@ -142,6 +159,22 @@ def test_a_node_that_is_not_taken_is_named(cli: CommandLine, here: Path, seed: i
     ran = cli("reduce", model, *HTP, "--fp16", "--all-on-ep", "-o", "small.onnx")
     assert ran.status == 0, ran.out + ran.err
     assert {node.name for node in onnx.load("small.onnx").graph.node} == culprits, ran.out
+
+
+@pytest.mark.parametrize("seed", range(50, 52))
+def test_a_node_that_falls_back_and_is_slow_is_named(
+    cli: CommandLine, here: Path, seed: int
+) -> None:
+    model, culprits = planted(here / "model.onnx", seed, "slow")
+    session = InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
+    feed = {"x": np.zeros(SHAPE, np.float32)}
+    start = time.perf_counter()
+    session.run(None, feed)
+    limit = 300 * (time.perf_counter() - start)
+    for words in (["--all-on-ep"], ["--latency-limit", str(limit), "--measure-time", "60"]):
+        ran = cli("reduce", model, *HTP, "--fp16", *words, "-o", "small.onnx", "--overwrite")
+        assert ran.status == 0, ran.out + ran.err
+        assert {node.name for node in onnx.load("small.onnx").graph.node} == culprits, ran.out
 
 
 @pytest.mark.parametrize("seed", range(20, 26))
