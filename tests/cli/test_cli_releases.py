@@ -404,7 +404,7 @@ def test_the_newest_release_is_no_fix_where_other_inputs_fail(
         ),
         ("FF", [], None, "onnxruntime 99.0 fails, and 99.1, the newest release, fails too."),
         ("F", [], None, "onnxruntime 99.0, the newest release, fails."),
-        ("FP", ["--no-other-release"], None, "Not tried"),
+        ("FP", ["--no-other-release"], None, "Not known: no newer release"),
     ],
 )
 def test_the_newest_release_on_the_index_is_the_fix(
