@@ -80,7 +80,7 @@ def markdown(name: str) -> list[str]:
     seen = [
         TensorComparison(name, False, ComparisonKind.SHAPE, reference_shape=(1,), target_shape=(2,))
     ]
-    about: dict[str, Any] = {"fault": name, "cause": [name]}
+    about: dict[str, Any] = {"fault": name, "cause": [(name, f"--x {name}"), (name, "")]}
     here = TargetSettings()
     wrong = Reproducer(model, None, False, {}, {}, seen, name, here, "Found.", "shape", **about)
     refused = Reproducer(
