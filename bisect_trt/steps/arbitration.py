@@ -142,7 +142,7 @@ class Opinions(Struct, frozen=True, dict=True):
         run: Runs another model on the reference.
         marked_target: The outputs of the target with the tensors of deciding nodes among them,
             which may hide the failure.
-        makers: Clauses with the nodes that make tensors in the whole model, by tensor.
+        network: The whole model, which the node that makes a tensor is named of.
     """
 
     model: onnx.ModelProto
@@ -156,7 +156,7 @@ class Opinions(Struct, frozen=True, dict=True):
     reference_name: str
     run: Run
     marked_target: Values = {}
-    makers: Mapping[str, str] = {}
+    network: Network | None = None
     wide: bool = True
     rounded: Computed = ""
     low: str | None = None
@@ -432,7 +432,10 @@ class Opinions(Struct, frozen=True, dict=True):
             size = np.nan_to_num(np.abs(value.astype(np.float64) - becomes))
         small = np.where(np.abs(value) < FP16_NORMAL, becomes, value)
         loss = "digits"
-        reason = f"'{name}'{self.makers.get(name, '')} becomes "
+        maker = ""
+        if self.network is not None and name in self.network.producer:
+            maker = f" of {_computed_by(self.network, name)}"
+        reason = f"'{name}'{maker} becomes "
         if any(name == tensor.name for tensor in self.model.graph.initializer):
             reason = f"the constant {reason}"
         if past.any():
@@ -665,7 +668,7 @@ def arbitrate(
         reference,
         run,
         shown,
-        {name: f" of {_computed_by(subject.network, name)}" for name in subject.network.producer},
+        subject.network,
         not isinstance(exact, str),
         rounded,
         low,

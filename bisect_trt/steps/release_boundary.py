@@ -467,13 +467,12 @@ def ask_releases(
     if boundaries.upgrade and not session.result.reference_doubt:
         passing = [place for place, verdict in verdicts.seen.items() if verdict is Verdict.PASS]
         first = releases.index(boundaries.passing(history.newest) or "")
-        wrong = (
-            fails_on_fresh(
-                session, check, f"{package.name} {releases[place]}", build(place).candidate.packages
-            )
+        environments = {
+            f"{package.name} {releases[place]}": build(place).candidate.packages
             for place in sorted({first, max(passing)})
-        )
-        boundaries = structs.replace(boundaries, wrong=tuple(filter(None, wrong)))
+        }
+        wrong = fails_on_fresh(session, check, environments)
+        boundaries = structs.replace(boundaries, wrong=wrong)
         boundaries.fill_in(session.result)
     return boundaries
 
@@ -567,7 +566,7 @@ class Newest(Struct, frozen=True):
     failing: Names
     release: str
     outcome: Outcome | None = None
-    wrong: str = ""
+    wrong: Names = ()
 
     @property
     def since(self) -> Since | None:
@@ -632,11 +631,10 @@ def ask_newest(
         files = write_candidate(Probe(candidate), subject.workspace, subject.reference)
         elsewhere = in_releases(check, subject, target)
         outcome = elsewhere.run(files)
-        wrong = ""
+        wrong: Names = ()
         if fresh and outcome.ending is Ending.PASSED:
-            wrong = fails_on_fresh(
-                session, elsewhere, f"{package.name} {release}", candidate.packages
-            )
+            environments = {f"{package.name} {release}": candidate.packages}
+            wrong = fails_on_fresh(session, elsewhere, environments)
     except BisectError as error:
         console.say(f"  not found: {error}")
         return None

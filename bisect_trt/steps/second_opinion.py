@@ -7,7 +7,7 @@ the one in a place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
@@ -16,6 +16,7 @@ from importlib import metadata
 from msgspec import Struct
 from packaging.version import Version
 
+from bisect_trt.aliases import Names
 from bisect_trt.mixed_precision.search import with_metadata
 from bisect_trt.mixed_precision.validation import Fresh
 from bisect_trt.onnxlib.nodes import drawing_nodes
@@ -131,11 +132,12 @@ def right_here(session: Session, check: Comparing, case: Candidate) -> Since | N
         outcome = check.run(files)
         if outcome.ending is not Ending.PASSED:
             return None
-        wrong = fails_on_fresh(session, check, f"{title} {installed}")
-    return newer_passes(f"{title} {', '.join(sorted(failing))}", f"{title} {installed}", wrong)
+        release = f"{title} {installed}"
+        wrong = fails_on_fresh(session, check, {release: ""})
+    return newer_passes(f"{title} {', '.join(sorted(failing))}", release, wrong)
 
 
-def newer_passes(failing: str, release: str, wrong: str) -> Since:
+def newer_passes(failing: str, release: str, wrong: Names) -> Since:
     """Return what is known where a newer release passes on the failing case.
 
     Args:
@@ -145,44 +147,48 @@ def newer_passes(failing: str, release: str, wrong: str) -> Since:
     """
     sentence = f"{failing} fails, {release.rpartition(' ')[2]} passes"
     if wrong:
-        return Since(f"{sentence} on the same inputs, but {wrong}.")
+        return Since(f"{sentence} on the same inputs, but {'; '.join(wrong)}.")
     return Since(
         f"{sentence}.", f"upgrade to {release}, which passes (releases finds the first that does)"
     )
 
 
-def fails_on_fresh(session: Session, check: Check, release: str, packages: str = "") -> str:
-    """Run the whole model in a release on fresh inputs, and compare it with the reference.
+def fails_on_fresh(session: Session, check: Check, releases: Mapping[str, str]) -> Names:
+    """Run the whole model in some releases on the same fresh inputs, and compare it with the reference.
 
     Args:
         session: The session.
-        check: Runs the model in the release.
-        release: The release, in words.
-        packages: The environment of the release, if the check creates it.
+        check: Runs the model in the releases.
+        releases: The environment of each release, by its name in words; ``""`` if the check runs it here.
 
     Returns:
-        How many inputs fail, in words; empty where none fails, or nothing can be compared.
+        How many inputs fail, in words, for each release in which some do; empty too where nothing
+        can be compared.
     """
     subject = session.subject
     fresh = Fresh(subject, FRESH_INPUTS)
     tolerance = check.tolerances
     samples = None if fresh.why_none or tolerance is None else fresh.round(0)
     if samples is None or tolerance is None:
-        return ""
+        return ()
     on_fresh = check.on_samples(tuple(files for files, _ in samples), tolerance)
     if on_fresh is None:
-        return ""
+        return ()
     console = session.console
-    console.step(f"Does {release} pass on {len(samples)} other inputs?")
-    candidate = replace(subject.original, title=release, packages=packages)
-    candidate = with_metadata(candidate, "bisect-trt.samples", release)
-    files = write_candidate(Probe(candidate), subject.workspace, subject.reference)
-    outcome = on_fresh.run(files)
-    console.say(f"  {outcome.reason}")
-    if not outcome.errors:
-        return f"{release} does not run on other inputs ({outcome.reason})"
-    wrong = sum(error > 1 for error in outcome.errors)
-    return f"{release} fails on {wrong} of {len(samples)} other inputs" if wrong else ""
+    sentences = []
+    for release, packages in releases.items():
+        console.step(f"Does {release} pass on {len(samples)} other inputs?")
+        candidate = replace(subject.original, title=release, packages=packages)
+        candidate = with_metadata(candidate, "bisect-trt.samples", release)
+        files = write_candidate(Probe(candidate), subject.workspace, subject.reference)
+        outcome = on_fresh.run(files)
+        console.say(f"  {outcome.reason}")
+        wrong = sum(error > 1 for error in outcome.errors)
+        if not outcome.errors:
+            sentences.append(f"{release} does not run on other inputs ({outcome.reason})")
+        elif wrong:
+            sentences.append(f"{release} fails on {wrong} of {len(samples)} other inputs")
+    return tuple(sentences)
 
 
 def installed_versions(target: TargetSettings) -> Iterator[str]:
