@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 import shlex
-from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import onnx
 from msgspec import Struct, field, structs
 from onnx.helper import make_tensor_value_info
@@ -27,7 +25,6 @@ from bisect_trt.onnxlib.shapes import (
     element_type,
     fix_input_shapes,
     free_inputs,
-    identity_model,
     input_sizes,
     resized,
     sizes_at,
@@ -38,12 +35,13 @@ from bisect_trt.onnxlib.units import NetworkUnits
 from bisect_trt.options.shared import Data, Loop
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import Prober
-from bisect_trt.probe.reference import Models, Reference, stored_values
+from bisect_trt.probe.reference import Models, Reference
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.report.parts import Model
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Subset
+from bisect_trt.session.facts import ModelFacts
 from bisect_trt.session.free_dims import Freed
 from bisect_trt.targets.runtime import Lowering
 from bisect_trt.targets.settings import TargetSettings
@@ -59,10 +57,6 @@ from bisect_trt.worker.protocol import About, Failed
 
 _KNOWN_IR = 10
 """The newest IR version that every supported release of ONNX Runtime reads, from 1.18 on."""
-
-
-_OF_NETWORK = ("infos", "element_types", "units", "constants", "original", "identity")
-"""The properties of a subject that follow from its network; most also follow from the ``expected`` values."""
 
 
 class ModelSettings(Struct, frozen=True):
@@ -126,6 +120,7 @@ class Subject:
         ir_version: The IR versions of the ``file`` and ``written`` into candidates, where these
             differ.
         freed: The dimensions that candidates keep free, where the failure needs that.
+        facts: What follows from the network and the samples; another object once these change.
         state: What a step of a loop takes from the one before.
         stream: What each step of a loop is fed beside that.
     """
@@ -136,8 +131,6 @@ class Subject:
     ir_version: Mapping[str, int] | None = None
     # Whether it has warned of tensors without a reference value.
     _warned = False
-    # The number of the first sample's folder of reference values.
-    _first = 1
     _probes_file = (
         False  # whether the first probe has the IR version of the file, and not that of candidates
     )
@@ -215,12 +208,7 @@ class Subject:
         self.settings = settings
         self.samples = self._make_samples()
         self.truth = self.network
-        self._forget("expected")
-
-    def _forget(self, *further: str) -> None:
-        """Compute anew what follows from the network, and what else is named, when it is used next."""
-        for name in (*_OF_NETWORK, *further):
-            vars(self).pop(name, None)
+        self.facts = self._facts(self._run_reference)
 
     def _lower_version(self, proto: onnx.ModelProto) -> None:
         """Give a model the lowest IR version that it needs, if a runtime may refuse its own."""
@@ -361,7 +349,7 @@ class Subject:
         for sample, labels in labelled:
             if common_shapes([*self.samples, sample]) != common_shapes(self.samples):
                 self.samples.append(sample)
-                self._forget("expected")
+                self.facts = self._facts(self._run_reference)
             yield sample, labels
 
     def _warn_of_names(self, samples: Sequence[Sample]) -> None:
@@ -406,9 +394,10 @@ class Subject:
 
     def free(self, freed: Freed) -> None:
         """Keep these dimensions free in all later candidates."""
+        before = self.facts
         self.freed = freed
         self.network = freed.network
-        self._forget()
+        self.facts = self._facts(lambda: before.reference)
 
     def other(self, path: Path, reference: Reference) -> Subject:
         """Return the subject of a model derived from this one, with the same inputs and expected outputs."""
@@ -421,8 +410,7 @@ class Subject:
         proto = self.workspace.read_back(path)
         take_input_shapes(proto, self.network)
         subject.network = Network(proto)
-        subject._forget()
-        subject.expected = reference
+        subject.facts = subject._facts(lambda: reference)
         return subject
 
     def of_body(self, model: onnx.ModelProto, values: Sample, number: int) -> Subject:
@@ -438,9 +426,12 @@ class Subject:
         subject.samples = [values]
         subject.freed = None
         subject.ir_version = None
-        subject._first = number
-        subject._forget("expected")
+        subject.facts = subject._facts(lambda: subject.run_reference(subject.network, number))
         return subject
+
+    def _facts(self, reference: Callable[[], Reference]) -> ModelFacts:
+        """Return the facts about the network, with a function that runs it."""
+        return ModelFacts(self.network, self.models, reference, self.freed, self.as_in_file)
 
     def close(self) -> None:
         """End the workers, and remove the activations and the candidate at the fixed path."""
@@ -462,7 +453,7 @@ class Subject:
         """Bytes of weights and tensors above which tensors are computed slice by slice."""
         return swap_limit(self.settings.data.array_swap_mb)
 
-    def run_reference(self, network: Network, start: int) -> Reference:
+    def run_reference(self, network: Network, start: int = 1) -> Reference:
         """Return the values of a network's tensors on each sample, in folders that are numbered from ``start`` on."""
         first, *references = (
             Reference(network, sample, self.workspace, self.models, number, self.swap_limit)
@@ -472,10 +463,9 @@ class Subject:
             first.add(reference)
         return first
 
-    @cached_property
-    def expected(self) -> Reference:
-        """The values of every tensor of ``truth``; no warning tells of those that are missing."""
-        return self.run_reference(self.truth, self._first)
+    def _run_reference(self) -> Reference:
+        """Return the expected values of every tensor."""
+        return self.run_reference(self.truth)
 
     def _warn_of_missing(self, first: Reference) -> None:
         """Warn about tensors without a reference value, once."""
@@ -494,70 +484,45 @@ class Subject:
     @property
     def has_reference(self) -> bool:
         """Whether the reference has run."""
-        return "expected" in vars(self)
+        return "reference" in vars(self.facts)
 
     @property
     def reference(self) -> Reference:
         """The expected values of every tensor; the first use warns where some are missing."""
+        reference = self.facts.reference
         if not self._warned:
-            self._warn_of_missing(self.expected)
-        return self.expected
+            self._warn_of_missing(reference)
+        return reference
 
-    @cached_property
+    @property
     def infos(self) -> Mapping[str, TensorInfo]:
         """Types and shapes of tensors: from the reference run, else from shape inference."""
-        infos: Mapping[str, TensorInfo] = ChainMap(
-            cast("Any", self.expected.infos), cast("Any", self.network.infos)
-        )
-        return infos if self.freed is None else self.freed.infos(infos)
+        return self.facts.infos
 
-    @cached_property
+    @property
     def element_types(self) -> dict[str, int]:
-        """ONNX's element type of each tensor, as it ran or else as inference says."""
-        return {name: element_type(info.dtype) for name, info in self.infos.items()}
+        """ONNX's element type of each tensor."""
+        return self.facts.element_types
 
-    @cached_property
+    @property
     def units(self) -> NetworkUnits:
         """The units that searches keep or drop."""
-        return NetworkUnits(self.network, self.expected.infos, self.infos, self.expected.lost)
+        return self.facts.units
 
-    @cached_property
+    @property
     def constants(self) -> StoredValue:
         """Values of weights that nodes compute."""
-        return stored_values(self.network, self.models)
+        return self.facts.constants
 
-    @cached_property
+    @property
     def original(self) -> Candidate:
         """The model itself."""
-        network = self.network
-        units = self.units.everything
-        title = "the original" if self.freed is None else "the original, its dimensions free"
-        original = Candidate(
-            self.as_in_file(network.proto),
-            tuple(network.inputs),
-            tuple(network.outputs),
-            title,
-            units,
-        )
-        return original if self.freed is None else self.freed.dress(original)
+        return self.facts.original
 
-    @cached_property
+    @property
     def identity(self) -> Candidate:
-        """A model that has nothing to fail: zeros of the types and shapes of the inputs pass through Identity nodes."""
-        infos: dict[str, TensorInfo] = {}
-        # A model without inputs makes its outputs of weights alone.
-        for name in self.network.inputs or self.network.outputs:
-            if name in self.infos:
-                sizes = tuple(
-                    dim if isinstance(dim, int) else 1 for dim in self.infos[name].shape or ()
-                )
-                infos[name] = TensorInfo(name, self.infos[name].dtype, sizes)
-        inputs = {name: np.zeros(info.sizes or (), info.dtype) for name, info in infos.items()}
-        outputs = {f"{name}/identity": value for name, value in inputs.items()}
-        proto = identity_model(self.network.proto, infos)
-        return Candidate(
-            proto, tuple(inputs), tuple(outputs), "Identity nodes only", values=inputs | outputs
-        )
+        """A model that has nothing to fail."""
+        return self.facts.identity
 
     @property
     def lowering(self) -> str:
