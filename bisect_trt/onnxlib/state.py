@@ -23,7 +23,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.shapes import Shape, input_sizes, resized, sizes_at
 from bisect_trt.options.shared import Data
 from bisect_trt.tensors.files import Arrays, Values
-from bisect_trt.tensors.info import Array, TensorInfo
+from bisect_trt.tensors.info import FLOATS, Array, TensorInfo
 from bisect_trt.tensors.inputs import (
     Sample,
     given_samples,
@@ -123,7 +123,8 @@ def _growing_axes(
         info = infos[name]
         dims = info.shape or ()
         made = declared.shape or ()
-        if info.dtype != declared.dtype or not _may_equal(dims, made):
+        types = {info.dtype.name, declared.dtype.name}
+        if (len(types) > 1 and not types <= FLOATS) or not _may_equal(dims, made):
             raise UnsuitableModelError(
                 f"the state '{name}' is {info.dtype}{shape_text(dims)}, and '{output}', which it takes, is "
                 f"{declared.dtype}{shape_text(made)}; name other pairs with --state IN=OUT."

@@ -19,7 +19,8 @@ from typing import TypeAlias
 import numpy as np
 from msgspec import Struct, msgpack, structs
 
-from bisect_trt.errors import MissingOptionError, ModelRefusedError
+from bisect_trt.errors import MissingOptionError, ModelRefusedError, first_few
+from bisect_trt.onnxlib.inputs import input_infos
 from bisect_trt.onnxlib.state import join_steps
 from bisect_trt.options.shared import Loop
 from bisect_trt.probe.prober import DoesNotReproduce
@@ -37,7 +38,7 @@ from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, required_severity
 from bisect_trt.tensors.files import NpzFile, replacing, save_npz
-from bisect_trt.tensors.info import Array
+from bisect_trt.tensors.info import Array, rounded
 from bisect_trt.tensors.state import state_after
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Collect, Compare, Failed, Sample
@@ -496,6 +497,14 @@ def enter_step(
     for name, output in subject.state.taken.items():
         console.say(f"  '{name}' takes '{output}' of the step before")
     run.run_reference()
+    types = {info.name: info.dtype for info in input_infos(subject.network)}
+    returned = state_after(subject.state.taken, run.file("golden", 1))
+    if cast := [
+        f"'{name}' from {value.dtype} to {types[name]}"
+        for name, value in returned.items()
+        if value.dtype != types[name]
+    ]:
+        console.warn(f"the state is cast between steps: {first_few(cast, 2)}")
     free_run = run.compare(own_state=True)
     # What the user gives is meant to the letter.
     strict = bool(tolerance.atol or tolerance.rtol)
@@ -510,8 +519,11 @@ def enter_step(
     if steps.step is None:
         raise DoesNotReproduce(describe_steps(steps))
     file = run.file("step", steps.step)
-    state = state_after(subject.state.taken, run.before(steps.step))
-    save_npz(file, {**subject.stream[steps.step - 1], **state})
+    sample = {
+        **subject.stream[steps.step - 1],
+        **state_after(subject.state.taken, run.before(steps.step)),
+    }
+    save_npz(file, {name: rounded(value, types[name]) for name, value in sample.items()})
     result.steps = structs.replace(steps, inputs=str(file))
     data = replace(
         subject.settings.data, input_shapes={}, load_inputs=(file,), data_loader_script=None

@@ -157,6 +157,8 @@ def compare_tensor(
     if "U" in (reference.dtype.kind, target.dtype.kind):
         return _compare_strings(reference, target, facts)
     low = precision or options.precision
+    # Either side may be rounded to fewer digits.
+    low = coarser(low, precision_of(target.dtype)) or low
     resolved = tolerance.resolve(reference, low)
     # A tolerance of the user holds as it is written, without an allowance for ties.
     step = None if tolerance != Tolerance() or options.validate else step

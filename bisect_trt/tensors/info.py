@@ -24,6 +24,8 @@ Vector = NDArray[np.float64]
 FP16_MAX = 65504.0
 FP16_NORMAL = 2.0**-14
 """The least normal number of fp16: smaller values lose digits, and those below 3e-8 become 0."""
+FLOATS = {"float64", "float32", "float16", "bfloat16"}
+"""The types of floats that are cast into each other without a scale."""
 _BLOCK = 1 << 20
 """Elements in a block: 8 MiB in float64."""
 _LEAST_EXPONENT = -1100
@@ -180,6 +182,14 @@ def is_floating(values: Array) -> bool:
     return values.dtype.kind == "f" or (
         is_extension(values.dtype) and "int" not in values.dtype.name
     )
+
+
+def rounded(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Return floats in another type of :data:`FLOATS`, and other values as they are."""
+    if not FLOATS.issuperset((values.dtype.name, dtype.name)):
+        return values
+    with np.errstate(over="ignore"):
+        return values.astype(dtype, copy=False)
 
 
 def finite_range(values: Array, none: float = math.nan) -> tuple[float, float]:

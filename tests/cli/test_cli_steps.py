@@ -446,6 +446,46 @@ def test_two_exports_that_part_in_a_step(cli: CommandLine, here: Path) -> None:
     )
 
 
+HALF = "float16[1, 4]"
+CASTS = SUMS[1].replace("h0", "w").replace("Identity(s)", "Cast<to = {kind}>(s)")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cast"),
+    [(HALF, ONE, "float32 to float16"), (ONE, HALF, "float16 to float32"), (HALF, HALF, "")],
+)
+def test_a_state_of_other_floats_is_cast_between_steps(
+    cli: CommandLine, here: Path, before: str, after: str, cast: str
+) -> None:
+    """One end of a state in 16 bits, or both: the step is the same, and its inputs are the model's."""
+    body = f"w = Cast<to = 1>(h0) {CASTS.format(kind=10 if after == HALF else 1)}"
+    save_text(here / "m.onnx", f"({ONE} x, {before} h0) => ({ONE} y, {after} hn)", body, SUMS[2])
+    ones(9)
+    words = ("diagnose", "m.onnx", *FP16, "--steps", "9", "--load-inputs", "x.npz")
+    ran = cli(*words, "--max-probes", "1", "--json", "r.json").ended(3)
+    assert ran.result["steps"]["step"] == 7
+    assert (f"the state is cast between steps: 'h0' from {cast}" in ran.err) is bool(cast)
+    cli("run", "m.onnx", "--onnxrt", "--load-inputs", ran.result["steps"]["inputs"]).ended(0)
+
+
+def test_an_export_in_sixteen_bits_parts_from_one_in_floats(cli: CommandLine, here: Path) -> None:
+    """Its weights and its state are rounded, which is no fault; a row of its table is one."""
+    table = np.linspace(1, 20, 20, dtype=np.float32).reshape(5, 4) / 7
+    body = f"{TABLE[1]} y = Relu(hn)"
+    ends = f"{TABLE[0].rstrip(')')}, {ONE} y)"
+    save_text(here / "old.onnx", ends, body, {"table": table})
+    half = table.astype(np.float16)
+    half[3] += 1
+    save_text(here / "new.onnx", ends.replace("float", "float16"), body, {"table": half})
+    np.savez("x.npz", ids=np.array([0, 1, 2, 4, 3, 1]))
+    words = ("diagnose", "new.onnx", "--onnxrt", "--reference", "old.onnx", "--load-inputs")
+    for steps, status in ((4, 1), (6, 0)):
+        ran = cli(*words, "x.npz", "--steps", steps, "--json", "r.json").ended(status)
+        assert ran.result["steps"]["step"] == (5 if steps == 6 else None)
+        assert "the state is cast between steps: 'h0' from float32 to float16" in ran.err
+    assert [node["outputs"] for node in ran.result["culprits"]] == [["e"]]
+
+
 def test_a_failure_that_lasts_is_found_by_halving(cli: CommandLine, here: Path) -> None:
     save_text(here / "m.onnx", *SUMS)
     np.savez("x.npz", x=np.full((200, 4), 0.0625, np.float32))
