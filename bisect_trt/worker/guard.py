@@ -36,10 +36,11 @@ from bisect_trt.tensors.kernel import prefer_to_end, readable
 
 _LOCK = "run.lock"
 _WATCH = """
-import os, shutil, signal, socket
+import glob, os, shutil, signal, socket
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
 driver, groups, folders, locks, rest = socket.socket(fileno=0), set(), set(), [], b''
+starting = set()
 while True:
     try:
         content, files, _, _ = socket.recv_fds(driver, 65536, 1)
@@ -50,13 +51,24 @@ while True:
     locks.extend(files)
     *lines, rest = (rest + content).split(b'\\n')
     for line in lines:
-        word, what = line.split()
-        if word == b'started':
+        word, what, *mark = line.split()
+        if word == b'start':
+            starting.add(what)
+        elif word == b'started':
             groups.add(int(what))
+            starting.difference_update(mark)
         elif word == b'ended':
             groups.discard(int(what))
         elif word == b'folder':
             folders.add(bytes.fromhex(what.decode()))
+for path in glob.glob('/proc/[0-9]*/environ') if starting else ():
+    try:
+        with open(path, 'rb') as environment:
+            content = environment.read()
+        if any(mark in content for mark in starting):
+            groups.add(os.getpgid(int(path.split('/')[2])))
+    except OSError:
+        pass
 for group in groups:
     try:
         os.killpg(group, signal.SIGKILL)
@@ -65,6 +77,10 @@ for group in groups:
 for folder in folders:
     shutil.rmtree(folder, ignore_errors=True)
 """
+
+
+_MARK = "BISECT_TRT_STARTED_AS"
+"""The environment variable by which the guard finds a process that the driver had no time to name."""
 
 
 class Forked:
@@ -146,19 +162,20 @@ class Guard:
         """
 
         def begin() -> subprocess.Popen[bytes]:
-            # The guard is there before the process is.
-            self._tell("start", 0)
+            # A driver that is killed right after the start cannot name the process any more.
+            mark = uuid.uuid4().hex
+            self._tell("start", mark)
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
                 cwd=cwd,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**env, **NO_TELEMETRY},
+                env={**env, **NO_TELEMETRY, _MARK: mark},
                 pass_fds=pass_fds,
                 start_new_session=True,
             )
-            self._tell("started", process.pid)
+            self._tell("started", f"{process.pid} {mark}")
             prefer_to_end(process.pid)
             return process
 
@@ -172,10 +189,9 @@ class Guard:
 
         See :meth:`start`.
         """
-        self._tell("start", 0)
+        self._tell("fork", 0)
         pid = os.fork()
         if pid:
-            self._tell("started", pid)
             prefer_to_end(pid)
             return Forked(pid)
         try:
@@ -184,7 +200,9 @@ class Guard:
             for stream in range(3):
                 os.dup2(null, stream)
             assert self._pipe is not None
-            # The guard acts when the last copy of the pipe is closed: a worker must not hold one.
+            # The guard acts when the last copy of the pipe is closed: by then it knows the worker,
+            # also where the driver was killed meanwhile, and the worker must not hold one.
+            self._send("started", os.getpid())
             self._pipe.close()
             work()
         finally:
@@ -232,10 +250,14 @@ class Guard:
                         start_new_session=True,
                     )
                 atexit.register(self.close)
-            assert self._pipe is not None
-            # The guard was killed: a run goes on without it.
-            with contextlib.suppress(ConnectionError):
-                socket.send_fds(self._pipe, [f"{word} {argument}\n".encode()], locks)
+            self._send(word, argument, *locks)
+
+    def _send(self, word: str, argument: object, *locks: int) -> None:
+        """Send a message to the running guard."""
+        assert self._pipe is not None
+        # The guard was killed: a run goes on without it.
+        with contextlib.suppress(ConnectionError):
+            socket.send_fds(self._pipe, [f"{word} {argument}\n".encode()], locks)
 
 
 guard = Guard()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from support import (
     assert_gone,
     chain,
     has,
+    marked,
     node_names,
     pids,
     read_json,
@@ -409,3 +411,35 @@ def test_ctrl_c_while_a_process_is_started_leaves_nothing_running() -> None:
     )
     assert "KeyboardInterrupt" in ran.stderr
     assert_gone([int(ran.stdout)])
+
+
+KILLED_AFTER_THE_START = """
+import os, signal, sys, time
+from bisect_trt.worker import guard as module
+module.prefer_to_end = lambda _: time.sleep(1000)
+tell = module.guard._tell
+def tell_or_die(word, *rest):
+    if word == "started":
+        os.kill(os.getpid(), signal.SIGKILL)
+    tell(word, *rest)
+module.guard._tell = tell_or_die
+if sys.argv[1] == "start":
+    module.guard.start(["/bin/sh", "-c", "sleep 1000 & sleep 1000"], os.environ)
+else:
+    if not os.fork():
+        time.sleep(1)
+        os.kill(os.getppid(), signal.SIGKILL)
+        os._exit(0)
+    module.guard.fork(lambda: time.sleep(1000))
+"""
+"""A driver that is killed before it can name what it has started."""
+
+
+@pytest.mark.parametrize("way", ["start", "fork"])
+def test_what_a_driver_started_before_it_was_killed_ends(tmp_path: Path, way: str) -> None:
+    mark = f"BISECT_TRT_TEST_{way}={tmp_path}"
+    name, _, value = mark.partition("=")
+    driver = [PYTHON, "-c", KILLED_AFTER_THE_START, way]
+    done = subprocess.run(driver, env={**os.environ, name: value}, check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    wait_for(lambda: not marked(mark), 20)
