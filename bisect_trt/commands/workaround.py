@@ -26,6 +26,7 @@ from bisect_trt.steps.workarounds import (
     add_precision,
     print_ways,
     rewritten,
+    unless_none,
     work_around,
     work_around_limits,
 )
@@ -67,7 +68,6 @@ def run(call: Call) -> Result:
             return result
         answer = diagnosis.judge(case, suspects)
         fault = answer.fault
-        minimum = answer.case.minimum
         result.culprits = session.subject.describe_nodes(answer.blamed)
         result.fault = fault.to_part()
         console.answer(f"{describe_answer(session.subject.network, answer.blamed)}.")
@@ -75,8 +75,9 @@ def run(call: Call) -> Result:
         result.inside = look_inside(session, answer.whole) or UNSET
         console.answer(fault.sentence)
         diagnosis.arbiter.upgrade(answer.whole, fault)
-        if fault.is_fixable or fault.whose == "rounding":
-            # Another form may lose less.
+        # Of rounding, another form may lose less.
+        is_searched = fault.is_fixable or fault.whose == "rounding"
+        if is_searched:
             fixed: Mapping[Names, Candidate] = {}
             if fault.whose != "precision":
                 fixed = name_cause(session, check, answer.whole).fixed
@@ -85,9 +86,7 @@ def run(call: Call) -> Result:
             find_fix(session, check, search, answer.whole, folder)
             add_precision(result)
             print_ways(result, console)
-            if not any(workaround.passes for workaround in result.workarounds or ()):
-                minimum = minimum.unproven("no workaround was found")
         else:
             console.answer("The target is not wrong, so no workaround is needed.")
-        session.conclude(minimum)
-        return result
+        session.conclude(answer.case.minimum)
+        return unless_none(result) if is_searched else result

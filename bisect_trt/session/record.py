@@ -38,6 +38,7 @@ from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import ValueRange
 from bisect_trt.tensors.info import tensor_stats
+from bisect_trt.worker.deadline import BudgetSpent
 
 MOST_PROBES = 2000
 """Probes in the report; of a longer search the first and the last."""
@@ -165,7 +166,8 @@ def _commands(result: Result, folder: Path | None, argv: Names) -> list[CommandL
         script = Path(str(result.artifacts["reproducer"])) / "reproduce.py"
         commands.insert(0, ("Reproduce the failure without bisect-trt", ["python", str(script)]))
     # A run that has tried everything has nothing to continue.
-    unfinished = result.status in ("interrupted", "inconclusive", "error")
+    spent = bool(result.error) and result.error.code == BudgetSpent.code
+    unfinished = result.status in ("interrupted", "error") or spent
     if argv and unfinished and result.probes["run"] and not result.page.exhausted:
         commands.append(("Continue the run", ["bisect-trt", "resume", str(folder)]))
     if argv and result.probes["run"]:

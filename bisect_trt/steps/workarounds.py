@@ -493,10 +493,17 @@ def work_around_limits(
         session, probing=replace(prober, check=prober.check.under(yardstick=yardstick))
     )
     fault = Fault("target", record.reason)
-    workarounds = work_around(session, Case(minimum), fault, output, fixed=fixed)
+    work_around(session, Case(minimum), fault, output, fixed=fixed)
     print_ways(result, console)
-    passes = any(workaround.passes for workaround in workarounds)
-    session.conclude(minimum if passes else minimum.unproven("no workaround was found"))
+    session.conclude(minimum)
+    return unless_none(result)
+
+
+def unless_none(result: Result) -> Result:
+    """Return a result; without a workaround that passes it has the status ``inconclusive``, and its nodes keep their proof."""
+    if not any(workaround.passes for workaround in result.workarounds or ()):
+        result.status = "inconclusive"
+        result.why = "; ".join(filter(None, ["no workaround was found", result.why]))
     return result
 
 

@@ -175,6 +175,20 @@ def quantized(path: Path) -> Path:
     )
 
 
+def test_without_a_workaround_the_nodes_keep_their_proof(cli: CommandLine) -> None:
+    """OpenVINO has no Det; `diagnose` proves that the node fails alone, and `workaround` finds no way around it."""
+    save_text(
+        Path("m.onnx"), "(float[2,3,3] x) => (float[2] y)", "a = Abs(x) b = Det(a) y = Neg(b)"
+    )
+    words = ("--openvino", "--no-other-release", "--json", "r.json", "-q")
+    ran = cli("workaround", "m.onnx", *words).ended(3)
+    result = ran.result
+    assert [node["op"] for node in result["culprits"]] == ["Det"]
+    assert result["minimality"] == "1-minimal"
+    assert (result["status"], result["why"]) == ("inconclusive", "no workaround was found")
+    assert "resume" not in ran.out  # nothing is left to do
+
+
 def test_the_cause_of_a_wrong_value(cli: CommandLine) -> None:
     path = quantized(Path("model.onnx"))
     if cli("run", path, "--openvino").status == 0:
