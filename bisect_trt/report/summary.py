@@ -474,21 +474,30 @@ def _releases(result: Result) -> Iterator[Row]:
     failing = result.failing
     package = result.package
     if failing and package:
-        first = result.first_failing
-        fixed = result.first_passing
+        verdicts = result.releases or {}
+        releases = [*verdicts]
+        older = releases[: releases.index(failing[0][0])]
+        newer = releases[releases.index(failing[-1][-1]) + 1 :]
         spans = ", ".join(_spans(failing))
-        verdicts = takewhile(lambda entry: entry[0] != first, (result.releases or {}).items())
-        before = [release for release, verdict in verdicts if verdict == "PASS"]
-        start = "no older release has a verdict"
-        if first and before:
-            start = f"passes in {before[-1]}"
-        end = "no newer release has a verdict"
-        if fixed:
-            end = f"passes in {fixed}"
-        elif [*(result.releases or {}).values()][-1:] == ["FAIL"]:
-            # There may be newer ones that --to excludes.
-            end = "the newest that was probed"
+        before = [*takewhile(lambda release: release != result.first_failing, releases)]
+        passing = [release for release in before if verdicts[release] == "PASS"]
+        start = _silent(result, older, -1) or "no older release was probed"
+        if result.first_failing and passing:
+            start = f"passes in {passing[-1]}"
+        # There may be newer ones that --to excludes.
+        end = _silent(result, newer, 0) or "the newest that was probed"
+        if result.first_passing:
+            end = f"passes in {result.first_passing}"
         yield "Since", f"{start}, fails in {spans}, {end} ({package})"
+
+
+def _silent(result: Result, releases: Sequence[str], nearest: int) -> str:
+    """Return that releases have no verdict, with the reason of the nearest to one that fails; empty without releases."""
+    if not releases:
+        return ""
+    (span,) = _spans([(releases[0], releases[-1])])
+    reason = (result.reasons or {}).get(releases[nearest], "").partition(". ")[0]
+    return f"no verdict in {span}{f' ({reason})' * bool(reason)}"
 
 
 def _fixes(result: Result) -> Iterator[Row]:

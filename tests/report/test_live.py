@@ -173,17 +173,22 @@ def test_nodes_are_grouped_by_operators_and_modules() -> None:
         (
             "PFU",
             [("1.1", "1.1")],
-            "passes in 1.0, fails in 1.1, no newer release has a verdict (foo)",
+            "passes in 1.0, fails in 1.1, no verdict in 1.2 (unknown opset) (foo)",
+        ),
+        (
+            "UUFP",
+            [("1.2", "1.2")],
+            "no verdict in 1.0 to 1.1 (unknown opset), fails in 1.2, passes in 1.3 (foo)",
         ),
         (
             "FP",
             [("1.0", "1.0")],
-            "no older release has a verdict, fails in 1.0, passes in 1.1 (foo)",
+            "no older release was probed, fails in 1.0, passes in 1.1 (foo)",
         ),
         (
             "FPF",
             [("1.0", "1.0"), ("1.2", "1.2")],
-            "no older release has a verdict, fails in 1.0, 1.2, the newest that was probed (foo)",
+            "no older release was probed, fails in 1.0, 1.2, the newest that was probed (foo)",
         ),
     ],
 )
@@ -194,6 +199,7 @@ def test_the_releases_on_both_sides_of_each_boundary_are_named(
     result = Result("releases", "found", package="foo", failing=failing)
     result.artifacts["run"] = "run"
     result.releases = {f"1.{place}": words[each] for place, each in enumerate(verdicts)}
+    result.reasons = dict.fromkeys(result.releases, "unknown opset. It is 21")
     result.first_failing = failing[0][0] if verdicts[0] == "P" else None
     result.first_passing = f"1.{len(verdicts) - 1}" if verdicts[-1] == "P" else None
     assert ("Since", row) in summary(result)
