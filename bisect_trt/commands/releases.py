@@ -91,9 +91,9 @@ def run(call: Call) -> Result:
         elsewhere = in_releases(session.prober.check, subject, target, fusion=options.fusion)
         pythons = list_releases(package.index_name, wanted)
         console.step(
-            f"{len(pythons)} releases of {package.name}: {next(iter(pythons))} to {[*pythons][-1]}"
+            f"{'Probe' if options.find_all else 'Bisect'} {len(pythons)} releases of {package.name}: {next(iter(pythons))} to "
+            f"{[*pythons][-1]}"
         )
-        console.step("Probe each release" if options.find_all else "Bisect the releases")
         model = subject.original
         # The evaluator judges one sample, and knows nothing of a user's check.
         asks = not check.argv and len(subject.samples) == 1

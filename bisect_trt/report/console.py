@@ -306,17 +306,22 @@ class Console(Watcher):
         self.progress.step(text, units)
         self._tell(text, self.verbosity > 0, "bold")
 
-    def say(self, text: str) -> None:
-        """Report a decision with its reason."""
+    def keep(self, text: str) -> None:
+        """Keep a line of the current step for the report."""
         if sum(len(step.lines) for step in self.steps) < _MOST_LINES:
             if not self.steps:
                 # Nothing has begun yet.
                 self.steps.append(StepLines("", 0, []))
             self.steps[-1].lines.append(text.removeprefix("  ").rstrip())
+
+    def say(self, text: str) -> None:
+        """Report a decision with its reason."""
+        self.keep(text)
         self._tell(text, self.verbosity > 0)
 
     def answer(self, text: str) -> None:
         """Report a line of the answer; an indented line belongs to the line before."""
+        self.keep(text)
         self.answers.append(text.rstrip() if self.answers else text.strip())
         self._tell(text, self.verbosity > 0 or not self._live)
 

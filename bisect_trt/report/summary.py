@@ -496,7 +496,8 @@ def _silent(result: Result, releases: Sequence[str], nearest: int) -> str:
     if not releases:
         return ""
     (span,) = _spans([(releases[0], releases[-1])])
-    reason = (result.reasons or {}).get(releases[nearest], "").partition(". ")[0]
+    reasons = result.reasons if isinstance(result.reasons, dict) else {}
+    reason = reasons.get(releases[nearest], "").partition(". ")[0]
     return f"no verdict in {span}{f' ({reason})' * bool(reason)}"
 
 

@@ -33,7 +33,9 @@ def attempt(call: Call, work: Callable[[], object]) -> tuple[ExitStatus, BaseExc
             require_directory()
             work()
     except BaseException as ending:
-        return result.end_early(ending), ending
+        status = result.end_early(ending)
+        call.console.keep(str(result.why))
+        return status, ending
     finally:
         result.wall_s = round(earlier + time.monotonic() - began, 3)
     return result.exit_status, None

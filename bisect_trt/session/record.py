@@ -166,7 +166,8 @@ def _commands(result: Result, folder: Path | None, argv: Names) -> list[CommandL
         script = Path(str(result.artifacts["reproducer"])) / "reproduce.py"
         commands.insert(0, ("Reproduce the failure without bisect-trt", ["python", str(script)]))
     # A run that has tried everything has nothing to continue.
-    spent = bool(result.error) and result.error.code == BudgetSpent.code
+    error = result.error or None
+    spent = error is not None and error.code == BudgetSpent.code
     unfinished = result.status in ("interrupted", "error") or spent
     if argv and unfinished and result.probes["run"] and not result.page.exhausted:
         commands.append(("Continue the run", ["bisect-trt", "resume", str(folder)]))

@@ -459,6 +459,8 @@ def work_around(
             )
     except BudgetSpent as error:
         session.console.say(f"  {error}")
+    for tried in workarounds:
+        session.console.say(f"  {_joined(tried.what, tried.why)}")
     session.result.artifacts["patched"] = next(
         (workaround.file for workaround in workarounds if workaround.file is not None), None
     )

@@ -197,6 +197,30 @@ def test_model_explorer_shows_errors_or_the_answer(cli: CommandLine, here: Path)
     cli("run", "model.onnx", *TARGET, "--model-explorer", "model.onnx").ended(2)
 
 
+@pytest.mark.parametrize(
+    ("command", "words", "status"),
+    [
+        ("diagnose", TARGET, 0),
+        ("workaround", TARGET, 0),
+        ("cause", TARGET, 0),
+        ("layerwise", TARGET, 0),
+        ("run", TARGET, 1),
+        ("run", ["--onnxrt"], 0),
+        ("diagnose", ["--onnxrt"], 1),
+        ("precision", [*TARGET, "-o", "mixed.onnx"], 0),
+        ("reduce", [*TARGET, "-o", "r.onnx"], 0),
+    ],
+)
+def test_each_step_of_the_search_has_an_answer(
+    cli: CommandLine, here: Path, command: str, words: list[str], status: int
+) -> None:
+    overflowing(here / "m.onnx")
+    ran = cli(command, "m.onnx", *words, "--json", "r.json").ended(status)
+    steps = ran.result["report"]["story"]["steps"]
+    assert steps
+    assert [step["title"] for step in steps if not step["lines"]] == []
+
+
 def test_a_run_without_an_answer_is_an_error(cli: CommandLine, here: Path) -> None:
     assert cli("run", "missing.onnx", "--onnxrt", "--junit", "junit.xml").status == 4
     suite = ET.parse(here / "junit.xml").getroot()[0]
