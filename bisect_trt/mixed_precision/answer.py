@@ -70,9 +70,7 @@ def _why_unproven(fix: Fix, record: Record) -> str | None:
         return f"it is as slow as the model in {task.space.high}"
     if point is None or point.holds:
         return None
-    by_rounding = fix.traded not in (None, point)
-    fails = f"the fix does not hold: {row_of(point.to_part())}"
-    return "the written model fails the tolerance by rounding" if by_rounding else fails
+    return f"the fix does not hold: {row_of(point.to_part())}"
 
 
 def write_answer(fix: Fix) -> Minimum:
@@ -221,8 +219,9 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     result.validation = next((point for point in curve if point.recommended), None)
     result.not_validated = fix.why
     result.curve = curve
-    result.rounding = _trade_off(fix) or (_rounding(fix) if fix.everywhere else None)
     result.trade_off = _numbers_of_trade(fix)
+    sentences = (_trade_off(fix, result.trade_off) or _rounding(fix), _said_of_bf16(fix))
+    result.rounding = " ".join(filter(None, sentences)) or None
     result.precision = settings.low
     result.lowered = len(task.lowering.units) - len(fix.kept)
     result.measured_on = measured_on(task)
@@ -319,7 +318,7 @@ def _time(task: Task, units: Subset, name: str) -> float | None:
 
 
 def _atol_option(fix: Fix) -> str:
-    """The option with which a set that fails by rounding passes."""
+    """The option with which a set that does not hold passes."""
     outputs = fix.task.subject.network.outputs
     values = [
         f"{atol:g}" if len(outputs) == 1 else f"{name}:{atol:g}" for name, atol in fix.atol.items()
@@ -339,38 +338,39 @@ def _numbers_of_trade(fix: Fix) -> TradeOff | None:
         argmax=point.argmax,
         nodes_for_tolerance=len(traded.units),
         holds_for_tolerance=traded.holds,
-        useful=2 * len(traded.units) <= len(fix.task.everything),
+        useful=traded.holds and 2 * len(traded.units) <= len(fix.task.everything),
     )
 
 
-def _trade_off(fix: Fix) -> str | None:
-    """Sentences, where the recommended set fails by rounding alone."""
+def _trade_off(fix: Fix, trade: TradeOff | None) -> str | None:
+    """Sentences, where the recommended set does not hold: whether values are lost, and how large the error is.
+
+    That no node loses its values alone and that the error is past the tolerance are two facts.
+    """
     traded = fix.traded
     point = fix.point
-    if traded is None or point is None:
+    if trade is None or traded is None or point is None:
         return None
     space = fix.task.space
     low = fix.task.settings.low
-    count = space.count(len(traded.units))
-    total = len(fix.task.everything)
+    count = space.count(trade.nodes_for_tolerance)
     text = ""
-    if 2 * len(traded.units) > total:
-        text = f"No useful mix at this tolerance: {count} of {total} would stay in {space.high}. "
-    if not point.units:
-        text += f"No node alone loses its values in {low}."
-    elif point.units <= space.losing:
-        text += (
-            f"With {space.count(len(point.units))} in {space.high} no other loses its values alone."
-        )
-    else:
-        text += f"{space.count(len(point.units))} in {space.high} suffice except for rounding."
-    text += f" Rounding then leaves up to {in_tolerances(max(point.errors))}"
+    if not trade.useful:
+        share = f": {count} of {len(fix.task.everything)} would stay in {space.high}"
+        text = f"No useful mix at this tolerance{share if traded.holds else ' was seen'}. "
+    kept = f"With {space.count(trade.nodes)} in {space.high}"
+    left = f"{kept} there are"
+    if point.cures and space.measured and space.losing <= point.units:
+        none = f"{kept} no other" if trade.nodes else "No node"
+        text += f"{none} loses its values alone in {low}. "
+        left = "Rounding then leaves"
+    text += f"{left} errors up to {in_tolerances(max(point.errors))}"
     if fix.atol:  # a search that was stopped has not measured it
         text += f": with `{_atol_option(fix)}` it passes"
     shares = [f"{_percent(share)} of the rows of '{name}'" for name, share in point.argmax.items()]
     text += f"; the argmax agrees in {' and '.join(shares)}." if shares else "."
     if traded.holds:
-        return f"{text} For this tolerance {count} are needed (--keep-set {len(traded.units)})."
+        return f"{text} For this tolerance {count} are enough (--keep-set {trade.nodes_for_tolerance})."
     if traded is point:
         return f"{text} No larger set was seen to meet this tolerance."
     return f"{text} With {count}: {row_of(traded.to_part())}."
@@ -381,17 +381,27 @@ def _percent(share: float) -> str:
     return f"{math.floor(1000 * share) / 10:g}%"
 
 
-def _rounding(fix: Fix) -> str:
+def _said_of_bf16(fix: Fix) -> str | None:
+    """A sentence, where the whole model was tried in bf16."""
+    if fix.passes_in_bf16 is None:
+        return None
+    emulated = " when it is emulated" if fix.task.settings.emulated else ""
+    outcome = f"passes{emulated}: try --bf16" if fix.passes_in_bf16 else "fails as well"
+    return f"In bf16 the whole model {outcome}."
+
+
+def _rounding(fix: Fix) -> str | None:
     """Sentences, where most of the model has to stay in floats."""
+    if not fix.everywhere:
+        return None
     low = fix.task.settings.low
     space = fix.task.space
-    reason = f"Most of the model has to stay in {space.high}."
+    reason = f"most of the model has to stay in {space.high}."
     if 2 * max(len(fix.minimum.units), 1) < len(fix.kept):
-        reason = f"Rounding to {low} in most of the model adds up past the tolerance; no few nodes are the reason."
-    if fix.passes_in_bf16 is not None:
-        emulated = " when it is emulated" if fix.task.settings.emulated else ""
-        outcome = f"passes{emulated}: try --bf16" if fix.passes_in_bf16 else "fails as well"
-        reason += f" In bf16 the whole model {outcome}."
+        reason = (
+            f"rounding to {low} in most of the model adds up past it; no few nodes are the reason."
+        )
+    reason = f"No useful mix at this tolerance: {reason}"
     small = [
         point for point in fix.curve if not point.severe and len(point.units) < len(fix.kept) / 2
     ]

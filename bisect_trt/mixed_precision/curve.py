@@ -73,7 +73,7 @@ class Point(Struct, frozen=True):
         allowed: The share of samples that may fail, none of them severely.
         learned: The number of samples that the set has grown for, so that they are fresh no more.
         outputs: Of each output the worst comparison, where samples fail.
-        suspects_only: Whether only nodes that lose values alone are kept.
+        none_loses: Whether no other unit loses its values alone.
     """
 
     units: Subset
@@ -81,7 +81,7 @@ class Point(Struct, frozen=True):
     allowed: float = 0.0
     learned: int = 0
     outputs: tuple[TensorComparison, ...] = ()
-    suspects_only: bool = False
+    none_loses: bool = False
 
     @property
     def failed(self) -> int:
@@ -100,12 +100,12 @@ class Point(Struct, frozen=True):
 
     @property
     def cures(self) -> bool:
-        """Whether the remaining error may be rounding that adds up, and no overflow."""
+        """Whether the remaining error may be rounding that adds up, however far it is past the tolerance, and no overflow."""
         ratios = [output.details.snr_db for output in self.outputs if output.details]
         # A high signal-to-noise ratio in every output is rounding, however many tolerances it is.
         alike = all(ratio is not None and ratio >= _CURED_DB for ratio in ratios)
         worst = max(self.errors, default=math.inf)
-        if self.suspects_only:
+        if self.none_loses:
             return worst <= SEVERE or (worst < math.inf and alike)
         return worst <= _MILD
 
@@ -199,8 +199,8 @@ class Fix(Watcher):
         curve: The sets that were run on fresh samples.
         why: Why none was, if so.
         everywhere: Whether most units, and not a few, have to stay in floats.
-        traded: The best set by the tolerance, where it has too many nodes, and a set that fails by
-            rounding is recommended.
+        traded: The best set by the tolerance, where that does not hold, or has too many nodes and a
+            set that fails by rounding is recommended.
         atol: The absolute tolerance of each output with which that set passes on given and fresh
             samples.
         passes_in_bf16: Whether the whole model in bf16 passes on the given samples, if that was
@@ -412,7 +412,7 @@ class Fix(Watcher):
         if samples is None:
             return False
         outcome = run_on(self.task, units, samples, "the given samples")
-        return Point(units, outcome.errors, outputs=outcome.comparisons, suspects_only=True).cures
+        return Point(units, outcome.errors, outputs=outcome.comparisons, none_loses=True).cures
 
     def _widen_margin(self) -> None:
         """Take the minimal set with the best score of its size where a metric judges, since other samples may score lower.
@@ -550,15 +550,19 @@ class Fix(Watcher):
             point = after
 
     def _measure_trade(self) -> None:
-        """Measure the tolerances with which a set that fails by rounding passes, on the given samples too."""
+        """Measure the tolerances with which a set that does not hold passes, on the given samples too."""
         point = self.point
         user_round = None if self.traded is None else self._fresh.given_round()
         if point is not None and user_round is not None:
             outcome = run_on(self.task, point.units, user_round, "the given samples")
             on_given = Point(point.units, outcome.errors, outputs=outcome.comparisons).atol
-            outputs = sorted({*point.atol, *on_given})
+            tolerance = self.task.prober.check.tolerances
+            assert tolerance is not None, "values are compared"
+            # An output that needs less keeps the tolerance that it has.
+            used = {name: float(rounded_up(atol)) for name, atol in tolerance.atol.items()}
             self.atol = {
-                name: max(point.atol.get(name, 0.0), on_given.get(name, 0.0)) for name in outputs
+                name: max(atols.get(name, 0.0) for atols in (point.atol, on_given, used))
+                for name in sorted({*point.atol, *on_given})
             }
 
     def passes_by_trade(self, written: Candidate) -> Outcome:
@@ -591,11 +595,15 @@ class Fix(Watcher):
             key=Point.rank,
             default=None,
         )
-        cures = [] if self.task.settings.bits else [point for point in self.curve if point.cures]
+        cures = [point for point in self.curve if point.cures]
         smallest = min(cures, key=lambda point: len(point.units), default=best)
-        large = best and smallest and self._is_large(best.units, smallest.units)
-        self.traded = best if large or (best in cures and not best.holds) else None
-        best = smallest if large else best
+        self.traded = None
+        if best and smallest and not self.task.settings.bits:
+            large = self._is_large(best.units, smallest.units)
+            chosen = smallest if large or not (best.holds or best.cures) else best
+            if (large or not best.holds) and max(chosen.errors) < math.inf:
+                self.traded = best
+                best = chosen
         self.keep(self._start if best is None else best.units)
 
     def _passes_on_given(self, units: Subset) -> bool:
@@ -629,10 +637,9 @@ class Fix(Watcher):
             return None
         self._drawn += 0 if on_user_samples else len(comparable)
         learned = len(self._learned) if on_user_samples else 0
-        suspects_only = task.space.measured and units <= task.space.losing
-        point = Point(
-            units, comparable, task.space.allowed, learned, outcome.comparisons, suspects_only
-        )
+        space = task.space
+        none_loses = space.measured and space.losing <= units
+        point = Point(units, comparable, space.allowed, learned, outcome.comparisons, none_loses)
         self.curve.append(point)
         self._keep_best()
         part = point.to_part()

@@ -432,15 +432,15 @@ class Validation(Part):
 
 
 class TradeOff(Part):
-    """A set that fails the tolerance by rounding alone, and the set that meets it.
+    """A set that does not hold, with the tolerance that it passes with, and the best set for the tolerance in use.
 
     Attributes:
         nodes: The number of units kept in the written set.
         atol: Of each output the absolute tolerance with which the written model passes.
         argmax: Of each output the share of rows with the reference's argmax.
-        nodes_for_tolerance: The number of units of the set for the tolerance in use.
+        nodes_for_tolerance: The number of units of the best set for the tolerance in use.
         holds_for_tolerance: Whether that holds on fresh samples.
-        useful: Whether it leaves at least half of the units lowered.
+        useful: Whether it holds and leaves at least half of the units lowered.
     """
 
     nodes: int

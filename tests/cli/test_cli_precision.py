@@ -281,6 +281,29 @@ def test_a_set_that_cures_and_does_not_hold_has_its_tolerance(cli: CommandLine, 
     assert "with `--atol y:" in " ".join(ran.out.split())
 
 
+def test_a_set_that_is_far_past_the_tolerance_has_the_tolerance_that_it_passes_with(
+    cli: CommandLine, here: Path
+) -> None:
+    """No set holds, and what is left is more than twice the tolerance: that no node loses its values says no more than that."""
+    blocks(here / "model.onnx", [400.0] * 3)
+    sample = np.random.default_rng(2).standard_normal((1, 4, WIDTH)).astype(np.float32)
+    np.savez("inputs.npz", x=sample)
+    line = (*SAFE, "--load-inputs", "inputs.npz", "--fresh-samples", "20")
+    ran = cli(*line, "--atol", "3e-4", "--rtol", "0").ended(3)
+    result = ran.result
+    trade = result["trade_off"]
+    assert result["validation"]["worst_error"] > 2
+    assert (trade["holds_for_tolerance"], trade["useful"]) == (False, False)
+    # An output within the tolerance keeps it.
+    assert trade["atol"]["y"] >= 3e-4
+    assert trade["atol"]["z"] > 2 * 3e-4
+    assert result["why"].startswith("the fix does not hold: ")
+    said = " ".join(ran.out.split())
+    assert "No useful mix at this tolerance was seen." in said
+    assert f"times the tolerance: with `--atol y:{trade['atol']['y']:g} z:" in said
+    assert "Fix " not in said
+
+
 def test_probabilities_are_compared_with_the_largest(cli: CommandLine, here: Path) -> None:
     """Rounding of logits moves probabilities among 3000 classes by more than 1% of their RMS; a stored weight overflows."""
     rng = np.random.default_rng(3)
