@@ -163,6 +163,9 @@ class LoopRun(Struct, frozen=True):
         def ask(place: int) -> Verdict:
             step = place + 1
             if step not in errors:
+                self.subject.console.progress.step(
+                    f"step {step} of {self.steps} on the target, with the state of the reference"
+                )
                 errors.update(self._compare(range(step, step + 1), own_state=False))
             is_wrong = step in wrong_steps(_way(scaled(errors, free_run), {}), strict=strict)
             return Verdict.FAIL if is_wrong else Verdict.PASS

@@ -376,6 +376,7 @@ _TYPES = {
     **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
 }
 """NumPy's names of its types."""
+_STEP = re.compile(r"(?:round|step)_?(\d+)[./](.+)")
 _SUFFIXES = (".json", ".npz", _SAFETENSORS)
 
 
@@ -411,7 +412,19 @@ def load_runs(path: Path) -> list[SavedRun]:
         ]
     if path.suffix == ".json":
         return read_json(path)
-    return [SavedRun(str(path), [_tensors_of(file) for file in numbered(path)])]
+    tensors = map(_tensors_of, numbered(path))
+    return [SavedRun(str(path), [step for each in tensors for step in _steps_of(each)])]
+
+
+def _steps_of(tensors: Values) -> list[Values]:
+    """Return the tensors of each step, where one file has all steps: ``round_3.logits`` is ``logits`` of step 3."""
+    places = {name: match for name in tensors if (match := _STEP.fullmatch(name))}
+    if len(places) < len(tensors) or not places:
+        return [tensors]
+    steps: dict[int, Arrays] = {}
+    for name, place in places.items():
+        steps.setdefault(int(place[1]), {})[place[2]] = tensors[name]
+    return [steps[number] for number in sorted(steps)]
 
 
 def _tensors_of(path: Path) -> Values:

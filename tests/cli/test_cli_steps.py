@@ -336,6 +336,25 @@ def test_dumps_of_a_step_each_are_compared(cli: CommandLine, here: Path) -> None
     cli(*words, "--load-outputs", "dumps").ended(0)
 
 
+@pytest.mark.parametrize("name", ["round_{}.", "step{}/"])
+def test_a_dump_of_all_steps_is_a_sample_a_step(cli: CommandLine, here: Path, name: str) -> None:
+    save_text(here / "m.onnx", f"({ONE} x) => ({ONE} y)", "y = Neg(x)")
+    values = np.arange(44, dtype=np.float32).reshape(11, 1, 4)
+    np.savez("x.npz", **{f"{name.format(step)}x": values[step] for step in range(11)})
+    words = ("--load-inputs", "x.npz", "--load-outputs")
+    for dump, wrong in (("right", -1), ("wrong", 9)):
+        steps = {name.format(step): -values[step] - (step == wrong) for step in range(11)}
+        steps |= {f"{key}layer_0.kv": value for key, value in steps.items()}
+        tensors = {key if "layer" in key else f"{key}y": value for key, value in steps.items()}
+        save_samples(Path(f"{dump}.safetensors"), [tensors])
+    ran = cli("run", "m.onnx", "--onnxrt", *words, "right.safetensors").ended(0)
+    ran = cli("run", "--load-outputs", "wrong.safetensors", "right.safetensors").ended(1)
+    assert "sample 10: 'layer_0.kv'" in ran.out
+    assert "Match    20 of 22 outputs" in ran.out
+    ran = cli("run", "m.onnx", "--onnxrt", *words, "wrong.safetensors").ended(1)
+    assert "sample 10: 'y'" in ran.out
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64", "uint8", "bool"])
 @pytest.mark.usefixtures("here")
 def test_safetensors_keep_types_and_shapes(dtype: str) -> None:
@@ -574,6 +593,28 @@ def test_a_cache_in_integers_is_a_group(cli: CommandLine, here: Path) -> None:
     ran = cli(*words).ended(0)
     assert [group["scales"] for group in ran.result["minimal"]] == [["coarse"]]
     assert ran.result["minimal"][0]["tensors"] == ["u"]
+    kinds = {value.type.tensor_type.elem_type for value in onnx.load("s.onnx").graph.output}
+    assert kinds == {onnx.TensorProto.FLOAT}
+
+
+def test_a_state_in_fp8_is_run_and_is_a_group(cli: CommandLine, here: Path) -> None:
+    """ONNX Runtime joins no fp8 on the CPU, so a state of a fixed size is taken."""
+    fp8 = "float8e4m3fn[1, 4]"
+    body = (
+        "fa = DequantizeLinear(a0, fine, zero) sa = Add(fa, x) an = QuantizeLinear(sa, fine, zero) "
+        "fb = DequantizeLinear(b0, coarse, zero) sb = Add(fb, x) "
+        "bn = QuantizeLinear(sb, coarse, zero) da = DequantizeLinear(an, fine, zero) "
+        "db = DequantizeLinear(bn, coarse, zero) y = Relu(da) z = Relu(db)"
+    )
+    zero = np.zeros((), dtype_from_name("float8_e4m3fn"))
+    ends = f"({ONE} x, {fp8} a0, {fp8} b0) => ({ONE} y, {ONE} z, {fp8} an, {fp8} bn)"
+    save_text(here / "m.onnx", ends, body, {"fine": 0.1, "coarse": 3e3, "zero": zero}, opset=19)
+    words = ("m.onnx", "--onnxrt", "--steps", "6", "--json", "r.json")
+    assert cli("diagnose", *words).ended(1).result["steps"]["kind"] == "none"
+    low = ("--fp8", "--metric", "scale", "--max-drop", "0.2", "--no-sensitivity", "-o", "s.onnx")
+    ran = cli("precision", *words, *low).ended(0)
+    scales = [scale for group in ran.result["minimal"] for scale in group["scales"]]
+    assert {*scales} == {"coarse"}
     kinds = {value.type.tensor_type.elem_type for value in onnx.load("s.onnx").graph.output}
     assert kinds == {onnx.TensorProto.FLOAT}
 
