@@ -402,8 +402,11 @@ def _rounding(fix: Fix) -> str | None:
             f"rounding to {low} in most of the model adds up past it; no few nodes are the reason."
         )
     reason = f"No useful mix at this tolerance: {reason}"
+    half = len(fix.task.everything) / 2
     small = [
-        point for point in fix.curve if not point.severe and len(point.units) < len(fix.kept) / 2
+        point
+        for point in fix.curve
+        if max(point.errors) < math.inf and len(point.units) <= min(half, len(fix.kept) - 1)
     ]
     if not small:
         return reason

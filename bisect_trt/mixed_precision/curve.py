@@ -73,7 +73,7 @@ class Point(Struct, frozen=True):
         allowed: The share of samples that may fail, none of them severely.
         learned: The number of samples that the set has grown for, so that they are fresh no more.
         outputs: Of each output the worst comparison, where samples fail.
-        none_loses: Whether no other unit loses its values alone.
+        none_loses: Whether no other unit loses its values alone, on the given samples and on those that fail.
     """
 
     units: Subset
@@ -638,15 +638,7 @@ class Fix(Watcher):
         self._drawn += 0 if on_user_samples else len(comparable)
         learned = len(self._learned) if on_user_samples else 0
         space = task.space
-        none_loses = space.measured and space.losing <= units
-        point = Point(units, comparable, space.allowed, learned, outcome.comparisons, none_loses)
-        self.curve.append(point)
-        self._keep_best()
-        part = point.to_part()
-        label = f"{task.space.count(len(units))} in {task.space.high}"
-        task.console.say(f"  {label}: {row_of(part)}")
-        passed = f"{part.passed} of {part.samples} fresh samples pass"
-        task.console.progress.best = f"{label}, {passed}"
+        point = Point(units, comparable, space.allowed, learned, outcome.comparisons)
         if not point.holds:
             failing.sort(key=lambda place: -errors[place])
             self._learned.update(failing)
@@ -659,7 +651,18 @@ class Fix(Watcher):
                 else additions + self._failing
             )
             self._worst += [samples[place][1] for place in _spread(failing, _LOOKED_AT)]
-        return point
+            if space.measured:
+                # On these samples other nodes may lose their values.
+                space.order(self._worst)
+        none_loses = space.measured and space.losing <= units
+        self.curve.append(structs.replace(point, none_loses=none_loses))
+        self._keep_best()
+        part = point.to_part()
+        label = f"{space.count(len(units))} in {space.high}"
+        task.console.say(f"  {label}: {row_of(part)}")
+        passed = f"{part.passed} of {part.samples} fresh samples pass"
+        task.console.progress.best = f"{label}, {passed}"
+        return self.curve[-1]
 
     def _really_failing(self, samples: Round, failing: Sequence[int]) -> list[int]:
         """Return the failing samples on which the model passes with nothing lowered; precision does not explain the others."""

@@ -561,7 +561,9 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     of = f": {grouped(kept)}" if kept else ""
     validation = result.validation or None
     refused = why_no_use(result)
-    holds = (validation is None or validation.holds) and not (result.slow or refused)
+    # A search that was stopped may leave a set that other inputs break.
+    holds = bool(validation.holds if validation else result.minimal_proven)
+    holds = holds and not (result.slow or refused)
     if not kept and not result.groups:
         count = f"all {result.lowered}"
         units = f"nodes{f'; so {low} is not the reason for a failure seen elsewhere' * holds}"
@@ -573,7 +575,7 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     not_run = f"not run on fresh samples: {result.not_validated or None}"
     fresh = f"on other random steps: {scores}" if scores else not_run
     yield "", _sentence(validation.sentence if validation else fresh)
-    if refused or not (holds or result.trade_off):
+    if refused or (validation and not (holds or result.trade_off)):
         yield "", refused or "So this set is no fix"
     outputs = {name for unit in kept for name in unit.outputs}
     lowered = [node for node in result.culprits if outputs.isdisjoint(node.outputs)]

@@ -701,6 +701,41 @@ def test_a_search_that_ends_early_names_no_set_that_failed(
     assert "are enough" not in ran.out
 
 
+def test_a_set_that_was_run_on_no_fresh_sample_is_no_fix(cli: CommandLine) -> None:
+    """The search is stopped before the set is validated: other inputs may break it."""
+    overflowing(Path("model.onnx"))
+    ran = cli(*LINE, *TARGET, "--max-probes", "4").ended(3)
+    assert ran.result["validation"] is None
+    said = " ".join(ran.out.split())
+    assert "Mixed mixed.onnx: fp16, with " in said
+    assert "Not run on fresh samples: the search did not come to its end" in said
+    assert "Fix " not in said
+
+
+def test_a_token_that_overflows_on_other_samples_is_no_rounding(
+    cli: CommandLine, here: Path
+) -> None:
+    """One row of 512 is lost on the user's sample: the outputs as a whole are far above their errors."""
+    body = """p = Mul(x, hundred) q = Mul(x, ninety) s = Mul(p, q) m = ReduceMean <axes = [-1]> (s)
+    r = Sqrt(m) t = Div(p, r) big = Mul(t, million) y = Mul(big, millionth)"""
+    weights = {"hundred": 100.0, "ninety": 90.0, "million": 1e6, "millionth": 1e-6}
+    arrays = {name: np.array(value) for name, value in weights.items()}
+    shape = "float[512, 16]"
+    save_text(here / "model.onnx", f"({shape} x) => ({shape} y)", body, arrays, opset=17)
+    given = np.random.default_rng(4).uniform(-1.5, 1.5, (512, 16)).astype(np.float32)
+    np.savez("given.npz", x=given)
+    given[5] *= 3
+    np.savez("own.npz", x=given)
+    line = (*SAFE, "--load-inputs", "given.npz", "--validation-data", "own.npz", "--overwrite")
+    assert {"s", "m"} <= names(cli(*line).ended(0).result["keep_fp32"])
+    # The search for the two ends before others are tried.
+    ran = cli(*line, "--max-probes", "7").ended(3)
+    assert ran.result["validation"]["worst_error"] > 10
+    said = " ".join(ran.out.split())
+    assert "With 2 nodes in fp32 there are errors up to " in said
+    assert "loses its values alone" not in said
+
+
 def test_random_tokens_are_from_the_whole_vocabulary(cli: CommandLine) -> None:
     """A set of nodes that is right for two of 300 tokens says nothing about the others."""
     model = save_text(
