@@ -181,10 +181,14 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
     """
     sized = sizes_at(data.input_shapes, 0)
     infos = resized(input_infos(network), sized)
-    shapes = input_sizes(network.proto, sized).shapes
     stream = [info for info in infos if info.name not in state.taken]
     inputs: Sequence[Values] = given_samples(data) if data.given else []
-    first = _first_state(state, resized(infos, shapes), data) | dict(*inputs[:1])
+    given: Arrays = dict(*inputs[:1])
+    ranks = {info.name: len(info.shape or ()) for info in infos}
+    # A batch that is given is the batch of the state as well.
+    sizes = {name: value.shape for name, value in given.items() if ranks.get(name) == value.ndim}
+    shapes = input_sizes(network.proto, {**sizes, **sized}).shapes
+    first = _first_state(state, resized(infos, shapes), data) | given
     end = max((first[name].shape[axis] for name, axis in state.growing.items()), default=0)
     if not inputs:
         inputs = _drawn(network, resized(stream, shapes), data, count)
@@ -198,12 +202,15 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
             fed = {**first, **sample}
         start = end
         tokens = (
-            value.shape[1] for name, value in fed.items() if value.ndim > 1 and _TOKENS.search(name)
+            value.shape[:2]
+            for name, value in fed.items()
+            if value.ndim > 1 and _TOKENS.search(name)
         )
         # A prompt is several tokens in one step; later steps have one each.
-        end += next(tokens, 1)
+        batch, length = next(tokens, (1, 1))
+        end += length
         # Positions, lengths and masks follow from the tokens so far.
-        counted = {info.name: _counted(info, start, end) for info in stream}
+        counted = {info.name: _counted(info, start, end, batch) for info in stream}
         fed = {name: value for name, value in counted.items() if value is not None} | fed
         steps.append(validate_sample(infos if number == 1 else stream, fed, f"Step {number}"))
     if len(inputs) < count:
@@ -264,8 +271,10 @@ def join_steps(network: Network, state: State, steps: Sequence[Sample]) -> Sampl
     return joined
 
 
-def _counted(info: TensorInfo, start: int, end: int) -> Array | None:
+def _counted(info: TensorInfo, start: int, end: int, batch: int = 1) -> Array | None:
     """Return the value of an input that follows from the number of tokens before and after a step; ``None`` for another input.
+
+    It is the same for each sequence of the batch.
 
     Raises:
         UsageError: A mask has fewer places.
@@ -288,7 +297,10 @@ def _counted(info: TensorInfo, start: int, end: int) -> Array | None:
         row = np.array([end if lengths[1] else end - 1])
     else:
         return None
-    return row.astype(info.dtype).reshape([1] * (len(dims) - 1) + [-1] * bool(dims))
+    row = row.astype(info.dtype).reshape([1] * (len(dims) - 1) + [-1] * bool(dims))
+    copies = [dim if isinstance(dim, int) else batch for dim in dims]
+    # Only lengths have no axis of tokens.
+    return np.tile(row, copies if lengths else [*copies[:-1], 1][: len(dims)])
 
 
 def _cut(sample: Values, stream: Sequence[TensorInfo], past: int) -> list[Arrays]:

@@ -62,6 +62,8 @@ _DECIDING = {
 _MONOTONIC = {"Cast", "Ceil", "Floor", "QuantizeLinear", "Round", "Sign"}
 """Deciding operators that keep the order of their inputs, so that two results explain each result
 between them."""
+_EXACT = EXACT_OPS | _MONOTONIC | {"Max", "Min", "ReduceMax", "ReduceMin"}
+"""Operators that compute nothing that fp32 rounds: copies, choices, integers; a count of steps is one."""
 _DISCONTINUOUS = {
     *_DECIDING,
     "DynamicQuantizeLinear",
@@ -273,7 +275,7 @@ def _perturbed(model: onnx.ModelProto, units: Mapping[str, float], seed: int) ->
     for node in model.graph.node:
         copy = clone(node)
         copy.input[:] = [f"{name}__perturbed" if name in inputs else name for name in node.input]
-        rounds = node.op_type not in EXACT_OPS and any(node.input)
+        rounds = node.op_type not in _EXACT and any(node.input)
         changed = [name for name in node.output if name in units] if rounds else []
         copy.output[:] = [f"{name}__exact" if name in changed else name for name in node.output]
         nodes.append(copy)

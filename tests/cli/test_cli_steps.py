@@ -735,3 +735,35 @@ def test_a_position_that_one_export_holds_back(cli: CommandLine, here: Path) -> 
     ran = cli(*words, "--steps", "9").ended(0)
     assert ran.result["steps"]["failing"] == [[6, 9]]
     assert [node["outputs"] for node in ran.result["culprits"]] == [["place"]]
+
+
+def test_a_count_at_its_limit_is_no_rounding(cli: CommandLine, here: Path) -> None:
+    """A Cast of an integer and the largest of counts are exact, so no rounding moves them past a limit."""
+    ends = f"({ONE} x, int64[1] position_ids, {ONE} h0) => ({ONE} y, {ONE} hn)"
+    body = (
+        "hn = Add(h0, x) c = Cast<to = 1>(position_ids) m = ReduceMax<keepdims = 0>(c) "
+        "late = GreaterOrEqual(m, limit) f = Cast<to = 1>(late) y = Mul(x, f)"
+    )
+    for name, limit in (("old", 99.0), ("new", 3.0)):
+        save_text(here / f"{name}.onnx", ends, body, {"limit": limit}, opset=17)
+    words = ("diagnose", "new.onnx", "--onnxrt", "--reference", "old.onnx", "--json", "r.json")
+    ran = cli(*words, "--steps", "6").ended(0)
+    assert ran.result["steps"]["failing"] == [[4, 6]]
+    assert ran.result["fault"]["whose"] == "export"
+    assert [node["outputs"] for node in ran.result["culprits"]] == [["late"]]
+
+
+@pytest.mark.parametrize("batch", ["2", "batch"])
+def test_what_follows_from_a_step_is_of_its_batch(here: Path, batch: str) -> None:
+    ends = (
+        f"(int64[{batch}, s] input_ids, int64[{batch}, t] attention_mask, int32[{batch}] seqlens_k, "
+        f"float[{batch}, p, 2] past) => (float[{batch}, q, 2] present)"
+    )
+    body = "k = Gather(table, input_ids) present = Concat<axis = 1>(past, k)"
+    network = Network(text_model(ends, body, {"table": np.ones((9, 2))}))
+    np.savez(here / "x.npz", input_ids=np.ones((2, 3), np.int64))
+    data = Data(load_inputs=(here / "x.npz",))
+    first, *_, last = make_steps(network, find_state(network, []), data, 3)
+    assert first["past"].shape == (2, 0, 2)
+    assert last["attention_mask"].tolist() == [[1, 1, 1]] * 2
+    assert last["seqlens_k"].tolist() == [2, 2]
