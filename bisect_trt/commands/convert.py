@@ -71,7 +71,7 @@ def run(call: Call) -> Result:
         # A worker wrote the file already.
         call.paths.record(opened.workspace.folder, options.output, options.output)
         call.console.answer(
-            f"{options.output}: the engine of {options.model}, {options.output.stat().st_size} bytes."
+            f"{options.output}: the engine of {options.model}, {options.output.stat().st_size} bytes. It was built and not run."
         )
         return call.result.wrote(engine=options.output)
 
@@ -115,7 +115,8 @@ def _convert_to_onnx(call: Call, options: Convert, target: Target) -> Result:
     nodes = list(all_nodes(lowered))
     casts = sum(node.op_type == "Cast" for node in nodes)
     call.console.answer(
-        f"{options.output}: {options.model} in {precision}, {before} nodes before, {len(nodes)} now, {casts} of them Casts."
+        f"{options.output}: {options.model} in {precision}, {before} nodes before, {len(nodes)} now, {casts} of them Casts. "
+        "It was not run; `bisect-trt precision` writes a model that was."
     )
     if unchanged:
         call.console.answer(f"  {unchanged}.")

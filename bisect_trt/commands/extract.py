@@ -52,7 +52,7 @@ def run(call: Call) -> Result:
         subject.workspace.save(piece, options.output)
         names = ", ".join(value.name for value in piece.graph.output)
         call.console.answer(
-            f"{options.output}: {len(piece.graph.node)} nodes from {', '.join(inputs)} to {names}."
+            f"{options.output}: {len(piece.graph.node)} nodes from {', '.join(inputs)} to {names}, not run."
         )
         for path in values:
             save_npz(path, subject.reference.select(inputs))

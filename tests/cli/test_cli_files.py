@@ -157,6 +157,19 @@ def test_what_stays_in_fp32(cli: CommandLine, here: Path) -> None:
     )
 
 
+def test_a_written_model_that_was_not_run_is_said_not_to_be(cli: CommandLine, here: Path) -> None:
+    chain(here / "model.onnx", 3)
+    for words, sentence in {
+        ("convert", "--fp16"): "It was not run; ",
+        ("convert", "--fp16", "--io-fp16"): "It was not run; ",
+        ("convert", "--bf16"): "It was not run; ",
+        ("extract", "--outputs", "t0"): ", not run.",
+        ("sanitize",): "the same results as the original",
+    }.items():
+        ran = cli(words[0], "model.onnx", "-o", "out.onnx", *words[1:], "--overwrite").ended(0)
+        assert sentence in " ".join(ran.out.split()), words
+
+
 @pytest.mark.skipif(missing_gpu() is None, reason="TensorRT is here")
 def test_an_engine_needs_tensorrt(cli: CommandLine, here: Path) -> None:
     chain(here / "model.onnx")
