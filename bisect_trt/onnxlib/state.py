@@ -23,7 +23,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.shapes import Shape, input_sizes, resized, sizes_at
 from bisect_trt.options.shared import Data
 from bisect_trt.tensors.files import Arrays, Values
-from bisect_trt.tensors.info import FLOATS, Array, TensorInfo
+from bisect_trt.tensors.info import Array, TensorInfo, is_castable
 from bisect_trt.tensors.inputs import (
     Sample,
     given_samples,
@@ -123,8 +123,7 @@ def _growing_axes(
         info = infos[name]
         dims = info.shape or ()
         made = declared.shape or ()
-        types = {info.dtype.name, declared.dtype.name}
-        if (len(types) > 1 and not types <= FLOATS) or not _may_equal(dims, made):
+        if not (is_castable(info.dtype, declared.dtype) and _may_equal(dims, made)):
             raise UnsuitableModelError(
                 f"the state '{name}' is {info.dtype}{shape_text(dims)}, and '{output}', which it takes, is "
                 f"{declared.dtype}{shape_text(made)}; name other pairs with --state IN=OUT."
@@ -184,9 +183,8 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
     stream = [info for info in infos if info.name not in state.taken]
     inputs: Sequence[Values] = given_samples(data) if data.given else []
     given: Arrays = dict(*inputs[:1])
-    ranks = {info.name: len(info.shape or ()) for info in infos}
     # A batch that is given is the batch of the state as well.
-    sizes = {name: value.shape for name, value in given.items() if ranks.get(name) == value.ndim}
+    sizes = {info.name: given[info.name].shape for info in stream if info.name in given}
     shapes = input_sizes(network.proto, {**sizes, **sized}).shapes
     first = _first_state(state, resized(infos, shapes), data) | given
     end = max((first[name].shape[axis] for name, axis in state.growing.items()), default=0)
@@ -297,10 +295,10 @@ def _counted(info: TensorInfo, start: int, end: int, batch: int = 1) -> Array | 
         row = np.array([end if lengths[1] else end - 1])
     else:
         return None
-    row = row.astype(info.dtype).reshape([1] * (len(dims) - 1) + [-1] * bool(dims))
+    row = row.astype(info.dtype)
     copies = [dim if isinstance(dim, int) else batch for dim in dims]
     # Only lengths have no axis of tokens.
-    return np.tile(row, copies if lengths else [*copies[:-1], 1][: len(dims)])
+    return np.tile(row, copies if lengths else [*copies[:-1], 1]) if dims else row.reshape(())
 
 
 def _cut(sample: Values, stream: Sequence[TensorInfo], past: int) -> list[Arrays]:

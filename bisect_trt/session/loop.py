@@ -37,7 +37,7 @@ from bisect_trt.session.subject import Subject
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, required_severity
-from bisect_trt.tensors.files import NpzFile, replacing, save_npz
+from bisect_trt.tensors.files import Arrays, NpzFile, replacing, save_npz
 from bisect_trt.tensors.info import Array, rounded
 from bisect_trt.tensors.state import state_after
 from bisect_trt.tensors.tolerance import ToleranceOptions
@@ -95,6 +95,11 @@ class LoopRun(Struct, frozen=True):
         """Return the file of the outputs of the step before; ``None`` for the first."""
         return self.file(kind, step - 1) if step > 1 else None
 
+    def fed(self, step: int) -> Arrays:
+        """Return the inputs of a step, with the state of the reference."""
+        state = state_after(self.subject.state.taken, self.before(step))
+        return {**self.subject.stream[step - 1], **state}
+
     def run_reference(self) -> None:
         """Run the reference; steps that a run before this one has made stay.
 
@@ -111,7 +116,9 @@ class LoopRun(Struct, frozen=True):
             # A resumed run has the values of the steps before it was killed.
             missing = [step for step in steps if not self.file("golden", step).exists()]
             if isinstance(self.eager, Eager):
-                self._run_module(self.eager, missing)
+                for step in missing:
+                    outputs = self.eager.run(self.fed(step), self.subject.network.outputs)
+                    save_npz(self.file("golden", step), outputs)
                 continue
             inputs, golden = (
                 tuple(self.file(kind, step) for step in missing) for kind in ("inputs", "golden")
@@ -128,14 +135,6 @@ class LoopRun(Struct, frozen=True):
             if isinstance(reply, Failed):
                 step = sum(file.exists() for file in golden) + missing[0]
                 raise ModelRefusedError(f"the reference cannot run step {step}: {reply.message}.")
-
-    def _run_module(self, module: Eager, steps: Sequence[int]) -> None:
-        for step in steps:
-            state = state_after(self.subject.state.taken, self.before(step))
-            outputs = module.run(
-                {**self.subject.stream[step - 1], **state}, self.subject.network.outputs
-            )
-            save_npz(self.file("golden", step), outputs)
 
     def compare(self, *, own_state: bool) -> Errors:
         """Run the target with its own state or the reference's; return the errors of each step, up to one it does not run."""
@@ -522,10 +521,7 @@ def enter_step(
     if steps.step is None:
         raise DoesNotReproduce(describe_steps(steps))
     file = run.file("step", steps.step)
-    sample = {
-        **subject.stream[steps.step - 1],
-        **state_after(subject.state.taken, run.before(steps.step)),
-    }
+    sample = run.fed(steps.step)
     save_npz(file, {name: rounded(value, types[name]) for name, value in sample.items()})
     result.steps = structs.replace(steps, inputs=str(file))
     data = replace(

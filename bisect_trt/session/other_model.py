@@ -56,7 +56,7 @@ class OtherModel(Struct, frozen=True):
         if extra or missing:
             raise UnsuitableModelError(
                 f"--reference: {path} takes {quoted(extra)} beside the inputs of {subject.settings.path}, and lacks "
-                f"{quoted(missing)} of its outputs and its state; give a model with the same, or exchange the two."
+                f"{quoted(missing)} of its outputs and its state; export one with the same, the cache too, or exchange the two."
             )
         return cls(subject, network, str(path))
 

@@ -156,9 +156,8 @@ def compare_tensor(
         return TensorComparison(passed=False, kind=ComparisonKind.SHAPE, **facts)
     if "U" in (reference.dtype.kind, target.dtype.kind):
         return _compare_strings(reference, target, facts)
-    low = precision or options.precision
     # Either side may be rounded to fewer digits.
-    low = coarser(low, precision_of(target.dtype)) or low
+    low = coarser(precision or options.precision, precision_of(target.dtype)) or options.precision
     resolved = tolerance.resolve(reference, low)
     # A tolerance of the user holds as it is written, without an allowance for ties.
     step = None if tolerance != Tolerance() or options.validate else step

@@ -24,8 +24,8 @@ Vector = NDArray[np.float64]
 FP16_MAX = 65504.0
 FP16_NORMAL = 2.0**-14
 """The least normal number of fp16: smaller values lose digits, and those below 3e-8 become 0."""
-FLOATS = {"float64", "float32", "float16", "bfloat16"}
-"""The types of floats that are cast into each other without a scale."""
+_KINDS = ({"float64", "float32", "float16", "bfloat16"}, {"int64", "int32"})
+"""Types that are cast into each other without a scale."""
 _BLOCK = 1 << 20
 """Elements in a block: 8 MiB in float64."""
 _LEAST_EXPONENT = -1100
@@ -184,9 +184,14 @@ def is_floating(values: Array) -> bool:
     )
 
 
+def is_castable(dtype: np.dtype[Any], to: np.dtype[Any]) -> bool:
+    """Return whether a type is another one, or differs from it in width alone."""
+    return dtype == to or any(kind.issuperset((dtype.name, to.name)) for kind in _KINDS)
+
+
 def rounded(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Return floats in another type of :data:`FLOATS`, and other values as they are."""
-    if not FLOATS.issuperset((values.dtype.name, dtype.name)):
+    """Return values in a type that differs in width alone, and other values as they are."""
+    if not is_castable(values.dtype, dtype):
         return values
     with np.errstate(over="ignore"):
         return values.astype(dtype, copy=False)

@@ -304,11 +304,17 @@ def held(runtimes: Iterable[Any]) -> dict[str, int]:
 
 
 def fed_to(session: Any, feed: Plain) -> Plain:  # noqa: ANN401 - of a runner module
-    """Return the values that a loaded model takes of some; all where it has no ``inputs``."""
+    """Return the values that a loaded model takes of some, in types of its own width; all where it has no ``inputs``."""
+    from bisect_trt.tensors.info import rounded  # noqa: PLC0415 - no program of a place feeds so
+
     if not hasattr(session, "inputs"):
         return feed
-    names = {info.name for info in session.inputs}
-    return {name: value for name, value in feed.items() if name in names}
+    # A cache may be fp16 in one of two models, or at one of its ends.
+    return {
+        info.name: rounded(feed[info.name], info.dtype)
+        for info in session.inputs
+        if info.name in feed
+    }
 
 
 def skipped(session: Any) -> dict[str, str]:  # noqa: ANN401 - as above

@@ -31,7 +31,6 @@ from bisect_trt.targets.runtime import Runtime, RuntimeSession
 from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.files import NpzFile, load_npz, save_npz, shapes_of
-from bisect_trt.tensors.info import rounded
 from bisect_trt.tensors.kernel import forget_peak
 from bisect_trt.tensors.state import state_after
 from bisect_trt.tensors.store import ActivationStore, write_store
@@ -93,13 +92,8 @@ def feed_of(request: Compare, sample: Sample) -> Feed:
 
 
 def run(session: RuntimeSession, feed: Plain) -> Feed:
-    """Run a model on values, possibly more than its inputs; floats are rounded to the type of an input."""
-    fed = dict(fed_to(session, feed))
-    for info in getattr(session, "inputs", ()):
-        # A cache may be fp16 in one of two models, or at one of its ends.
-        if info.name in fed:
-            fed[info.name] = rounded(fed[info.name], info.dtype)
-    return dict(checked(session.run, session.run(fed), dict))
+    """Run a model on values, possibly more than its inputs."""
+    return dict(checked(session.run, session.run(fed_to(session, feed)), dict))
 
 
 def median_ms(session: RuntimeSession, feed: Feed) -> float | None:

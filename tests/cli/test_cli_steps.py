@@ -187,8 +187,9 @@ def test_a_cache_that_grows_is_run_at_once_too(here: Path) -> None:
     assert (step["past"].shape, step["input_ids"].tolist()) == ((1, 4, 2), [[2]])
 
 
-def test_greedy_decoding_feeds_the_token_back(here: Path) -> None:
-    ends = "(int64[1, 1] ids, float[1, 1, 3] h0) => (float[1, 1, 3] logits, float[1, 1, 3] hn)"
+@pytest.mark.parametrize("kind", ["int64", "int32"])
+def test_greedy_decoding_feeds_the_token_back(here: Path, kind: str) -> None:
+    ends = f"({kind}[1, 1] ids, float[1, 1, 3] h0) => (float[1, 1, 3] logits, float[1, 1, 3] hn)"
     body = "e = Gather(table, ids) hn = Add(h0, e) big = Mul(hn, ten_thousand) logits = Mul(big, small)"
     table = [[0.0, 2, 1], [1, 0, 3], [3, 1, 0]]
     weights = {"table": table, "ten_thousand": 1e4, "small": 1e-4}
@@ -738,17 +739,18 @@ def test_a_position_that_one_export_holds_back(cli: CommandLine, here: Path) -> 
 
 
 def test_a_count_at_its_limit_is_no_rounding(cli: CommandLine, here: Path) -> None:
-    """A Cast of an integer and the largest of counts are exact, so no rounding moves them past a limit."""
+    """A Cast of an integer and the larger of two are exact, so no rounding moves them past a limit."""
     ends = f"({ONE} x, int64[1] position_ids, {ONE} h0) => ({ONE} y, {ONE} hn)"
     body = (
-        "hn = Add(h0, x) c = Cast<to = 1>(position_ids) m = ReduceMax<keepdims = 0>(c) "
-        "late = GreaterOrEqual(m, limit) f = Cast<to = 1>(late) y = Mul(x, f)"
+        "hn = Add(h0, x) c = Cast<to = 1>(position_ids) m = Max(c, none) "
+        "late = GreaterOrEqual(m, limit) f = Cast<to = 1>(late) g = Add(f, one) y = Mul(x, g)"
     )
-    for name, limit in (("old", 99.0), ("new", 3.0)):
-        save_text(here / f"{name}.onnx", ends, body, {"limit": limit}, opset=17)
+    weights = {"none": np.zeros(4), "one": 1.0}
+    for name, limit in (("old", 99.0), ("new", 4.0)):
+        save_text(here / f"{name}.onnx", ends, body, weights | {"limit": limit}, opset=17)
     words = ("diagnose", "new.onnx", "--onnxrt", "--reference", "old.onnx", "--json", "r.json")
     ran = cli(*words, "--steps", "6").ended(0)
-    assert ran.result["steps"]["failing"] == [[4, 6]]
+    assert ran.result["steps"]["failing"] == [[5, 6]]
     assert ran.result["fault"]["whose"] == "export"
     assert [node["outputs"] for node in ran.result["culprits"]] == [["late"]]
 
