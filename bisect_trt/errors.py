@@ -82,6 +82,13 @@ class NoisyMachineError(BisectError):
     remedy = "End other programs, allow more --measure-time, or give another limit."
 
 
+class FormatRefusedError(BisectError):
+    """The runtime refuses every model of this IR version or opset, whatever its nodes are."""
+
+    code = "BT3006"
+    remedy = "Use a release that reads the model, or an older opset."
+
+
 class UsageError(BisectError):
     """The options do not fit together or do not fit the model."""
 

@@ -10,6 +10,7 @@ from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
 from bisect_trt.session.call import Call
 from bisect_trt.steps.arbiter import Arbiter
+from bisect_trt.steps.refused_format import require_format
 from bisect_trt.steps.switches import explain, switchable
 from bisect_trt.targets.options import Target
 
@@ -33,6 +34,7 @@ def run(call: Call) -> Result:
         except DoesNotReproduce as error:
             raise arbiter.doubted(error) from error
         console.say(f"  yes: {record.reason}")
+        require_format(session, record, arbiter)
         console.step("2. Which of the target's switches fix it?")
         [(sentence, _), *_] = explain(session, check, wanted=call[Cause].compiler_switch).sentences
         # A switch that fixes it says where, and not who is wrong.

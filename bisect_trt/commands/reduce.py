@@ -37,6 +37,7 @@ from bisect_trt.steps.minimal_case import (
     look_for_others,
 )
 from bisect_trt.steps.reduced_model import deliver, save_min_good, smallest, write_reduced
+from bisect_trt.steps.refused_format import require_format
 from bisect_trt.targets.options import Target
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def _reduce(session: Session, settings: Reduce, search: Search, arbiter: Arbiter
         if not free_where_needed(session):
             raise
         case = _find_case(session, settings, search)
+    require_format(session, session.prober.ledger.records[0], arbiter)
     for step in case.minimum.steps:
         session.console.say(f"  {step}")
     answer = smallest(session, settings, search, case)

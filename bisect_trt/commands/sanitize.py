@@ -15,6 +15,7 @@ from bisect_trt.onnxlib.cleanup import (
     Folding,
     constant_value,
     fold_shapes,
+    in_opset,
     remove_unread,
     sort_nodes,
 )
@@ -70,6 +71,8 @@ def run(call: Call) -> Result:
         lines += [f"{name.replace('_', ' ')}: {count}" for name, count in changes.items() if count]
         for line in lines or ["nothing to change"]:
             console.say(f"  {line}")
+        if options.opset is not None:
+            model = in_opset(model, options.opset)
         doubt = _compare(model, subject)
         subject.workspace.save(model, options.output)
         nodes = [before, len(model.graph.node)]

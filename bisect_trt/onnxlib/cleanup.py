@@ -13,9 +13,11 @@ import onnx
 from google.protobuf.message import Message
 from msgspec import Struct
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, numpy_helper, version_converter
 
+from bisect_trt.errors import UnsuitableModelError
 from bisect_trt.onnxlib.cut import PRODUCER
+from bisect_trt.onnxlib.load import needed_ir_version
 from bisect_trt.onnxlib.lower import low_tensor
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import (
@@ -143,6 +145,23 @@ def remove_unread(model: onnx.ModelProto) -> Counter[str]:
     keep_only(graph.value_info, [value for value in graph.value_info if value.name in results])
     declarations = before[1] - len(graph.value_info)
     return Counter(nodes=before[0] - len(live), weights=len(idle), declarations=declarations)
+
+
+def in_opset(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """Return a model in another opset, by onnx.version_converter, with the IR version that it needs.
+
+    Raises:
+        UnsuitableModelError: The model has no such form.
+    """
+    try:
+        converted = version_converter.convert_version(model, opset)
+    except Exception as error:  # of C++, of several types
+        reason = str(error).rpartition("failed: ")[2]
+        raise UnsuitableModelError(
+            f"onnx.version_converter does not convert the model to opset {opset}: {reason}."
+        ) from error
+    converted.ir_version = needed_ir_version(converted)
+    return converted
 
 
 def sort_nodes(model: onnx.ModelProto) -> bool:

@@ -67,6 +67,9 @@ class Sanitize:
     fold_constants: Annotated[bool, option(help="Do not fold constants.")] = True
     shape_inference: Annotated[bool, option(help="Do not fold inferred shapes.")] = True
     cleanup: Annotated[bool, option(help="Do not remove unused nodes and weights.")] = True
+    opset: Annotated[
+        int | None, option(help="Write it in this opset (onnx.version_converter).", min=1)
+    ] = None
     timeout: Annotated[float | None, time_out("one run", "10 minutes")] = None
     overwrite: Overwrite = False
 

@@ -126,7 +126,8 @@ class Outcome:
     def judge(self, original: str | None, severity: float | None = None) -> Verdict:
         """Return the verdict, given the signature of the original's failure and its severity, where they are known."""
         if self.ending is Ending.FAILED:
-            return Verdict.FAIL
+            same = original is None or raised(original) == raised(self.signature)
+            return Verdict.FAIL if same else Verdict.UNRESOLVED
         if self.ending is Ending.MISMATCHED:
             if self.is_milder(severity):
                 return Verdict.PASS
@@ -157,5 +158,14 @@ class Outcome:
 
 BARE_EXIT = "exit "
 """Start of the signature of a check command that ended by itself and met no condition."""
+TOO_NEW = "too new"
+"""End of the signature of one that printed that the file is newer than a runtime."""
+
+
+def raised(signature: str) -> str:
+    """Return the class of the Python exception with which a check command ended, and whether the file is too new; else empty."""
+    return signature.partition(": ")[2] if signature.startswith(BARE_EXIT) else ""
+
+
 BROKEN_PREFIXES = ("signal ", "time-out", OVER_MEMORY, "build: ", "run: ")
 """Starts of the signatures of ``Ending.BROKEN``."""

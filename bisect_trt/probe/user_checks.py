@@ -20,9 +20,10 @@ import numpy as np
 from bisect_trt.aliases import Names, Sizes
 from bisect_trt.errors import BisectError, CheckCommandError, MissingOptionError, ScriptError
 from bisect_trt.probe.check import Check
-from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.outcome import TOO_NEW, Ending, Outcome
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.targets.base import is_too_new
 from bisect_trt.tensors.files import load_npz
 from bisect_trt.tensors.kernel import oom_kills
 from bisect_trt.worker.process import MOST_LOST, Cancel, ProcessEnd, gate, run_to_end
@@ -38,6 +39,8 @@ _CANNOT_RUN = {126: "cannot be executed", 127: "is not there"}
 """Exit statuses of a shell for a program that it cannot run, which end a search as they end
 ``git bisect run``."""
 _PLACEHOLDER = re.compile(r"\{(model|inputs|golden|dir|engine|python|shapes)\}")
+_EXCEPTION = re.compile(r"^(?:(?:\w+\.){2,}\w+|\w+(?:Error|Exception))(?=: |$)")
+"""The class at the beginning of the last line of a Python traceback."""
 PYTHON = "{python}"
 """Placeholder of the interpreter of a candidate: its environment's interpreter, else this one."""
 
@@ -227,9 +230,10 @@ class CommandCheck(Check):
             return Outcome(Ending.PASSED, "pass", "exit status 0", seconds)
         self._refuse_broken(end, log)
         # A broken check ends like this too, and only what it printed tells.
-        return Outcome(
-            Ending.FAILED, f"exit {end.code}", f"exit status {end.code}", seconds, _tail(log)
-        )
+        tail = _tail(log)
+        last = tail.rpartition("\n")[2]
+        kinds = [f"exit {end.code}", *_EXCEPTION.findall(last), *[TOO_NEW] * is_too_new(last)]
+        return Outcome(Ending.FAILED, ": ".join(kinds), f"exit status {end.code}", seconds, tail)
 
     def _refuse_broken(self, end: ProcessEnd, log: Path) -> None:
         """End the search where a program of the check cannot be run, which says nothing of any model.

@@ -30,7 +30,7 @@ from bisect_trt.report.parts import (
     WorkaroundTried,
 )
 from bisect_trt.report.result import Result
-from bisect_trt.report.text import Entry, named, number, plural, seconds
+from bisect_trt.report.text import Entry, named, number, plural, seconds, shorten
 
 MOST_LINES = 25
 MOST_ROWS = 16
@@ -41,6 +41,7 @@ _NAMED = 3
 _PLAIN = 6
 """Number of nodes that are named one by one, and number where they take few columns; more are grouped by modules."""
 _SHOWN = 4
+_REASON_LENGTH = 120
 _VERBATIM = ("Proof", "Wrote", "Report", "Next")
 """Rows of paths and commands, which are not wrapped, so that they can be copied."""
 _WHOLE = ("Cause", "Fix")
@@ -497,7 +498,7 @@ def _silent(result: Result, releases: Sequence[str], nearest: int) -> str:
         return ""
     (span,) = _spans([(releases[0], releases[-1])])
     reasons = result.reasons if isinstance(result.reasons, dict) else {}
-    reason = reasons.get(releases[nearest], "").partition(". ")[0]
+    reason = shorten(reasons.get(releases[nearest], ""), _REASON_LENGTH)
     return f"no verdict in {span}{f' ({reason})' * bool(reason)}"
 
 

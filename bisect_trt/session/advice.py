@@ -27,7 +27,6 @@ def advice(subject: Subject, failed: Failed) -> str:
         _sizes(subject) if runs else "",
         _values(subject) if runs else "",
         subject.renaming.strip(),
-        subject.lowering.strip(),
     )
     return "".join(f" {sentence}" for sentence in sentences if sentence)
 

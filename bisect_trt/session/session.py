@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +18,7 @@ from bisect_trt.options.shared import Search
 from bisect_trt.options.spec import written
 from bisect_trt.probe.candidate import Candidate, Identity, Probe
 from bisect_trt.probe.ledger import Record
-from bisect_trt.probe.outcome import Outcome
+from bisect_trt.probe.outcome import Outcome, raised
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.user_checks import Undo
 from bisect_trt.report.console import Console
@@ -47,6 +46,7 @@ from bisect_trt.search.strategy import minimise
 from bisect_trt.session.advice import advice
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.subject import Subject
+from bisect_trt.targets.base import is_too_new
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.protocol import LOST, Failed
 
@@ -56,9 +56,6 @@ FAILURE_LOST = Minimum(
 )
 """The result of a search where all units together pass."""
 NEVER_PASSES = "even a model of Identity nodes only does not pass, so the nodes may not be to blame"
-
-_EXCEPTION = re.compile(r"(?:\w+\.){2,}\w+(?=: )|\w*(?:Error|Exception)(?=: )")
-"""The class at the beginning of the last line of a Python traceback."""
 
 
 class RebuiltPasses(BisectError):  # noqa: N818 - an ending, not an error
@@ -151,8 +148,13 @@ class Session(Struct, frozen=True):
         """
         if isinstance(reply, Failed):
             subject = self.subject
+            # The reference is given the lower IR version.
+            lowering = subject.lowering if who == "the target" else ""
+            hint = f" `{lowering}` writes it with a lower IR version." if lowering else ""
+            if not lowering and is_too_new(reply.message):
+                hint = " `bisect-trt diagnose` tries older opsets, and the newest release."
             raise ModelRefusedError(
-                f"{who} cannot run {subject.settings.path}: {reply.message}.{advice(subject, reply)}"
+                f"{who} cannot run {subject.settings.path}: {reply.message}.{advice(subject, reply)}{hint}"
             )
         return reply
 
@@ -269,6 +271,14 @@ class Session(Struct, frozen=True):
         rebuilt = subject.cut(subject.units.with_weights(subject.units.everything))
         was = subject.original.proto.graph
         now = rebuilt.proto.graph
+        records = self.prober.ledger.records
+        if subject.lowering and is_too_new(records[0].message):
+            self.result.suggest(subject.lowering)
+            last = next(record for record in reversed(records) if record.key == rebuilt.key)
+            raise RebuiltPasses(
+                f"the file is refused only for its IR version. `{subject.lowering}` writes it with another, and then: "
+                f"{last.message}"
+            )
         parts = ("node", "initializer", "input", "output")
         if (
             all(len(getattr(was, part)) == len(getattr(now, part)) for part in parts)
@@ -280,7 +290,7 @@ class Session(Struct, frozen=True):
         raise RebuiltPasses(
             "Re-serializing the model makes the failure disappear, or breaks it in another way, so it cannot be cut. Unused "
             "nodes and weights, metadata and the order of nodes may be lost; check whether the model that `bisect-trt sanitize` "
-            f"writes still fails.{subject.lowering}"
+            "writes still fails."
         )
 
     def _passes_now(self) -> bool:
@@ -361,28 +371,20 @@ class Session(Struct, frozen=True):
             return None if prober.ledger.passed else f"no probe has passed: {error}"
         return NEVER_PASSES
 
-    def _other_exception(self) -> str | None:
-        """Return why nothing is proven, if a check ends with another Python exception for the answer than for the original.
-
-        A check that is written for the whole model, with its inputs, may break on any part.
-        """
-        failed = [record for record in self.prober.ledger.records if record.fails]
-        if not failed:
-            return None
-        answer = min(failed, key=lambda record: (record.size, -record.number))
-        first, last = (_EXCEPTION.match(record.said) for record in (failed[0], answer))
-        if first is None or last is None or first[0] == last[0]:
-            return None
-        return (
-            f"the check ends with {first[0]} on the original and with {last[0]} on the answer, so it may not be able to judge "
-            f"a part of the model ({answer.said}); --fail-regex with the message of the failure tells them apart"
-        )
+    def _with_other_end(self, why: str | None) -> str | None:
+        """Return why nothing is proven, with how a check ended otherwise than on the original, if it did."""
+        ledger = self.prober.ledger
+        original = raised(ledger.original or "")
+        for record in reversed(ledger.records):
+            if record.verdict is Verdict.UNRESOLVED and raised(record.signature) != original:
+                return f"{why} ({record.title}: {record.reason})"
+        return why
 
     def proof(self, minimum: Minimum) -> tuple[Minimality, str | None]:
         """Return ``1-minimal`` or ``unproven``, and the reason."""
         flakiness = self.prober.flakiness
         if not minimum.proven:
-            return "unproven", minimum.why
+            return "unproven", self._with_other_end(minimum.why)
         # A candidate that was ended from outside may be smaller than the answer, or its
         # neighbour.
         lost = next(
@@ -390,7 +392,7 @@ class Session(Struct, frozen=True):
         )
         if lost is not None:
             return "unproven", f"'{lost.title}' could not be probed: {lost.reason}"
-        doubt = self.never_passes(minimum.units) or self._other_exception()
+        doubt = self.never_passes(minimum.units)
         if doubt is not None:
             return "unproven", doubt
         if flakiness.passes_needed == 1:

@@ -526,22 +526,21 @@ class Subject:
 
     @property
     def lowering(self) -> str:
-        """The command that lowers the IR version, a sentence after a space; empty if all supported runtimes read the file's."""
-        if self.ir_version is None or self.ir_version["file"] <= _KNOWN_IR:
-            return ""
-        return f"{self._sanitizing('ir')} writes it with IR version {self.ir_version['written']}."
+        """The command that lowers the IR version, where the first probe has the file's; else empty."""
+        return self.sanitizing("ir") if self._probes_file else ""
 
     @property
     def renaming(self) -> str:
         """The command that renames nodes with the same name, a sentence after a space; empty if names are unique."""
         if not share_names(self.network.proto):
             return ""
-        return f"{self._sanitizing('named')} gives each node a unique name."
+        return f" `{self.sanitizing('named')}` gives each node a unique name."
 
-    def _sanitizing(self, suffix: str) -> str:
+    def sanitizing(self, suffix: str, *words: str) -> str:
+        """Return the command that writes the model in another form, to a file with a suffix."""
         path = self.settings.path
         output = f"{path.stem}-{suffix}.onnx"
-        return f" `{shlex.join(['bisect-trt', 'sanitize', str(path), '-o', output])}`"
+        return shlex.join(["bisect-trt", "sanitize", str(path), "-o", output, *words])
 
     @property
     def fixed(self) -> Candidate:

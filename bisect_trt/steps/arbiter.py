@@ -107,6 +107,12 @@ class Arbiter(Struct, frozen=True):
         self._show(since)
         return since
 
+    def refuse(self, sentence: str) -> None:
+        """Record that no model of this format runs, and ask newer releases about the original."""
+        fault = Fault("unknown", sentence)
+        self.session.result.fault = fault.to_part()
+        self.upgrade(self.session.subject.original, fault)
+
     def doubted(self, error: DoesNotReproduce) -> DoesNotReproduce:
         """Return the error with the next step, if the reference, which the target matches, may be wrong."""
         step = self.doubt()

@@ -22,7 +22,7 @@ from bisect_trt.errors import BisectError
 from bisect_trt.onnxlib.low_plan import LOW_TYPES
 from bisect_trt.onnxlib.lower import round_to_bfloat16
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import clone, drawing_nodes, drop, label, opset_of
+from bisect_trt.onnxlib.nodes import clone, drawing_nodes, drop, label
 from bisect_trt.onnxlib.roundings import EXACT_OPS, lower_roundtrip, lows_of, widened
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.oracles import CRASHED
@@ -577,15 +577,6 @@ def exact_tolerance(tolerance: ToleranceOptions, values: Values) -> ToleranceOpt
     return replace(tolerance, atol={}, rtol={}, check_error_stat={}, precision=precision)
 
 
-def _refuses_identity(session: Session, settings: TargetSettings) -> bool:
-    """Return whether a target, on which no candidate has passed, does not run a model of Identity nodes alone either."""
-    if session.probing is None or session.probing.ledger.passed:
-        return False
-    identity = session.subject.identity
-    values = session.subject.values(identity, identity.inputs)
-    return isinstance(_run(session.subject, identity.proto, values, settings), str)
-
-
 def arbitrate(
     session: Session, target: TargetSettings, tolerance: ToleranceOptions, answer: Candidate
 ) -> Fault:
@@ -624,12 +615,6 @@ def arbitrate(
         if outcome is None or outcome.ending in (Ending.MISMATCHED, Ending.PASSED)
         else outcome.reason
     )
-    if refusal and _refuses_identity(session, answer.settings(target)):
-        return Fault(
-            "unknown",
-            f"{name} refuses every model of this format, Identity nodes alone too: IR version {answer.proto.ir_version}, opset "
-            f"{opset_of(answer.proto)}. No node is to blame: use a release that reads it, or export with an older opset.",
-        )
     settings = answer.settings(target)
     inputs, golden = (
         dict(subject.values(answer, names)) for names in (answer.inputs, answer.outputs)

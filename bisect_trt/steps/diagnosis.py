@@ -48,6 +48,7 @@ from bisect_trt.steps.minimal_case import (
     tell_modules,
 )
 from bisect_trt.steps.reduced_model import deliver, smallest
+from bisect_trt.steps.refused_format import require_format
 from bisect_trt.steps.reproducer import Left, leave_reproducer, make_folder
 from bisect_trt.steps.rounding import rounding_alone
 from bisect_trt.steps.shrink import shrink
@@ -182,6 +183,7 @@ class Diagnosis(Struct, frozen=True):
             doubted = self.arbiter.doubted(error)
             raise (self.advised(error) if doubted is error else doubted) from error
         session.console.say(f"  yes: {record.reason}")
+        require_format(session, record, self.arbiter)
         free_where_profiled(session)
 
     def advised(self, error: DoesNotReproduce) -> DoesNotReproduce:

@@ -30,7 +30,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.probe.candidate import Candidate, Probe
 from bisect_trt.probe.check import Check, Comparing
 from bisect_trt.probe.ledger import Record
-from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.outcome import TOO_NEW, Ending, Outcome, raised
 from bisect_trt.probe.prober import write_candidate
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.report.console import Console
@@ -159,6 +159,8 @@ class ReleaseCheck(Check):
 
     def _judged(self, outcome: Outcome) -> Outcome:
         """Return the outcome with the signature of the failure looked for, if another release reports it in other words."""
+        if raised(outcome.signature).endswith(TOO_NEW):
+            return _unsupported(outcome, outcome.tail.rpartition("\n")[2])
         if outcome.ending is not Ending.BROKEN:
             return outcome
         # Releases word one refusal in different ways, so kinds are compared and not texts.
@@ -168,12 +170,13 @@ class ReleaseCheck(Check):
         if self.target is not None and self.target.target.does_not_know(
             outcome.reason, newest=self.newest
         ):
-            return replace(
-                outcome,
-                ending=Ending.OTHER,
-                reason=f"it does not support the model: {outcome.reason}",
-            )
+            return _unsupported(outcome, outcome.reason)
         return replace(outcome, signature=refusal)
+
+
+def _unsupported(outcome: Outcome, message: str) -> Outcome:
+    """Return the outcome of a release that is older than the model, which says nothing of the failure."""
+    return replace(outcome, ending=Ending.OTHER, reason=f"it does not support the model: {message}")
 
 
 def refusal_of(failure: Outcome | Record, network: Network) -> str:

@@ -36,6 +36,13 @@ _TOO_NEW = re.compile(
     r"|No opset import for|unrecognized attribute"
 )
 """Messages of runtimes about a file that is newer than they are."""
+
+
+def is_too_new(message: str) -> bool:
+    """Return whether a runtime's message says that a file is newer than the runtime is."""
+    return _TOO_NEW.search(message) is not None
+
+
 _NO_KERNEL = re.compile(
     r"(?i)\bNOT_IMPLEMENTED\b|Could not find an implementation|No importer registered for|OpConversionFailure"
     r"|unsupported operator|not support(?:ed)? (?:operation|operator|op\b)"
@@ -204,9 +211,7 @@ class Target(ABC):
 
         The age of the newest release is no reason for a missing operator.
         """
-        return _TOO_NEW.search(message) is not None or (
-            not newest and _NO_KERNEL.search(message) is not None
-        )
+        return is_too_new(message) or (not newest and _NO_KERNEL.search(message) is not None)
 
     def lower(self, settings: TargetSettings, model: Path, facts: Plain) -> ModelProto | None:
         """Return the form of an ONNX file that it runs, given the facts of its runner; ``None`` if that is the file itself.

@@ -545,7 +545,17 @@ def test_every_code_of_the_package_is_tested() -> None:
         | set(ENDINGS)
         | BASES
     )
-    tested |= {"BT1001", "BT2006", "BT2007", "BT2008", "BT2009", "BT3003", "BT3004", "BT9000"}
+    tested |= {
+        "BT1001",
+        "BT2006",
+        "BT2007",
+        "BT2008",
+        "BT2009",
+        "BT3003",
+        "BT3004",
+        "BT3006",
+        "BT9000",
+    }
     own: list[type[BisectError]] = [
         kind for kind in kinds() if kind.__module__.startswith("bisect_trt.")
     ]

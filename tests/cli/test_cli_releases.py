@@ -682,6 +682,20 @@ def test_a_check_judges_a_model_that_is_refused_here(here: Path, brittle: list[s
     assert (status, result["first_passing"]) == (0, "1.1")
 
 
+def test_a_release_that_refuses_the_file_has_no_verdict(here: Path, brittle: list[str]) -> None:
+    (here / "check.py").write_text(
+        "import brittle\n"
+        "if brittle.version < 1:\n"
+        "    raise SystemExit('Unsupported model IR version: 11, max supported IR version: 9')\n"
+        "raise SystemExit(brittle.version < 2)\n"
+    )
+    status, result, out = ask(here, *brittle, "check.py", "{model}")
+    assert (status, result["first_failing"], result["first_passing"]) == (0, None, "1.2")
+    assert list(result["releases"].values()) == ["UNRESOLVED", "FAIL", "PASS"]
+    assert result["reasons"]["1.0"].startswith("it does not support the model: Unsupported")
+    assert "no verdict in 1.0 (it does not support the model: " in " ".join(out.split())
+
+
 def test_a_function_cannot_be_a_check(here: Path) -> None:
     with pytest.raises(api.UsageError, match="releases runs checks in other interpreters"):
         api.releases(here / "model.onnx", lambda _: True, package="onnxruntime")

@@ -200,6 +200,7 @@ ENDINGS = {
     "UsageError": errors.UsageError,
     "UnavailableError": errors.UnavailableError,
     "BudgetSpent": BudgetSpent,
+    "FormatRefusedError": errors.FormatRefusedError,
     "DoesNotReproduce": DoesNotReproduce,
 }
 

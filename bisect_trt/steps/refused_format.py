@@ -1,0 +1,72 @@
+"""A runtime that refuses every model of a format: no node is to blame, and an older opset or a newer release reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bisect_trt.errors import FormatRefusedError, UnsuitableModelError
+from bisect_trt.onnxlib.cleanup import in_opset
+from bisect_trt.onnxlib.nodes import opset_of
+from bisect_trt.probe.ledger import Record
+from bisect_trt.session.session import Session
+from bisect_trt.targets.base import is_too_new
+
+if TYPE_CHECKING:
+    from bisect_trt.steps.arbiter import Arbiter
+
+_OLDEST_OPSET = 7
+"""The oldest opset that ONNX Runtime supports."""
+
+
+def require_format(session: Session, record: Record, arbiter: Arbiter | None = None) -> None:
+    """Check that a failing original is not refused for its format, which a model of Identity nodes has too.
+
+    Args:
+        session: The session of a search.
+        record: The probe of the original.
+        arbiter: Asks newer releases, if a target is compared.
+
+    Raises:
+        FormatRefusedError: It is. The older opsets that onnx.version_converter writes have been tried.
+    """
+    subject = session.subject
+    if session.prober.ledger.passed or not is_too_new(record.message):
+        return
+    session.console.step("Is every model of this format refused?")
+    if not session.prober.probe(subject.identity).fails:
+        session.console.say("  no: Identity nodes are not")
+        return
+    proto = subject.network.proto
+    tried = "; ".join(_tried_opsets(session)) or "there is none"
+    error = FormatRefusedError(
+        f"Every model of this format is refused, Identity nodes alone too: IR version {proto.ir_version}, opset "
+        f"{opset_of(proto)}. No node is to blame: use a release that reads it, or an older opset: {tried}."
+    )
+    if arbiter is not None:
+        arbiter.refuse(str(error))
+    raise error
+
+
+def _tried_opsets(session: Session) -> Iterator[str]:
+    """Yield whether each older opset passes, until one passes, or cannot be written."""
+    subject = session.subject
+    session.console.step("Which older opset passes?")
+    proto = subject.network.proto
+    for opset in range((opset_of(proto) or 0) - 1, _OLDEST_OPSET - 1, -1):
+        try:
+            older = replace(
+                subject.original,
+                made=in_opset(proto, opset),
+                title=f"the original in opset {opset}",
+            )
+        except UnsuitableModelError as error:
+            yield str(error).rstrip(".")
+            return
+        record = session.prober.probe(older)
+        session.console.say(f"  opset {opset}: {record.message}")
+        yield f"opset {opset} {'passes' if record.passes else 'does not pass'}"
+        if record.passes:
+            session.result.suggest(subject.sanitizing(f"opset{opset}", "--opset", str(opset)))
+            return

@@ -1,0 +1,144 @@
+"""A file that a runtime refuses for its format is told apart from a failure of its nodes, and a way to lower it is shown."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import pytest
+from building import text_model
+from conftest import CommandLine
+from support import Ran
+
+CHECK = """
+import sys
+import onnx
+
+model = onnx.load(sys.argv[1])
+opset = model.opset_import[0].version
+if model.ir_version > 10:
+    raise RuntimeError(f"Unsupported model IR version: {model.ir_version}, max supported IR version: 10")
+if opset > 19:
+    raise RuntimeError(f"Opset {opset} is under development and support for this is limited.")
+wrong = any(node.op_type == "Abs" for node in model.graph.node)
+print("wrong values" if wrong else "right")
+sys.exit(wrong)
+"""
+"""A check in an old runtime, which computes Abs wrongly."""
+
+
+def write(path: Path, opset: int, ir_version: int, node: str = "Abs") -> None:
+    """A model of four nodes."""
+    body = f"a = Tanh(x) b = Exp(a) c = {node}(b) y = Neg(c)"
+    model = text_model("(float[2,3] x) => (float[2,3] y)", body, {}, opset=opset)
+    model.ir_version = ir_version
+    onnx.save(model, str(path))
+
+
+def reduce(cli: CommandLine, model: str) -> Ran:
+    """The smallest failing model, by the check."""
+    Path("check.py").write_text(CHECK)
+    words = ("-o", "small.onnx", "--overwrite", "--json", "r.json", "-q")
+    return cli("reduce", model, *words, "--check", sys.executable, "check.py", "{model}")
+
+
+def follow(cli: CommandLine, ran: Ran) -> None:
+    """Run the command that the answer names."""
+    (command,) = ran.result["next"]
+    assert f"Next     {command}" in ran.out
+    assert "workaround" not in command
+    cli(*shlex.split(command)[1:]).ended(0)
+
+
+@pytest.mark.skipif(onnx.IR_VERSION < 11, reason="this ONNX has no IR version that is refused")
+def test_a_refused_ir_version_is_not_mixed_with_wrong_values(cli: CommandLine, here: Path) -> None:
+    write(here / "m.onnx", 17, 11)
+    ran = reduce(cli, "m.onnx").ended(3)
+    assert "refused only for its IR version" in ran.result["why"]
+    assert ran.result["why"].endswith("and then: wrong values")
+    assert (ran.result["culprits"], ran.result["error"]["code"]) == ([], "BT3003")
+    follow(cli, ran)
+    result = reduce(cli, "m-ir.onnx").ended(0).result
+    assert ([node["op"] for node in result["culprits"]], result["minimality"]) == (
+        ["Abs"],
+        "1-minimal",
+    )
+
+
+@pytest.mark.parametrize("node", ["Abs", "Gelu"])
+def test_a_refused_opset_blames_no_node(cli: CommandLine, here: Path, node: str) -> None:
+    """Gelu is of opset 20, and ONNX's converter cannot write it in an older one."""
+    write(here / "m.onnx", 21, 10, node)
+    ran = reduce(cli, "m.onnx").ended(3)
+    assert "Identity nodes alone too: IR version 8, opset 21" in ran.result["why"] or (
+        "Identity nodes alone too: IR version 10, opset 21" in ran.result["why"]
+    )
+    assert (ran.result["culprits"], ran.result["error"]["code"]) == ([], "BT3006")
+    if node == "Gelu":
+        assert "No Previous Version of Gelu" in ran.result["why"]
+        assert "next" not in ran.result
+        words = ("sanitize", "m.onnx", "-o", "s.onnx", "--opset", "19")
+        assert cli(*words).ended(2).code == "BT1009"
+    else:
+        assert "opset 20 does not pass; " in ran.result["why"]
+
+
+def test_the_opset_that_is_named_passes(cli: CommandLine, here: Path) -> None:
+    write(here / "m.onnx", 21, 10, "Ceil")
+    ran = reduce(cli, "m.onnx").ended(3)
+    assert "opset 20 does not pass; opset 19 passes." in ran.result["why"]
+    follow(cli, ran)
+    reduce(cli, "m-opset19.onnx").ended(1)
+
+
+def test_another_exception_than_the_originals_is_no_failure(cli: CommandLine, here: Path) -> None:
+    """The check cannot judge pieces without the first node, and the answer keeps it."""
+    write(here / "m.onnx", 17, 8)
+    Path("check.py").write_text(
+        "import sys, onnx\n"
+        "operators = [node.op_type for node in onnx.load(sys.argv[1]).graph.node]\n"
+        "operators.index('Tanh')\n"
+        "print('wrong')\n"
+        "sys.exit('Abs' in operators)\n"
+    )
+    words = ("-o", "small.onnx", "--json", "r.json")
+    check = ("--check", sys.executable, "check.py", "{model}")
+    result = cli("reduce", "m.onnx", *words, *check).ended(3).result
+    assert [node["op"] for node in result["culprits"]] == ["Tanh", "Abs"]
+    assert "ValueError" in result["why"]
+
+
+def newest(path: Path, opset: int, ir_version: int) -> None:
+    """Write a model that the installed ONNX Runtime refuses for its format alone."""
+    write(path, opset, ir_version)
+    try:
+        onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    except onnxruntime.capi.onnxruntime_pybind11_state.Fail:
+        return
+    pytest.skip("this ONNX Runtime reads all formats of this ONNX")
+
+
+@pytest.mark.parametrize("command", ["diagnose", "workaround", "cause", "reduce"])
+def test_the_newest_opset_in_an_older_runtime(cli: CommandLine, here: Path, command: str) -> None:
+    newest(here / "m.onnx", onnx.defs.onnx_opset_version(), 8)
+    output = ("-o", "small.onnx") if command == "reduce" else ()
+    words = ("--onnxrt", "--no-other-release", *output, "--json", "r.json", "-q")
+    ran = cli(command, "m.onnx", *words).ended(3)
+    assert "No node is to blame" in ran.result["fault"]["sentence"]
+    assert (ran.result["culprits"], ran.result["error"]["code"]) == ([], "BT3006")
+    assert not (here / "small.onnx").exists()
+    (command,) = ran.result["next"]
+    cli(*shlex.split(command)[1:])
+    cli("run", shlex.split(command)[4], "--onnxrt").ended(0)
+
+
+def test_the_newest_ir_version_in_an_older_runtime(cli: CommandLine, here: Path) -> None:
+    newest(here / "m.onnx", 17, onnx.IR_VERSION)
+    words = ("--onnxrt", "--no-other-release", "--json", "r.json", "-q")
+    ran = cli("diagnose", "m.onnx", *words).ended(3)
+    follow(cli, ran)
+    assert "m-ir.onnx" in cli("run", "m.onnx", "--onnxrt").ended(4).error
+    cli("run", "m-ir.onnx", "--onnxrt").ended(0)
