@@ -580,8 +580,8 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
         yield "", refused or "So this set is no fix"
     outputs = {name for unit in kept for name in unit.outputs}
     lowered = [node for node in result.culprits if outputs.isdisjoint(node.outputs)]
-    # What is kept in a body or a function is inside of the culprit.
-    if kept and holds and lowered and not result.inside:
+    # What is kept in a body or a function is inside of the culprit; a group has several operators.
+    if kept and holds and lowered and not (result.inside or result.groups):
         yield "", f"It passes without {grouped(lowered)} in fp32: errors there alone do no harm"
     yield from _scored(result)
     yield from _smaller(result, kept, units.partition(" ")[0])
