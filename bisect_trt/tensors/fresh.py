@@ -376,8 +376,9 @@ def _alike(source: Input, base: Array, rng: np.random.Generator) -> Array:
     middle = drawn.mean(axis=tuple(range(drawn.ndim - 1)))
     drawn = middle + (drawn - middle + noise) * shrunk
     drawn = drawn[..., 0] if axis is None else np.moveaxis(drawn, -1, axis)
-    low = min(float(sample.min()) for sample in source.samples)
-    high = max(float(sample.max()) for sample in source.samples)
+    # A cache of one sample may be empty.
+    low = float(stacked.min())
+    high = float(stacked.max())
     # Values that are all positive, negative or in [0, 1] stay so.
     if source.kind is Kind.UNIT or low >= 0 or high <= 0:
         drawn = np.clip(drawn, low if low >= 0 else -np.inf, high if high <= 1 else np.inf)

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from building import save_text, text_model
 from conftest import CommandLine
+from resident import unsteady
 from support import arrays, onnx_tool
 
 import bisect_trt
@@ -635,7 +636,7 @@ def test_values_that_are_the_same_by_chance_are_not_taken_for_right(
     ones(4)
     words = ("diagnose", "new.onnx", "--onnxrt", "--steps", "4", "--load-inputs", "x.npz")
     ran = cli(*words, "--reference", "old.onnx", "--json", "r.json").ended(0)
-    assert ran.result["steps"]["step"] == 2
+    assert ran.result["steps"]["step"] == 2, ran.out + ran.err
     assert [node["outputs"] for node in ran.result["culprits"]] == [["r"]]
 
 
@@ -769,3 +770,21 @@ def test_what_follows_from_a_step_is_of_its_batch(here: Path, batch: str) -> Non
     assert first["past"].shape == (2, 0, 2)
     assert last["attention_mask"].tolist() == [[1, 1, 1]] * 2
     assert last["seqlens_k"].tolist() == [2, 2]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_target_that_keeps_something_of_a_run() -> None:
+    """The step alone is right; with the first step before it, it is wrong, and the answer says how to run both."""
+    ends = "(float[p, 64] past, float[1, 64] x) => (float[q, 64] present)"
+    body = "c = Concat<axis = 0>(past, x) present = Sqrt(c)"
+    model = text_model(ends, body, opset=17)
+    model.graph.node[1].name = "bad"
+    onnx.save(model, "m.onnx")
+    words = ("diagnose", "m.onnx", "--unsteady", "--fault", "grown:4", "--json", "r.json")
+    ran = unsteady(*words, "--steps", "7", "-o", "out").ended(1)
+    assert ran.result["steps"]["failing"] == [[5, 7]]
+    said = " ".join(ran.out.split())
+    files = said.partition("which a runtime may not forget (--load-inputs ")[2].partition(")")[0]
+    both = unsteady(*words, "--load-inputs", *files.split(), "-o", "out").ended(3)
+    assert [node["name"] for node in both.result["culprits"]] == ["bad"]
+    assert "internal error" not in both.err

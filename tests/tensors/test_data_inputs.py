@@ -632,3 +632,9 @@ def test_a_set_on_the_disk_scores_what_its_samples_score(asked: str, tmp_path: P
     ):
         found = data.score(metric, seen)
         assert found == pytest.approx(value(metric, seen, reference, labels))
+
+
+def test_fresh_samples_of_a_cache_that_is_empty_in_one() -> None:
+    full = np.random.default_rng(0).normal(size=(1, 2, 9, 8)).astype(np.float32)
+    law = FreshSamples.like([{"past": full[:, :, :0]}, {"past": full}], {})
+    assert {law.draw(number)["past"].shape[2] for number in range(14)} == {0, 9}

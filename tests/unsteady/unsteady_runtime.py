@@ -72,6 +72,7 @@ class Session:
         except Exception as error:
             raise BuildError(str(error)) from error
         self._runs = 0
+        self._fewest = 1 << 40
         kind = fault.partition(":")[0]
         read = {name: node.op_type for node in model.graph.node for name in node.input}
         self._fused = any(
@@ -93,11 +94,13 @@ class Session:
         wrong = dict(zip(self._outputs, self._wrong.run(None, feed), strict=True))
         rows = next(iter(feed.values())).shape[0]
         kind, _, number = self._fault.partition(":")
+        self._fewest = min(self._fewest, rows)
         bad = (
             (kind == "second" and self._runs == 2)
             or (kind == "batch" and rows >= int(number))
             or (kind == "free" and self._free and rows >= int(number))
             or (kind == "fused" and self._free and self._fused and rows >= int(number))
+            or (kind == "grown" and self._fewest < int(number) <= rows)
             or (kind == "only" and rows == int(number))
             or (kind == "not_multiple" and rows % int(number) != 0)
             or self._unlucky

@@ -24,7 +24,8 @@ class UnsteadySettings(OwnSettings):
     """When it is wrong: ``never``, ``second`` (run of a session), ``tactic:P`` (each bad node whose build takes the wrong
     kernel, with a chance of P); by the number of rows: ``batch:K`` (from K on), ``free:K`` (as
     ``batch``, while a dimension is free), ``fused:K`` (that, and a Tanh reads a bad node at once),
-    ``only:K`` or ``not_multiple:K``; ``once:FILE`` (the run that finds no such file, and leaves
+    ``only:K`` or ``not_multiple:K``; ``grown:K`` (as ``batch``,
+    in a session that has run fewer before); ``once:FILE`` (the run that finds no such file, and leaves
     one), ``unless:FILE`` (while there is none); and ``refuses`` to run any model."""
 
     fault: Annotated[str, option(metavar="WHEN", help="When it is wrong.")] = "never"
