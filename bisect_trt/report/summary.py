@@ -575,7 +575,9 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     scores = ", ".join(f"{each:.6g}" for each in result.metric.streams) if result.metric else ""
     not_run = f"not run on fresh samples: {result.not_validated or None}"
     fresh = f"on other random steps: {scores}" if scores else not_run
-    yield "", _sentence(validation.sentence if validation else fresh)
+    # What the runtime refuses as a file ran in another form.
+    passes = f"{'in the search it ' * bool(refused)}{validation.sentence}" if validation else fresh
+    yield "", _sentence(passes)
     if refused or (validation and not (holds or result.trade_off)):
         yield "", refused or "So this set is no fix"
     outputs = {name for unit in kept for name in unit.outputs}
@@ -623,8 +625,10 @@ def _smaller(result: Result, units: list[Unit], noun: str) -> Iterator[Row]:
     if len(minimal) < len(units):
         proof = "1-minimal" if proven else "unproven"
         are = "is" if len(minimal) == 1 else "are"
-        enough = f"For the given inputs {len(minimal)} of these {noun} {are} enough ({proof})"
-        yield "", f"{enough}; the others {_why_kept(minimal, units)}"
+        enough = f"{len(minimal)} of these {noun} {are} enough ({proof}); the others"
+        if not minimal:
+            enough = f"none of these {noun} is needed; they"
+        yield "", f"For the given inputs {enough} {_why_kept(minimal, units)}"
     if result.command == "precision":
         rest = [point for point in result.curve or () if not point.recommended]
         # The smallest set that passes all samples is named however many are before it.

@@ -388,6 +388,7 @@ def test_a_file_that_the_runtime_refuses_is_no_fix(
     said = " ".join(ran.out.split())
     assert "Fix " not in said
     assert use["reason"] in said.rpartition("Mixed ")[2].partition("Wrote")[0]
+    assert ran.result["validation"] is None or "In the search it passes on " in said
 
 
 def test_positions_that_lose_digits_are_mended_where_they_become_weights(

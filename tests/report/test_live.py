@@ -302,6 +302,9 @@ def test_the_words_of_an_answer_agree() -> None:
     assert "Pow 'a' fails alone " in shown
     assert "fails alone (" not in shown
     assert "1 of these nodes is enough" in shown
+    result.minimal = []
+    without = " ".join(text for _, text in summary_lines(result))
+    assert "For the given inputs none of these nodes is needed; they " in without
     assert "It passes without Pow 'a' in fp32" in shown
     assert "load on this machine can change them" in shown
 
