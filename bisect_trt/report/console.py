@@ -125,9 +125,9 @@ class ProgressLine:
         # An answer may be taken back.
         self.before = min(self.before, record.number - 1)
         self.run = 0
-        while self.expected and self.probes - self.before > self.expected:
-            # Each further node costs as many.
-            self.expected *= 2
+        if self.probes - self.before > self.expected:
+            # How many more nodes there are is not known.
+            self.expected = 0
         for end, (verdict, word) in _BEST.items():
             is_smaller = record.size <= self._sizes.get(end, record.size)
             if record.verdict is verdict and record.title.endswith(end) and is_smaller:
@@ -155,9 +155,10 @@ class ProgressLine:
         if self.expected:
             yield f"{probes} of {self._about}{plural(self.expected, 'probe')}"
             ends = [*self._ends]
-            if len(ends) > _FIRST:
+            if len(ends) > _FIRST and done < self.expected:
                 remaining = (ends[-1] - ends[0]) / (len(ends) - 1) * (self.expected - done)
-                yield f"about {seconds(remaining, whole=True)} left"
+                # Other steps follow.
+                yield f"about {seconds(remaining, whole=True)} left in this step"
         elif self.probes:
             yield plural(self.probes, "probe")
         yield f"run {self.run} of {self.runs}" if self.run and self.runs > 1 else ""

@@ -198,7 +198,7 @@ def test_what_is_seen_while_it_works_and_what_stays(
         columns >= 60
     )
     assert columns < 80 or any(
-        re.search(r"\d of about 13 probes, about \d+ s left\n", seen) for seen in views
+        re.search(r"\d of about 13 probes, about \d+ s left in this step\n", seen) for seen in views
     )
     if columns == 80:  # the page shows what is seen
         page = (

@@ -86,7 +86,7 @@ def test_off_a_terminal_progress_is_a_line_every_ten_seconds(
     out, err = capsys.readouterr()
     assert not out
     assert re.search(
-        r"3 of about 7 probes, about \d+ s left, Which units\?, best so far: 3 of 5 nodes fail$",
+        r"3 of about 7 probes, about \d+ s left in this step, Which units\?, best so far: 3 of 5 nodes fail$",
         err.splitlines()[-1],
     )
     before = len(err)
@@ -103,7 +103,18 @@ def test_the_time_left_is_not_that_of_the_first_probes(monkeypatch: pytest.Monke
         assert "left" not in line.text() or number > 3
         clock[0] += took
         line.probed(record(number, Verdict.PASS, "3 of 5 units"))
-    assert "4 of about 7 probes, about 3 s left" in line.text()
+    assert "4 of about 7 probes, about 3 s left in this step" in line.text()
+
+
+def test_no_time_is_left_where_the_number_of_probes_is_not_known() -> None:
+    """Expected are those for one node; more nodes take more, and how many there are is not known."""
+    line = console.ProgressLine(enabled=False)
+    line.step("Which units?", 5)
+    for number in range(1, 20):
+        line.probed(record(number, Verdict.PASS, "3 of 5 units"))
+        assert ("left" in line.text()) is (3 <= number < 7)
+        assert ("of about 7" in line.text()) is (number <= 7)
+    assert "19 probes" in line.text()
 
 
 def test_probes_are_counted_anew_where_an_answer_is_taken_back() -> None:
