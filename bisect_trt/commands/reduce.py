@@ -98,6 +98,7 @@ def _reduce(session: Session, settings: Reduce, search: Search, arbiter: Arbiter
     try:
         case = _find_case(session, settings, search)
     except RebuiltPasses:
+        require_format(session, session.prober.ledger.records[0], arbiter)
         # With fixed shapes the failure is gone; with free ones it may be there.
         if not free_where_needed(session):
             raise

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
+
 from bisect_trt.errors import FormatRefusedError, UnsuitableModelError
 from bisect_trt.onnxlib.cleanup import in_opset
 from bisect_trt.onnxlib.nodes import opset_of
@@ -35,9 +37,12 @@ def require_format(session: Session, record: Record, arbiter: Arbiter | None = N
     if session.prober.ledger.passed or not is_too_new(record.message):
         return
     session.console.step("Is every model of this format refused?")
-    if not session.prober.probe(subject.identity).fails:
+    # Another IR version than the file's may be refused in other words.
+    if not is_too_new(session.prober.probe(subject.identity).message):
         session.console.say("  no: Identity nodes are not")
         return
+    # A lower IR version alone does not help.
+    session.result.next = UNSET
     proto = subject.network.proto
     tried = "; ".join(_tried_opsets(session)) or "there is none"
     error = FormatRefusedError(

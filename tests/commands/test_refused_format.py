@@ -68,6 +68,15 @@ def test_a_refused_ir_version_is_not_mixed_with_wrong_values(cli: CommandLine, h
     )
 
 
+@pytest.mark.skipif(onnx.IR_VERSION < 11, reason="this ONNX has no IR version that is refused")
+def test_a_file_of_a_refused_ir_version_and_opset(cli: CommandLine, here: Path) -> None:
+    write(here / "m.onnx", 20, 11, "Ceil")
+    ran = reduce(cli, "m.onnx").ended(3)
+    assert "opset 19 passes" in ran.result["why"]
+    follow(cli, ran)
+    reduce(cli, "m-opset19.onnx").ended(1)
+
+
 @pytest.mark.parametrize("node", ["Abs", "Gelu"])
 def test_a_refused_opset_blames_no_node(cli: CommandLine, here: Path, node: str) -> None:
     """Gelu is of opset 20, and ONNX's converter cannot write it in an older one."""
