@@ -38,6 +38,10 @@ _ACTIVATIONS = (
     "Celu",
     "HardSwish",
     "Max",
+    "Gelu",
+    "Mish",
+    # Swish and GELU are exported as products with the values before them.
+    "Mul",
 )
 _STEPS = {"uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767)}
 """The ends of the types in which a pair may replace a Relu."""

@@ -10,7 +10,7 @@ import onnx
 import onnx.inliner
 import onnxruntime
 import pytest
-from building import ort_run, text_model
+from building import ort_run, save_text, text_model
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from packaging.version import Version
@@ -480,6 +480,20 @@ def searched(
 
 RNG = np.random.default_rng(0)
 FIRST, SECOND = (RNG.standard_normal((WIDTH, WIDTH)) / 4 for _ in range(2))
+
+
+@pytest.mark.parametrize("gate", rest_slow(["Sigmoid(x)", "HardSigmoid(x)"]))
+def test_a_gated_activation_is_not_taken_for_a_relu(tmp_path: Path, gate: str) -> None:
+    """Its small negative values are within a step of zero, so its zero point may be the lowest; their sum is lost."""
+    body = f"""g = {gate} a = Mul(x, g) aq = QuantizeLinear(a, scale, zero)
+    ad = DequantizeLinear(aq, scale, zero) y = MatMul(ad, ones)"""
+    weights = {"scale": np.array(0.6), "zero": np.array(0, np.uint8), "ones": np.ones((64, 4))}
+    save_text(
+        tmp_path / "model.onnx", "(float[2, 64] x) => (float[2, 4] y)", body, weights, opset=17
+    )
+    samples = [{"x": np.random.default_rng(5).uniform(-2, 0, (2, 64)).astype(np.float32)}]
+    found = searched_in(tmp_path, inputs=samples)
+    assert [entry.op for entry in found.keep_fp32] == ["MatMul"]
 
 
 @pytest.mark.parametrize("reader", rest_slow(["Clip(td, low, high)", "Relu(td)"]))
