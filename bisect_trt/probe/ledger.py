@@ -19,7 +19,7 @@ from msgspec import structs
 
 from bisect_trt.errors import OutputFileError, RunFolderError
 from bisect_trt.probe.candidate import AGAIN, Identity
-from bisect_trt.probe.outcome import BARE_EXIT, BROKEN_PREFIXES, Ending, Layer, Outcome, raised
+from bisect_trt.probe.outcome import BARE_EXIT, BROKEN_PREFIXES, Ending, Layer, Outcome
 from bisect_trt.probe.verdict_cache import VerdictCache
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.tensors.comparison import strict_json, to_plain
@@ -341,12 +341,6 @@ class Ledger:
             outcome = replace(
                 outcome,
                 reason=f"breaks where the original does, but not on the same: {outcome.reason}",
-            )
-        if verdict is Verdict.UNRESOLVED and outcome.ending is Ending.FAILED:
-            outcome = replace(
-                outcome,
-                reason=f"{outcome.reason}, with {raised(outcome.signature) or 'no exception'}, and the original with "
-                f"{raised(self.original or '') or 'none'}; --fail-regex with the message of the failure tells them apart",
             )
         if verdict is Verdict.FAIL and (self.best is None or candidate.size <= self.best.size):
             self.best = candidate

@@ -158,12 +158,10 @@ class Outcome:
 
 BARE_EXIT = "exit "
 """Start of the signature of a check command that ended by itself and met no condition."""
-TOO_NEW = "too new"
-"""End of the signature of one that printed that the file is newer than a runtime."""
 
 
 def raised(signature: str) -> str:
-    """Return the class of the Python exception with which a check command ended, and whether the file is too new; else empty."""
+    """Return the class of the Python exception with which a check command ended, and words that say that the file is too new."""
     return signature.partition(": ")[2] if signature.startswith(BARE_EXIT) else ""
 
 

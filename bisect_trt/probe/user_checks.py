@@ -20,10 +20,10 @@ import numpy as np
 from bisect_trt.aliases import Names, Sizes
 from bisect_trt.errors import BisectError, CheckCommandError, MissingOptionError, ScriptError
 from bisect_trt.probe.check import Check
-from bisect_trt.probe.outcome import TOO_NEW, Ending, Outcome
+from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.targets.base import is_too_new
+from bisect_trt.targets.base import too_new
 from bisect_trt.tensors.files import load_npz
 from bisect_trt.tensors.kernel import oom_kills
 from bisect_trt.worker.process import MOST_LOST, Cancel, ProcessEnd, gate, run_to_end
@@ -232,7 +232,7 @@ class CommandCheck(Check):
         # A broken check ends like this too, and only what it printed tells.
         tail = _tail(log)
         last = tail.rpartition("\n")[2]
-        kinds = [f"exit {end.code}", *_EXCEPTION.findall(last), *[TOO_NEW] * is_too_new(last)]
+        kinds = [f"exit {end.code}", *_EXCEPTION.findall(last), *too_new(last)]
         return Outcome(Ending.FAILED, ": ".join(kinds), f"exit status {end.code}", seconds, tail)
 
     def _refuse_broken(self, end: ProcessEnd, log: Path) -> None:

@@ -18,7 +18,7 @@ from bisect_trt.options.shared import Search
 from bisect_trt.options.spec import written
 from bisect_trt.probe.candidate import Candidate, Identity, Probe
 from bisect_trt.probe.ledger import Record
-from bisect_trt.probe.outcome import Outcome, raised
+from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.user_checks import Undo
 from bisect_trt.report.console import Console
@@ -46,7 +46,7 @@ from bisect_trt.search.strategy import minimise
 from bisect_trt.session.advice import advice
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.subject import Subject
-from bisect_trt.targets.base import is_too_new
+from bisect_trt.targets.base import too_new
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.protocol import LOST, Failed
 
@@ -151,7 +151,7 @@ class Session(Struct, frozen=True):
             # The reference is given the lower IR version.
             lowering = subject.lowering if who == "the target" else ""
             hint = f" `{lowering}` writes it with a lower IR version." if lowering else ""
-            if not lowering and is_too_new(reply.message):
+            if not lowering and too_new(reply.message):
                 hint = " `bisect-trt diagnose` tries older opsets, and the newest release."
             raise ModelRefusedError(
                 f"{who} cannot run {subject.settings.path}: {reply.message}.{advice(subject, reply)}{hint}"
@@ -271,14 +271,6 @@ class Session(Struct, frozen=True):
         rebuilt = subject.cut(subject.units.with_weights(subject.units.everything))
         was = subject.original.proto.graph
         now = rebuilt.proto.graph
-        records = self.prober.ledger.records
-        if subject.lowering and is_too_new(records[0].message):
-            self.result.suggest(subject.lowering)
-            last = next(record for record in reversed(records) if record.key == rebuilt.key)
-            raise RebuiltPasses(
-                f"the file is refused only for its IR version. `{subject.lowering}` writes it with another, and then: "
-                f"{last.message}"
-            )
         parts = ("node", "initializer", "input", "output")
         if (
             all(len(getattr(was, part)) == len(getattr(now, part)) for part in parts)
@@ -371,20 +363,22 @@ class Session(Struct, frozen=True):
             return None if prober.ledger.passed else f"no probe has passed: {error}"
         return NEVER_PASSES
 
-    def _with_other_end(self, why: str | None) -> str | None:
-        """Return why nothing is proven, with how a check ended otherwise than on the original, if it did."""
-        ledger = self.prober.ledger
-        original = raised(ledger.original or "")
-        for record in reversed(ledger.records):
-            if record.verdict is Verdict.UNRESOLVED and raised(record.signature) != original:
-                return f"{why} ({record.title}: {record.reason})"
-        return why
+    def _other_end(self) -> str:
+        """Return how a check command ended otherwise than on the original, if it did."""
+        records = self.prober.ledger.records
+        for record in records:
+            if records[0].said and record.verdict is Verdict.UNRESOLVED:
+                return (
+                    f" (the check printed '{records[0].said}' of the original, and '{record.said}'; --fail-regex with the "
+                    "message of the failure tells them apart)"
+                )
+        return ""
 
     def proof(self, minimum: Minimum) -> tuple[Minimality, str | None]:
         """Return ``1-minimal`` or ``unproven``, and the reason."""
         flakiness = self.prober.flakiness
         if not minimum.proven:
-            return "unproven", self._with_other_end(minimum.why)
+            return "unproven", f"{minimum.why}{self._other_end()}"
         # A candidate that was ended from outside may be smaller than the answer, or its
         # neighbour.
         lost = next(

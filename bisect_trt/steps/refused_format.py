@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET
-
 from bisect_trt.errors import FormatRefusedError, UnsuitableModelError
 from bisect_trt.onnxlib.cleanup import in_opset
 from bisect_trt.onnxlib.nodes import opset_of
 from bisect_trt.probe.ledger import Record
 from bisect_trt.session.session import Session
-from bisect_trt.targets.base import is_too_new
+from bisect_trt.targets.base import too_new
 
 if TYPE_CHECKING:
     from bisect_trt.steps.arbiter import Arbiter
@@ -34,16 +32,23 @@ def require_format(session: Session, record: Record, arbiter: Arbiter | None = N
         FormatRefusedError: It is. The older opsets that onnx.version_converter writes have been tried.
     """
     subject = session.subject
-    if session.prober.ledger.passed or not is_too_new(record.message):
+    probe = session.prober.probe
+    if not too_new(record.message):
         return
+    proto = subject.network.proto
     session.console.step("Is every model of this format refused?")
     # Another IR version than the file's may be refused in other words.
-    if not is_too_new(session.prober.probe(subject.identity).message):
+    if not too_new(probe(subject.identity).message):
         session.console.say("  no: Identity nodes are not")
-        return
-    # A lower IR version alone does not help.
-    session.result.next = UNSET
-    proto = subject.network.proto
+        if not subject.lowering:
+            return
+        lower = probe(replace(subject.original, made=proto, title="with a lower IR version"))
+        if lower.fails:
+            return
+        session.result.suggest(subject.lowering)
+        raise FormatRefusedError(
+            f"the file is refused only for its IR version. `{subject.lowering}` writes it with another, and then: {lower.message}"
+        )
     tried = "; ".join(_tried_opsets(session)) or "there is none"
     error = FormatRefusedError(
         f"Every model of this format is refused, Identity nodes alone too: IR version {proto.ir_version}, opset "

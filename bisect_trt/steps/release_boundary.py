@@ -30,7 +30,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.probe.candidate import Candidate, Probe
 from bisect_trt.probe.check import Check, Comparing
 from bisect_trt.probe.ledger import Record
-from bisect_trt.probe.outcome import TOO_NEW, Ending, Outcome, raised
+from bisect_trt.probe.outcome import Ending, Outcome, raised
 from bisect_trt.probe.prober import write_candidate
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.report.console import Console
@@ -44,7 +44,7 @@ from bisect_trt.session.space import Series
 from bisect_trt.session.subject import Subject
 from bisect_trt.steps.minimal_case import named_nodes
 from bisect_trt.steps.second_opinion import fails_on_fresh, installed_versions, newer_passes
-from bisect_trt.targets.base import Package
+from bisect_trt.targets.base import Package, too_new
 from bisect_trt.targets.messages import error_class
 from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.tolerance import ToleranceOptions
@@ -159,8 +159,8 @@ class ReleaseCheck(Check):
 
     def _judged(self, outcome: Outcome) -> Outcome:
         """Return the outcome with the signature of the failure looked for, if another release reports it in other words."""
-        if raised(outcome.signature).endswith(TOO_NEW):
-            return _unsupported(outcome, outcome.tail.rpartition("\n")[2])
+        if words := too_new(raised(outcome.signature)):
+            return _unsupported(outcome, words[0])
         if outcome.ending is not Ending.BROKEN:
             return outcome
         # Releases word one refusal in different ways, so kinds are compared and not texts.

@@ -38,9 +38,9 @@ _TOO_NEW = re.compile(
 """Messages of runtimes about a file that is newer than they are."""
 
 
-def is_too_new(message: str) -> bool:
-    """Return whether a runtime's message says that a file is newer than the runtime is."""
-    return _TOO_NEW.search(message) is not None
+def too_new(message: str) -> list[str]:
+    """Return the words of a runtime's message that say that a file is newer than the runtime is."""
+    return _TOO_NEW.findall(message)
 
 
 _NO_KERNEL = re.compile(
@@ -211,7 +211,7 @@ class Target(ABC):
 
         The age of the newest release is no reason for a missing operator.
         """
-        return is_too_new(message) or (not newest and _NO_KERNEL.search(message) is not None)
+        return bool(too_new(message)) or (not newest and _NO_KERNEL.search(message) is not None)
 
     def lower(self, settings: TargetSettings, model: Path, facts: Plain) -> ModelProto | None:
         """Return the form of an ONNX file that it runs, given the facts of its runner; ``None`` if that is the file itself.
