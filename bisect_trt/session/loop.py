@@ -108,16 +108,16 @@ class LoopRun(Struct, frozen=True):
         """
         self.folder.mkdir(exist_ok=True)
         models = self.subject.models
-        model = self.eager if isinstance(self.eager, OtherModel) else None
-        network = model.network if model else self.subject.truth
+        eager = self.eager
+        network = eager.network if isinstance(eager, OtherModel) else self.subject.truth
         for steps in self._chunks(_CHUNK, "the reference"):
             for step in steps:
                 save_npz(self.file("inputs", step), self.subject.stream[step - 1])
             # A resumed run has the values of the steps before it was killed.
             missing = [step for step in steps if not self.file("golden", step).exists()]
-            if isinstance(self.eager, Eager):
+            if isinstance(eager, Eager):
                 for step in missing:
-                    outputs = self.eager.run(self.fed(step), self.subject.network.outputs)
+                    outputs = eager.run(self.fed(step), self.subject.network.outputs)
                     save_npz(self.file("golden", step), outputs)
                 continue
             inputs, golden = (
@@ -143,7 +143,13 @@ class LoopRun(Struct, frozen=True):
         # A model that is not compiled stays loaded between requests, so these can be small.
         size = self.steps if self.target.target.compiles else _CHUNK // 4
         for steps in self._chunks(size, name):
-            errors |= self._kept(steps, own_state=own_state)
+            # A run that goes on has the errors of the steps before it was killed.
+            file = self.folder / f"{'own' if own_state else 'right'}-errors-{steps.start}.msgpack"
+            if not file.exists():
+                content = msgpack.encode(self._compare(steps, own_state=own_state))
+                with replacing(file) as stream:
+                    stream.write(content)
+            errors |= msgpack.decode(file.read_bytes(), type=Errors)
             if not errors[max(errors)][0].name:
                 # The target did not run it.
                 break
@@ -176,17 +182,6 @@ class LoopRun(Struct, frozen=True):
                 find_edges(self.steps, ask, first - 1)
                 return dict(sorted(errors.items()))
         return self.compare(own_state=False)
-
-    def _kept(self, steps: range, *, own_state: bool) -> Errors:
-        """Return the errors of the steps of a request; a run that goes on has them in a file."""
-        kind = "own" if own_state else "right"
-        file = self.folder / f"{kind}-errors-{steps.start}.msgpack"
-        if file.exists():
-            return msgpack.decode(file.read_bytes(), type=Errors)
-        errors = self._compare(steps, own_state=own_state)
-        with replacing(file) as stream:
-            stream.write(msgpack.encode(errors))
-        return errors
 
     def _chunks(self, size: int, runtime: str) -> Iterator[range]:
         """Yield the numbers of the steps of each request, and show where the run is."""

@@ -157,7 +157,8 @@ def compare_tensor(
     if "U" in (reference.dtype.kind, target.dtype.kind):
         return _compare_strings(reference, target, facts)
     # Either side may be rounded to fewer digits.
-    low = coarser(precision or options.precision, precision_of(target.dtype)) or options.precision
+    types = map(precision_of, (reference.dtype, target.dtype))
+    low = coarser(precision or options.precision, *types) or options.precision
     resolved = tolerance.resolve(reference, low)
     # A tolerance of the user holds as it is written, without an allowance for ties.
     step = None if tolerance != Tolerance() or options.validate else step
@@ -182,8 +183,7 @@ def compare_tensor(
         # One wrong channel of many is lost in the scale of the whole tensor.
         automatic = tolerance == Tolerance() and stat is ErrorStat.ELEMWISE and step is None
         if options.by_channel and automatic and comparison.passed and is_floating(reference):
-            coarsest = coarser(low, precision_of(reference.dtype))
-            return _with_channels(comparison, reference, target, coarsest or low)
+            return _with_channels(comparison, reference, target, low)
         return comparison
     kind = ComparisonKind.NAN if "NaN" in invalid else ComparisonKind.INF
     return replace(comparison, passed=False, kind=kind, reason=invalid)

@@ -418,13 +418,13 @@ def load_runs(path: Path) -> list[SavedRun]:
 
 def _steps_of(tensors: Values) -> list[Values]:
     """Return the tensors of each step, where one file has all steps: ``round_3.logits`` is ``logits`` of step 3."""
-    places = {name: match for name in tensors if (match := _STEP.fullmatch(name))}
-    if len(places) < len(tensors) or not places:
-        return [tensors]
     steps: dict[int, Arrays] = {}
-    for name, place in places.items():
+    for name in tensors:
+        place = _STEP.fullmatch(name)
+        if place is None:
+            return [tensors]
         steps.setdefault(int(place[1]), {})[place[2]] = tensors[name]
-    return [steps[number] for number in sorted(steps)]
+    return [steps[number] for number in sorted(steps)] or [tensors]
 
 
 def _tensors_of(path: Path) -> Values:
