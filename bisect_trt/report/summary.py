@@ -8,7 +8,6 @@ import shutil
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
 from pathlib import Path
 
 from bisect_trt.aliases import Names
@@ -475,31 +474,26 @@ def _releases(result: Result) -> Iterator[Row]:
     failing = result.failing
     package = result.package
     if failing and package:
-        verdicts = result.releases or {}
-        releases = [*verdicts]
+        releases = [*(result.releases or {})]
         older = releases[: releases.index(failing[0][0])]
         newer = releases[releases.index(failing[-1][-1]) + 1 :]
-        spans = ", ".join(_spans(failing))
-        before = [*takewhile(lambda release: release != result.first_failing, releases)]
-        passing = [release for release in before if verdicts[release] == "PASS"]
-        start = _silent(result, older, -1) or "no older release was probed"
-        if result.first_failing and passing:
-            start = f"passes in {passing[-1]}"
+        start = _beyond(result, older, -1) or "no older release was probed"
         # There may be newer ones that --to excludes.
-        end = _silent(result, newer, 0) or "the newest that was probed"
-        if result.first_passing:
-            end = f"passes in {result.first_passing}"
-        yield "Since", f"{start}, fails in {spans}, {end} ({package})"
+        end = _beyond(result, newer, 1) or "the newest that was probed"
+        yield "Since", f"{start}, fails in {', '.join(_spans(failing))}, {end} ({package})"
 
 
-def _silent(result: Result, releases: Sequence[str], nearest: int) -> str:
-    """Return that releases have no verdict, with the reason of the nearest to one that fails; empty without releases."""
+def _beyond(result: Result, releases: Sequence[str], step: int) -> str:
+    """Return the release beyond the failing ones that passes, or why none has a verdict; the nearest is first with this step."""
+    verdicts = result.releases or {}
+    reasons = result.reasons if isinstance(result.reasons, dict) else {}
+    for release in releases[::step]:
+        if verdicts[release] == "PASS":
+            return f"passes in {release}"
     if not releases:
         return ""
-    (span,) = _spans([(releases[0], releases[-1])])
-    reasons = result.reasons if isinstance(result.reasons, dict) else {}
-    reason = shorten(reasons.get(releases[nearest], ""), _REASON_LENGTH)
-    return f"no verdict in {span}{f' ({reason})' * bool(reason)}"
+    reason = shorten(reasons.get(releases[::step][0], ""), _REASON_LENGTH)
+    return f"no verdict in {_spans([(releases[0], releases[-1])])[0]} ({reason})"
 
 
 def _fixes(result: Result) -> Iterator[Row]:

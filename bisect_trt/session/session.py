@@ -149,10 +149,8 @@ class Session(Struct, frozen=True):
         if isinstance(reply, Failed):
             subject = self.subject
             # The reference is given the lower IR version.
-            lowering = subject.lowering if who == "the target" else ""
-            hint = f" `{lowering}` writes it with a lower IR version." if lowering else ""
-            if not lowering and too_new(reply.message):
-                hint = " `bisect-trt diagnose` tries older opsets, and the newest release."
+            fix = subject.lowering * (who == "the target") or "bisect-trt diagnose"
+            hint = f" Try `{fix}`." if too_new(reply.message) else ""
             raise ModelRefusedError(
                 f"{who} cannot run {subject.settings.path}: {reply.message}.{advice(subject, reply)}{hint}"
             )

@@ -62,21 +62,16 @@ def require_format(session: Session, record: Record, arbiter: Arbiter | None = N
 def _tried_opsets(session: Session) -> Iterator[str]:
     """Yield whether each older opset passes, until one passes, or cannot be written."""
     subject = session.subject
-    session.console.step("Which older opset passes?")
     proto = subject.network.proto
     for opset in range((opset_of(proto) or 0) - 1, _OLDEST_OPSET - 1, -1):
         try:
-            older = replace(
-                subject.original,
-                made=in_opset(proto, opset),
-                title=f"the original in opset {opset}",
-            )
+            made = in_opset(proto, opset)
         except UnsuitableModelError as error:
             yield str(error).rstrip(".")
             return
-        record = session.prober.probe(older)
-        session.console.say(f"  opset {opset}: {record.message}")
-        yield f"opset {opset} {'passes' if record.passes else 'does not pass'}"
-        if record.passes:
+        older = replace(subject.original, made=made, title=f"the original in opset {opset}")
+        passes = session.prober.probe(older).passes
+        yield f"opset {opset} {'passes' if passes else 'does not pass'}"
+        if passes:
             session.result.suggest(subject.sanitizing(f"opset{opset}", "--opset", str(opset)))
             return
