@@ -556,8 +556,9 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     of = f": {grouped(kept)}" if kept else ""
     validation = result.validation or None
     refused = why_no_use(result)
-    # A search that was stopped may leave a set that other inputs break.
-    holds = bool(validation.holds if validation else result.minimal_proven)
+    # A search that was stopped may leave a set that other inputs break; a metric or command judges all.
+    unbroken = result.minimal_proven or not result.accuracy
+    holds = bool(validation.holds if validation else unbroken)
     holds = holds and not (result.slow or refused)
     if not kept and not result.groups:
         count = f"all {result.lowered}"

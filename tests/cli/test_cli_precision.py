@@ -711,6 +711,10 @@ def test_a_set_that_was_run_on_no_fresh_sample_is_no_fix(cli: CommandLine) -> No
     assert "Mixed mixed.onnx: fp16, with " in said
     assert "Not run on fresh samples: the search did not come to its end" in said
     assert "Fix " not in said
+    # A metric is measured on all samples that there are.
+    scored = ("--metric", "psnr", "--min", "30", "--iterations", "2", "--overwrite")
+    ran = cli(*LINE, *TARGET, *scored, "--max-probes", "4").ended(3)
+    assert "Fix mixed.onnx: fp16, with " in " ".join(ran.out.split())
 
 
 def test_a_token_that_overflows_on_other_samples_is_no_rounding(

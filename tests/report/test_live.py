@@ -305,7 +305,6 @@ def test_the_words_of_an_answer_agree() -> None:
     result.artifacts |= {"run": "run", "mixed": "mixed.onnx"}
     result.keep_fp32 = [Unit(name=name, op="Pow", outputs=(name,)) for name in "bc"]
     result.minimal = result.keep_fp32[:1]
-    result.minimal_proven = True
     result.reported().probes = [
         ProbeLine(1, "1", "all", 3, Verdict.FAIL, "slow", "", "", 0.1, 1, step="")
     ]
