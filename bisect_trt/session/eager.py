@@ -223,6 +223,11 @@ class Eager(Struct, frozen=True):
             name: torch.tensor(value.astype(np.float32) if is_extension(value.dtype) else value)
             for name, value in sample.items()
         }
+        # An export in 16 bits is of a module in fp32 as often as of one in 16 bits.
+        like = next(self.module.parameters(), torch.empty(0))
+        tensors |= {
+            name: each.to(like) for name, each in tensors.items() if each.is_floating_point()
+        }
         if self.example is None:
             signature = inspect.signature(self.module.forward)
             every = (*tensors.values(),)

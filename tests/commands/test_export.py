@@ -77,7 +77,7 @@ def export(net: Any, path: Path) -> Any:
     import torch
 
     torch.manual_seed(1)
-    x = torch.randn(2, 4, 8)
+    x = torch.randn(2, 4, 8).to(next(net.parameters()).dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(net, (x,), path, dynamo=False, input_names=["x"], output_names=["y"])
@@ -309,3 +309,13 @@ make = Net
         assert "the model has no input 'lengths'" in " ".join(ran.err.split())
     assert ran.result["fault"]["whose"] == "export"
     assert "The export ignores the input 'lengths'." in ran.result["fault"]["sentence"]
+
+
+@pytest.mark.parametrize("half", ["export", "module"])
+def test_an_export_of_other_floats_than_its_module(cli: CommandLine, here: Path, half: str) -> None:
+    net = write_net(here / "net.py", "return self.emb(x)")
+    export(net.half() if half == "export" else net, here / "model.onnx")
+    if half == "module":
+        text = (here / "net.py").read_text()
+        (here / "net.py").write_text(text.replace("return Net()", "return Net().half()"))
+    cli("run", "model.onnx", "--onnxrt", "--reference", "net.py:make").ended(0)
