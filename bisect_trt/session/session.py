@@ -365,7 +365,7 @@ class Session(Struct, frozen=True):
         """Return how a check command ended otherwise than on the original, if it did."""
         records = self.prober.ledger.records
         for record in records:
-            if records[0].said and record.verdict is Verdict.UNRESOLVED:
+            if records[0].said and record.said and record.verdict is Verdict.UNRESOLVED:
                 return (
                     f" (the check printed '{records[0].said}' of the original, and '{record.said}'; --fail-regex with the "
                     "message of the failure tells them apart)"
@@ -376,7 +376,7 @@ class Session(Struct, frozen=True):
         """Return ``1-minimal`` or ``unproven``, and the reason."""
         flakiness = self.prober.flakiness
         if not minimum.proven:
-            return "unproven", f"{minimum.why}{self._other_end()}"
+            return "unproven", f"{minimum.why or ''}{self._other_end()}" or None
         # A candidate that was ended from outside may be smaller than the answer, or its
         # neighbour.
         lost = next(
