@@ -36,6 +36,7 @@ def require_format(session: Session, record: Record, arbiter: Arbiter | None = N
     if not too_new(record.message):
         return
     proto = subject.network.proto
+    session.console.say(f"  the file may be too new: {record.message}")
     session.console.step("Is every model of this format refused?")
     # Another IR version than the file's may be refused in other words.
     if not too_new(probe(subject.identity).message):
