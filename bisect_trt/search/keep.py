@@ -354,26 +354,35 @@ class _Known(Struct):
     def _single(self, pool: Subset) -> Subset | None:
         """Return the unit that passes alone; each question covers half of the probability.
 
-        Half of a group that breaks in another way may hold it too, so it is halved before the rest
-        is asked about. ``None`` if it is not found.
+        Half of a group that breaks in another way may hold it too: it is halved unless the rest
+        passes. ``None`` if it is not found.
         """
         groups = [self._likeliest_first(pool.difference(*self._failed()))]
         broken = 0
         while groups:
             group = groups.pop()
             first = self._likeliest_half(group)
+            remainder = group[len(first) :]
             verdict = self.verdict(frozenset(first))
+            # A group that cannot be judged may hold the unit, so its parts are asked about, a few
+            # times. One question about all the others spares the wrong half, unless a single unit
+            # is so likely that it is asked about next.
+            halve = verdict is Verdict.UNRESOLVED and len(first) > 1 and broken < _MOST_SINGLES
+            broken += halve
+            if halve and remainder and len(self._likeliest_half(first)) > 1:
+                others = self.verdict(frozenset(remainder))
+                if others is Verdict.PASS:
+                    first, remainder, verdict = remainder, [], others
+                elif others is Verdict.FAIL:
+                    remainder = []
             if verdict is Verdict.PASS:
                 if len(first) == 1:
                     return frozenset(first)
                 groups = [first]
                 continue
-            if remainder := group[len(first) :]:
+            if remainder:
                 groups.append(remainder)
-            # A group that cannot be judged may hold the unit, so its parts are asked about, a few
-            # times.
-            if verdict is Verdict.UNRESOLVED and len(first) > 1 and broken < _MOST_SINGLES:
-                broken += 1
+            if halve:
                 groups.append(first)
         return None
 
