@@ -607,7 +607,9 @@ def _reference_outputs(
     expected = subject.models.write("expected", model)
     files = [subject.workspace.scratch(f"golden-{place}.npz") for place in range(len(inputs))]
     for fed, file in zip(inputs, files, strict=True):
-        session.answered(subject.models.collect(expected, fed, file), "the reference")
+        session.answered(
+            subject.models.collect(expected, fed, file), "the reference", reference=True
+        )
     return files
 
 

@@ -199,13 +199,8 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
         if number == 1:
             fed = {**first, **sample}
         start = end
-        tokens = (
-            value.shape[:2]
-            for name, value in fed.items()
-            if value.ndim > 1 and _TOKENS.search(name)
-        )
         # A prompt is several tokens in one step; later steps have one each.
-        batch, length = next(tokens, (1, 1))
+        batch, length = _size_of_tokens(fed)
         end += length
         # Positions, lengths and masks follow from the tokens so far.
         counted = {info.name: _counted(info, start, end, batch) for info in stream}
@@ -216,6 +211,16 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
             f"--steps {count}: the inputs hold {len(inputs)} step{'s' * (len(inputs) != 1)}; give more, or fewer --steps."
         )
     return steps
+
+
+def _size_of_tokens(fed: Mapping[str, Array]) -> tuple[int, int]:
+    """The batch and the length of the tokens of a step; 1 and 1 where it has none."""
+    sizes = (
+        (value.shape[0], value.shape[1])
+        for name, value in fed.items()
+        if value.ndim > 1 and _TOKENS.search(name)
+    )
+    return next(sizes, (1, 1))
 
 
 def _first_state(state: State, zeros: Sequence[TensorInfo], data: Data) -> dict[str, Array]:

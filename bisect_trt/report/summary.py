@@ -625,13 +625,7 @@ def _smaller(result: Result, units: list[Unit], noun: str) -> Iterator[Row]:
             enough = f"none of these {noun} is needed; they"
         yield "", f"For the given inputs {enough} {_why_kept(minimal, units)}"
     if result.command == "precision":
-        rest = [point for point in result.curve or () if not point.recommended]
-        # The smallest set that passes all samples is named however many are before it.
-        holding = [point for point in rest[3:] if point.passed == point.samples][:1]
-        listed = [*rest[:3], *(holding or rest[3:4])]
-        sets = [f"{p.nodes} ({p.passed} of {p.samples} samples pass)" for p in listed]
-        if sets:
-            yield "", f"Other sets, by --keep-set N: {', '.join(sets)}"
+        yield from _other_sets(result)
     elif not proven:
         yield "", "Preliminary: `bisect-trt precision` searches longer and may keep fewer nodes"
     elif len(minimal) < len(units) and result.validation:
@@ -640,6 +634,17 @@ def _smaller(result: Result, units: list[Unit], noun: str) -> Iterator[Row]:
 
 _SETS = 8
 """The number of sets of which the score is shown."""
+
+
+def _other_sets(result: Result) -> Iterator[Row]:
+    """Yield the other sets of the curve, with what passed."""
+    rest = [point for point in result.curve or () if not point.recommended]
+    # The smallest set that passes all samples is named however many are before it.
+    holding = [point for point in rest[3:] if point.passed == point.samples][:1]
+    listed = [*rest[:3], *(holding or rest[3:4])]
+    sets = [f"{p.nodes} ({p.passed} of {p.samples} samples pass)" for p in listed]
+    if sets:
+        yield "", f"Other sets, by --keep-set N: {', '.join(sets)}"
 
 
 def _scored(result: Result) -> Iterator[Row]:

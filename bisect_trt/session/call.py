@@ -235,9 +235,8 @@ class Call(Struct):
                 an option is wrong.
         """
         deadline = Deadline(self[Search].max_time)
-        for problem in (*FAILED, conflicting_builds()):
-            if problem is not None:
-                self.console.warn(problem)
+        for problem in filter(None, (*FAILED, conflicting_builds())):
+            self.console.warn(problem)
         group: Any = next(iter(self.options))
         source = self.source or Source(group.model)
         data = replace(self[Data], input_shapes={**self[Data].input_shapes, **(input_shapes or {})})

@@ -140,16 +140,22 @@ class Session(Struct, frozen=True):
         )
         return shlex.join([*words, *check.words])
 
-    def answered(self, reply: Done | Failed, who: str = "the target") -> Done:
+    def answered(
+        self, reply: Done | Failed, who: str = "the target", *, reference: bool = False
+    ) -> Done:
         """Return the reply of a worker that ran the model.
+
+        Args:
+            reply: The reply.
+            who: What ran it, as the error names it.
+            reference: Whether that is the reference, which is given a lower IR version anyway.
 
         Raises:
             UnavailableError: It is a failure.
         """
         if isinstance(reply, Failed):
             subject = self.subject
-            # The reference is given the lower IR version.
-            fix = subject.lowering * (who == "the target") or "bisect-trt diagnose"
+            fix = ("" if reference else subject.lowering) or "bisect-trt diagnose"
             hint = f" Try `{fix}`." if too_new(reply.message) else ""
             raise ModelRefusedError(
                 f"{who} cannot run {subject.settings.path}: {reply.message}.{advice(subject, reply)}{hint}"

@@ -26,6 +26,7 @@ from bisect_trt.search.oracle import Mode
 from bisect_trt.session.call import Call
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Case, RebuiltPasses, Session, saving_best
+from bisect_trt.session.subject import Subject
 from bisect_trt.steps.arbiter import Arbiter
 from bisect_trt.steps.arbitration import Fault
 from bisect_trt.steps.dynamic_dims import (
@@ -193,14 +194,7 @@ class Diagnosis(Struct, frozen=True):
         check = self.check
         data = subject.settings.data
         target = check.target
-        values = subject.reference.select(
-            [name for name in subject.network.outputs if name in subject.reference.infos]
-        )
-        lost = [
-            name
-            for name, value in values.items()
-            if not value.size or (value.dtype.kind == "f" and np.mean(~np.isfinite(value)) >= 0.5)
-        ]
+        lost = _without_values(subject)
         compares = check.metric is None
         package = None if target is None else target.target.package(target)
         loop = session.result.steps
@@ -370,6 +364,16 @@ class Diagnosis(Struct, frozen=True):
         if self.session.best is not None:
             make_folder(self.output)
             self.session.save_best(self.output / MODEL)
+
+
+def _without_values(subject: Subject) -> list[str]:
+    """The outputs that are empty, or half of which are NaN or Inf, in the reference."""
+    names = [name for name in subject.network.outputs if name in subject.reference.infos]
+    return [
+        name
+        for name, value in subject.reference.select(names).items()
+        if not value.size or (value.dtype.kind == "f" and np.mean(~np.isfinite(value)) >= 0.5)
+    ]
 
 
 def folder_of(output: Path, number: int) -> Path:
