@@ -87,6 +87,7 @@ class ProgressLine:
         """Show nothing until a step begins."""
         self.enabled = enabled
         self.stopping = False
+        self.place = ""
         self.title = ""
         self.probes = 0
         self.run = 0
@@ -105,7 +106,7 @@ class ProgressLine:
 
     def step(self, title: str, units: int | None = None) -> None:
         """Begin a step; one that searches ``units`` has an expected number of probes."""
-        self.title = title
+        self.title = f"{title}{self.place}"
         self.expect(units)
         if not self._shown:
             self.show()
@@ -164,7 +165,9 @@ class ProgressLine:
         yield f"run {self.run} of {self.runs}" if self.run and self.runs > 1 else ""
         turn = min([*gate.turns], key=attrgetter("since"), default=Turn())
         worked = time.monotonic() - turn.since
-        yield f"{turn.work} for {seconds(worked, whole=True)}" if worked >= LONG_S else ""
+        yield (
+            f"{turn.work}{turn.step} for {seconds(worked, whole=True)}" if worked >= LONG_S else ""
+        )
 
     def show(self) -> None:
         """Show the lines until :meth:`hide`."""

@@ -23,7 +23,7 @@ Whose = Literal[
     "target", "reference", "export", "precision", "rounding", "tie", "random", "unknown"
 ]
 Loss = Literal["overflow", "underflow", "digits"]
-Kind = Literal["step", "start", "drift", "none"]
+Kind = Literal["step", "start", "drift", "flaky", "none"]
 Names = tuple[str, ...]
 Numbers = tuple[int, ...]
 """Numbers of samples, steps or units, or the sizes of a tensor."""
@@ -701,7 +701,8 @@ class Steps(Part):
         taken: The output that each input takes of the step before.
         kind: ``step`` where a later one is the first that is wrong with the reference's state,
             ``start`` where the first one is, ``drift`` where none is and feedback magnifies small
-            errors, ``none`` where nothing is wrong.
+            errors, ``flaky`` where none is and two runs of a step with the target's state differ,
+            ``none`` where nothing is wrong.
         step: The step that is searched; ``None`` where no step is wrong with the reference's state.
         tensors: The outputs that are wrong in that step, the worst first.
         failing: The first and the last step of each stretch that is wrong with the reference's

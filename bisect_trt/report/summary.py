@@ -191,17 +191,19 @@ def describe_steps(steps: Steps) -> str:
     if steps.whole:
         first = steps.whole.first
         free += f"; in one run {f'step {first} is wrong first' if first else 'all steps match'}"
-    if steps.kind == "drift":
+    if steps.step is None:
         entries = [
             f"'{name}'{f' at {first_few([*map(str, places)], _SHOWN)}' if places else ''}"
             for name, places in steps.positions.items()
         ]
         carriers = first_few(entries, _SHOWN)
         rate = f", about {steps.rate:.3g} times a step" if steps.rate else ""
+        reason = f"Feedback of {carriers} magnifies small errors{rate}, to {own_run.worst:.3g} times the tolerance."
+        if steps.kind == "flaky":
+            reason = f"Feedback does not explain that: with the same state again, step {own_run.first} gives other values."
         return (
-            f"Drift: no step of {steps.steps} is wrong with the state of the reference ({right}); "
-            f"{free}. Feedback of {carriers} magnifies small errors{rate}, to {own_run.worst:.3g} times the "
-            "tolerance."
+            f"{steps.kind.title()}: no step of {steps.steps} is wrong with the state of the reference ({right}); "
+            f"{free}. {reason}"
         )
     worst = next(error for error in steps.right.errors if error.sample == steps.step)
     names = ", ".join(repr(name) for name in steps.tensors[:_NAMED] if name)

@@ -159,17 +159,7 @@ def _top(
     name = _chosen_output(output, reference, metric, floating=False)
     ours = reference[name]
     theirs = outputs.get(name)
-    rows = (
-        to_float(ours).reshape(-1, ours.shape[-1] if ours.ndim else 1)
-        if is_floating(ours)
-        else None
-    )
-    # Every score would be 1, whatever the target computes.
-    if rows is not None and k >= rows.shape[1]:
-        raise ValueRefusedError(
-            f"--metric {metric}: '{name}' has {rows.shape[1]} classes a row, so every label is among its {k} largest; name "
-            "another output, or a smaller K."
-        )
+    rows = _rows(metric, name, ours, k) if is_floating(ours) else None
     count = ours.size if rows is None else len(rows)
     if labels is None:
         labels = ours if rows is None else rows.argmax(axis=1)
@@ -185,6 +175,22 @@ def _top(
         else _among_largest(to_float(flat).reshape(rows.shape), truth, k)
     )
     return float(np.count_nonzero(right & counted)), weight
+
+
+def _rows(metric: str, output: str, values: Array, k: int = 1) -> Vector:
+    """Return the scores of the classes, a row for each choice among them.
+
+    Raises:
+        UsageError: K classes or fewer are no choice.
+    """
+    width = values.shape[-1] if values.ndim else 1
+    # Every score would be the best one, whatever the target computes.
+    if k >= width:
+        raise ValueRefusedError(
+            f"--metric {metric}: '{output}' has {width} classes a row, so every label is among its {k} largest; name "
+            "another output, or a smaller K."
+        )
+    return to_float(values).reshape(-1, width)
 
 
 def _classes(
@@ -227,13 +233,12 @@ def _divergence(
 ) -> tuple[float, float]:
     """Return the Kullback-Leibler divergence of the softmax of each row from the reference's, in nats, summed, and the rows."""
     name = _chosen_output(output, reference, "kl")
-    ours = to_float(reference[name])
+    ours = _rows("kl", name, reference[name])
     theirs = outputs.get(name)
-    rows = float(ours.size // max(ours.shape[-1], 1))
-    if theirs is None or theirs.shape != ours.shape:
-        return math.inf, rows
-    right, target = map(_log_softmax, (ours, to_float(theirs)))
-    return float((np.exp(right) * (right - target)).sum()), rows
+    if theirs is None or theirs.shape != reference[name].shape:
+        return math.inf, len(ours)
+    right, target = map(_log_softmax, (ours, to_float(theirs).reshape(ours.shape)))
+    return float((np.exp(right) * (right - target)).sum()), len(ours)
 
 
 def _log_softmax(values: Vector) -> Vector:
@@ -255,14 +260,13 @@ def _surprise(
         raise InputValuesError(
             "--metric perplexity needs the right token of each row: give tokens with --load-inputs and --steps, or labels."
         )
-    ours = reference[name]
+    ours = _rows("perplexity", name, reference[name])
     theirs = outputs.get(name)
-    width = ours.shape[-1]
-    truth = _classes("perplexity", name, labels, ours.size // max(width, 1), width)
+    truth = _classes("perplexity", name, labels, *ours.shape)
     counted = truth != IGNORED
-    if theirs is None or theirs.shape != ours.shape:
+    if theirs is None or theirs.shape != reference[name].shape:
         return math.inf, float(counted.sum())
-    rows = _log_softmax(to_float(theirs).reshape(-1, width))[counted]
+    rows = _log_softmax(to_float(theirs).reshape(ours.shape))[counted]
     chosen = np.take_along_axis(rows, truth[counted, None], axis=1)
     return -float(chosen.sum()), float(counted.sum())
 

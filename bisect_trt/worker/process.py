@@ -263,15 +263,19 @@ def kill_group(group: int, number: int = signal.SIGKILL) -> None:
 
 
 class Turn:
-    """A process of a probe: its work at present, and since when (``time.monotonic``)."""
+    """A process of a probe: its work at present, how far that is, and since when (``time.monotonic``)."""
+
+    work = ""
 
     def __init__(self) -> None:
         self.begin("checking")
 
-    def begin(self, work: str) -> None:
-        """Begin other work, as the events of ``worker/protocol.py`` name it."""
+    def begin(self, work: str, step: str = "") -> None:
+        """Begin other work, or another step of the same, as the events of ``worker/protocol.py`` name them."""
+        if work != self.work:
+            self.since = time.monotonic()
         self.work = work
-        self.since = time.monotonic()
+        self.step = step
 
 
 class MemoryGate:

@@ -323,10 +323,10 @@ class Answered(Struct, frozen=True):
     memory: Mapping[str, int] = {}
 
 
-BEGUN = {"event": "starting"}
+BEGUN = {"work": "starting"}
 """Sent when a worker has read an order; if it ends before, that has nothing to do with the
 model."""
-READY = {"event": "building"}
+READY = {"work": "building"}
 """Sent when the runtime is loaded: the time until then does not count for the model."""
-LOADED = {"event": "running"}
-"""Sent when the target has built or loaded the model."""
+LOADED = {"work": "running"}
+"""Sent when the target has built or loaded the model, with the ``step`` before each of several samples."""

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -259,6 +260,10 @@ class Worker:
             self._runtimes[settings] = _runtime_in(self._place, settings)
         return self._runtimes[settings]
 
+    def _begin(self, number: int, samples: int) -> None:
+        """Tell that the loaded model runs a sample, and which of several."""
+        self._tell({**LOADED, "step": f" {number} of {samples}"} if samples > 1 else LOADED)
+
     def _build(self, request: BuildEngine) -> None:
         self._runtime(request.target).load(request.model, load_npz(request.inputs))
 
@@ -286,11 +291,11 @@ class Worker:
     def _collect(self, request: Collect) -> None:
         before = request.before
         session: RuntimeSession | None = None
-        for inputs, to in zip(request.inputs, request.to):  # noqa: B905 - there are as many
+        for number, inputs, to in zip(count(1), request.inputs, request.to):
             feed: Feed = load_npz(inputs) | state_after(request.state, before)
             # The first feed gives the shapes; a state that grows is run by the same session.
             session = session or self._runtime(request.target).load(request.model, feed)
-            self._tell(LOADED)
+            self._begin(number, len(request.inputs))
             before = to
             if request.append:
                 store = ActivationStore(to)
@@ -305,10 +310,10 @@ class Worker:
 
     def _compare(self, request: Compare) -> Compared:
         session = self._prepare(request)
-        self._tell(LOADED)
         comparisons: list[TensorComparison] = []
         own_state: Feed = {}
         for number, sample in enumerate(() if request.target.build_only else request.samples, 1):
+            self._begin(number, len(request.samples))
             results = compare_sample(session, request, sample, number, own_state)
             comparisons += (
                 [structs.replace(result, sample=number) for result in results]

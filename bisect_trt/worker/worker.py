@@ -137,7 +137,7 @@ class WorkerProcess:
             header, content = self._receive(limits)
             while header:
                 begun = True
-                turn.begin(header["event"])
+                turn.begin(**header)
                 if header == READY:
                     # A slow start is not the time of the request.
                     began = time.monotonic()

@@ -14,10 +14,13 @@ from resident import unsteady
 from support import arrays, onnx_tool
 
 import bisect_trt
+from bisect_trt.cli.app import perform
+from bisect_trt.cli.parser import parse
 from bisect_trt.errors import BisectError
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.state import find_state, make_steps
 from bisect_trt.options.shared import Data
+from bisect_trt.report import console
 from bisect_trt.report.summary import describe_steps
 from bisect_trt.session.loop import judge
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
@@ -62,6 +65,20 @@ def test_an_overflow_is_found_at_its_step_and_node(cli: CommandLine, here: Path)
     assert "Error over steps" in Path("r.html").read_text()
     again = cli("diagnose", "m.onnx", *FP16, "--load-inputs", steps["inputs"], "--json", "s.json")
     assert again.ended(0).result["culprits"] == ran.result["culprits"]
+
+
+def test_progress_names_the_step_that_is_searched(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "HEARTBEAT_S", 0.02)
+    save_text(here / "m.onnx", *SUMS)
+    ones(9)
+    words = ("diagnose", "m.onnx", *FP16, "--steps", "9", "--load-inputs", "x.npz")
+    with pytest.raises(SystemExit):
+        perform(*parse(words), words)
+    lines = capfd.readouterr().err
+    assert "steps 1 to 9 of 9 on the target" in lines
+    assert "Write a reproducer to m-reproducer, and run it (step 7 of 9)" in lines
 
 
 def test_feedback_that_magnifies_rounding_is_drift(cli: CommandLine, here: Path) -> None:
@@ -770,6 +787,32 @@ def test_what_follows_from_a_step_is_of_its_batch(here: Path, batch: str) -> Non
     assert first["past"].shape == (2, 0, 2)
     assert last["attention_mask"].tolist() == [[1, 1, 1]] * 2
     assert last["seqlens_k"].tolist() == [2, 2]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    "ends_and_body",
+    [
+        (f"({ONE} x, {ONE} h0) => ({ONE} hn)", "hn = Add(h0, x)"),
+        (
+            "(float[1, 4] x, float[p, 4] past) => (float[q, 4] present)",
+            "present = Concat<axis = 0>(past, x)",
+        ),
+    ],
+)
+def test_two_runs_of_a_step_that_differ_are_no_drift(ends_and_body: tuple[str, str]) -> None:
+    model = text_model(*ends_and_body)
+    model.graph.node[0].name = "bad"
+    onnx.save(model, "m.onnx")
+    ones(5)
+    words = ("diagnose", "m.onnx", "--unsteady", "--fault", "second", "--steps", "5")
+    ran = unsteady(*words, "--load-inputs", "x.npz", "--json", "r.json").ended(1)
+    steps = ran.result["steps"]
+    assert (steps["kind"], steps["rate"], steps.get("carriers")) == ("flaky", None, None)
+    said = " ".join(ran.out.split())
+    assert "Flaky: no step of 5 is wrong" in said
+    assert "with the same state again, step 2 gives other values" in said
+    assert "magnifies" not in said
 
 
 @pytest.mark.usefixtures("here")

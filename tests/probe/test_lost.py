@@ -8,7 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import CommandLine
+from msgspec import structs
 from onnx import helper
 from standin_runtime import StandInPool, standin_pool
 from support import (
@@ -43,6 +44,7 @@ from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker import serve
 from bisect_trt.worker import worker as spare
 from bisect_trt.worker.pool import WorkerPool
+from bisect_trt.worker.process import Turn
 from bisect_trt.worker.protocol import LOST, About, Compare, Compared, Failed, Order, Sample
 from bisect_trt.worker.serve import Worker, median_ms
 from bisect_trt.worker.worker import end_spare
@@ -242,6 +244,20 @@ def test_an_error_of_a_plug_in_comes_over_as_one_of_ours(
     monkeypatch.setattr(serve, "make_runtime", make)
     answer = pickle.loads(pickle.dumps(Worker().serve(Order(compare, Path("log"), Path()))))
     assert (type(answer.reply), str(answer.reply)) == (UnavailableError, "this is not that")
+
+
+def test_it_tells_which_of_several_samples_runs(compare: Compare) -> None:
+    told: list[Mapping[str, str]] = []
+    both = structs.replace(compare, samples=compare.samples * 2)
+    Worker(tell=told.append).serve(Order(both, Path("log"), Path()))
+    turn = Turn()
+    for event in told:
+        turn.begin(**event)
+    running = [event["step"] for event in told if event["work"] == "running"]
+    assert running == [" 1 of 2", " 2 of 2"]
+    since = turn.since
+    turn.begin("running", " 3 of 3")
+    assert (turn.since, turn.step) == (since, " 3 of 3")
 
 
 @pytest.mark.parametrize(

@@ -561,6 +561,11 @@ ROW = {"out": np.zeros((1, 3), np.float32)}
             None,
             "every label is among its 3 largest",
         ),
+        *(
+            (metric, {"out": np.zeros((2, 1), np.float32)}, np.zeros(2), "has 1 classes a row")
+            for metric in ("top-1", "kl", "perplexity")
+        ),
+        ("kl:out", {"out": np.float32(1)}, None, "has 1 classes a row"),
         ("top-1:other", ROW, None, "there is no such output"),
         ("cosine", {"out": np.zeros((1, 3), np.int64)}, None, "there is none among 'out'"),
     ],
