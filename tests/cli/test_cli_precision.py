@@ -266,7 +266,7 @@ def test_rounding_past_the_tolerance_is_told_from_overflow(cli: CommandLine, her
 
 def test_a_set_that_cures_and_does_not_hold_has_its_tolerance(cli: CommandLine, here: Path) -> None:
     """No set holds: the one that is written is tried with the tolerance that is named for it."""
-    blocks(here / "model.onnx", [400.0] * 8)
+    blocks(here / "model.onnx", [400.0] * 4)
     sample = np.random.default_rng(2).standard_normal((1, 4, WIDTH)).astype(np.float32)
     np.savez("inputs.npz", x=sample)
     line = (*SAFE, "--load-inputs", "inputs.npz", "--fresh-samples", "20")
