@@ -302,6 +302,7 @@ class Diagnosis(Struct, frozen=True):
         session.console.step(f"Write a reproducer to {self.output}, and run it")
         delivery = leave_reproducer(session, self.check, answer, self.output, self.own)
         session.conclude(delivery.minimum)
+        result.reported().proof = delivery.proof
         result.culprits = session.subject.describe_nodes(answer.blamed)
         result.fault = answer.fault.to_part()
         result.held = answer.candidate.held or UNSET
@@ -332,12 +333,9 @@ class Diagnosis(Struct, frozen=True):
         folder = self.output / MECHANISM
         settled = session.settle(case)
         larger = structs.replace(answer, case=case, whole=settled, candidate=settled)
-        report = session.result.reported()
-        proof = report.proof
         delivery = leave_reproducer(session, self.check, larger, folder, self.own)
         minimality, _ = session.proof(delivery.minimum)
         delivery.finish(session, minimality)
-        report.proof = proof
         return str(folder)
 
     def _tell(

@@ -94,6 +94,7 @@ class Left(Struct, frozen=True):
     """A folder that was written.
 
     Attributes:
+        proof: The command that shows the failure again.
         steady: Whether the model that was written did not pass when it was probed once more.
         disguised: Whether the model has other names than the user's.
     """
@@ -102,6 +103,7 @@ class Left(Struct, frozen=True):
     reproducer: Reproducer
     folder: Path
     files: Sequence[Path]
+    proof: Proof
     steady: bool
     disguised: bool = False
 
@@ -217,7 +219,6 @@ def leave_reproducer(
     trial = _try_script(session, folder, outcome.seconds)
     command = rerun_command(folder / SCRIPT, subject.workers.places)
     reason = None if trial.shows else trial.why
-    session.result.reported().proof = Proof(command=command, why=reason)
     if not record.fails:
         minimum = session.disagreed(minimum, record)
     elif trial.shows is False:
@@ -228,6 +229,7 @@ def leave_reproducer(
         structs.replace(reproducer, trial=trial),
         folder,
         written,
+        Proof(command=command, why=reason),
         steady,
         disguised is not None,
     )

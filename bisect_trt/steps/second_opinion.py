@@ -30,6 +30,7 @@ from bisect_trt.session.subject import Subject
 from bisect_trt.steps.layers import Marking, compare_layers
 from bisect_trt.steps.standing import objection
 from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.tensors.comparison import ComparisonKind
 from bisect_trt.tensors.files import Values
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.pool import WorkerPool
@@ -95,6 +96,8 @@ def ask_evaluator(
     differing = next(
         layers.tensors[name] for name in network.made(first) if not layers.tensors[name].passed
     )
+    if differing.kind is ComparisonKind.MISSING:  # it gives an optional another form
+        return Vote.NONE
     fed = subject.values(subject.original, subject.original.inputs)
     outputs = subject.models.run("fault", network.proto, fed, EVALUATOR, EVALUATOR_SECONDS)
     if isinstance(outputs, Failed):

@@ -14,6 +14,8 @@ _RECURRENT = ("GRU", "LSTM", "RNN")
 _RECURRENT_OBEYED = {"hidden_size", "direction", "linear_before_reset"}
 _WIDEST_STRIDE = 2 if onnx.defs.onnx_opset_version() >= 23 else 0
 """The widest stride with which an AveragePool is right where the last window reaches past the padding."""
+_FOUR_BITS = (onnx.TensorProto.UINT4, onnx.TensorProto.INT4)
+"""Types to which a Cast rounds, and the evaluator truncates."""
 _LENGTHS = 4
 """The input of a recurrent node with the lengths of the sequences."""
 
@@ -52,6 +54,7 @@ def _objection(node: onnx.NodeProto, opset: int) -> str:
         and attribute(node, "padding_mode", b"") == b"border",
         "Resize with align_corners": op == "Resize" and pixels == b"align_corners",
         "Resize with floor or ceil": op == "Resize" and nearest in (b"floor", b"ceil"),
+        "Cast to 4 bits": op == "Cast" and attribute(node, "to", 0) in _FOUR_BITS,
         "the mask of Dropout": op == "Dropout" and opset < 12 and len(node.output) > 1,
     }
     return next(

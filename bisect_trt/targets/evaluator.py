@@ -71,6 +71,39 @@ class EvaluatorRunner:
             raise BuildError(f"{type(error).__name__}: {error}") from error
 
 
+_WIDE = (
+    "InstanceNormalization",
+    "LayerNormalization",
+    "LpNormalization",
+    "ReduceL2",
+    "ReduceLogSumExp",
+    "RMSNormalization",
+)
+"""Operators whose inner values leave the range of fp16 where their inputs and outputs do not."""
+
+
+def _in_fp32(name: str, opset: int) -> type[Any]:
+    """Return an operator that computes in fp32 where its inputs are of 16 bits: their squares overflow."""
+    import numpy as np  # noqa: PLC0415 - as above
+    import onnx  # noqa: PLC0415 - as above
+    from onnx.reference.ops._op_list import load_op  # noqa: PLC0415 - as above
+
+    base = load_op("", name, opset)
+
+    def run(op: Any, x: Any, *others: Any, **attributes: Any) -> tuple[Any, ...]:  # noqa: ANN401 - of NumPy's arrays
+        if x.dtype.itemsize > 2:
+            result: tuple[Any, ...] = base._run(op, x, *others, **attributes)
+            return result
+        floats = [
+            each.astype(np.float32) if getattr(each, "dtype", None) == x.dtype else each
+            for each in others
+        ]
+        first, *statistics = base._run(op, x.astype(np.float32), *floats, **attributes)
+        return (first.astype(x.dtype), *statistics)
+
+    return type(name, (base,), {"_run": run, "op_schema": onnx.defs.get_schema(name, opset)})
+
+
 def _mended(opset: int) -> list[type[Any]]:
     """Return implementations in place of the evaluator's own ones that are wrong in an opset."""
     import numpy as np  # noqa: PLC0415 - as above
@@ -120,6 +153,7 @@ def _mended(opset: int) -> list[type[Any]]:
     # compute as ONNX's.
     domains = [(name, "") for name in used]
     domains += [(name, "com.microsoft") for name in ("QuantizeLinear", "DequantizeLinear")]
+    mended += [_in_fp32(name, opset) for name in _WIDE if onnx.defs.has(name, opset)]
     return mended + [
         type(name, (load_op("", name, newest),), {"op_domain": domain}) for name, domain in domains
     ]

@@ -42,6 +42,8 @@ _SOURCE_PLACE = re.compile(
 _RUNNING = re.compile(
     r"Non-zero status code returned while running (\w+) node\. Name:('.*?') Status Message: "
 )
+_AROUND = re.compile(r"^(?:\w+ node '.*?': )+(?=\w+ node ')")
+"""The nodes around the one that fails: the same failure comes from its body alone."""
 # After it come all the kernels that do not fit.
 _CANDIDATES = re.compile(r"\.? Encountered following errors: .*", re.DOTALL)
 
@@ -114,7 +116,7 @@ def mask_message(message: str, names: Iterable[str] = ()) -> str:
     What derives from one of the model's names (``fused NAME``, ``NAME_nchwc``) is masked too, and
     so is what the message itself calls a name, for a runtime gives names to what it makes.
     """
-    return mask_values(mask_names(message, names))
+    return mask_values(mask_names(_AROUND.sub("", message), names))
 
 
 def mask_names(text: str, names: Iterable[str]) -> str:

@@ -502,6 +502,50 @@ def test_the_newest_release_is_asked_where_the_evaluator_has_no_vote(
     assert (here / "envs").exists() is doubts
 
 
+UNDOUBTED = {
+    "fp16": (
+        "(float16[2, 64] x) => (float16[2, 64] y)",
+        "a = Mul(x, big) y = LayerNormalization(a, scale)",
+        17,
+    ),
+    "optional": (
+        "(float[2, 3] x) => (float[2, 3] y, float[2, 3] o)",
+        "y = Tanh(x) o = Optional(y)",
+        18,
+    ),
+    "random": (
+        "(float[2, 64] x) => (float[2, 64] y)",
+        "r = RandomNormalLike(x) y = Add(x, r)",
+        18,
+    ),
+    "4 bits": (
+        "(float[2, 64] x) => (float[2, 64] y)",
+        "a = Mul(x, nine) b = Cast<to = 22>(a) y = Cast<to = 1>(b)",
+        21,
+    ),
+}
+"""Healthy models of which a runtime may compute, draw or return something else."""
+
+
+@pytest.mark.parametrize("kind", UNDOUBTED)
+def test_no_release_is_blamed_for_a_healthy_model(
+    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    ends, body, opset = UNDOUBTED[kind]
+    weights = {"big": np.float16(400), "scale": np.ones(64, np.float16), "nine": np.float32(9)}
+    path = save_text(here / "m.onnx", ends, body, weights, opset=opset)
+    if kind == "optional":
+        model = onnx.load(path)
+        tensor = model.graph.output[1].type
+        model.graph.output[1].type.CopyFrom(onnx.helper.make_optional_type_proto(tensor))
+        onnx.save(model, path)
+    releases(here, "F" if kind == "random" else "P", major=99).tell(monkeypatch)
+    ran = cli("diagnose", "m.onnx", "--onnxrt", "--json", "r.json")
+    assert ran.status == 1
+    assert "reference_doubt" not in ran.result
+    assert "upgrade" not in ran.result
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("reaches", [True, False])
 def test_the_newest_release_is_asked_where_the_release_here_is_blamed(

@@ -256,6 +256,8 @@ def test_where_nobody_is_wrong_nothing_is_searched_further(cli: CommandLine) -> 
     assert (result["cause"], result["workarounds"]) == ([], [])
     assert not Path("out/mixed.onnx").exists()
     result = cli(*words, "--overwrite", "--all").result
+    # It stays the proof of the first, which the answer is about.
+    assert result["report"]["proof"]["command"].endswith("out/reproduce.py")
     assert "scaled" in [node["name"] for each in result["failures"] for node in each["culprits"]]
     assert "target" in [each["fault"]["whose"] for each in result["failures"][1:]]
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
-from building import save_proto
+from building import save_proto, save_text
 from hypothesis import example, given
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
@@ -140,6 +141,33 @@ def test_other_refusals_have_other_signatures(tmp_path: Path) -> None:
     seen = [error.sign(["n", "m", "r", "c", "g"]) for error in errors if error is not None]
     assert len(seen) >= len(FAILING) - 3  # some of them are mended in some versions
     assert len(set(seen)) == len(seen)
+
+
+INSIDE = {
+    "itself": "y = {}",
+    "If": "y = If(c) <then_branch = g () => (float[N] t) {{ t = {} }}, else_branch = h () => (float[N] e) {{ e = Neg(x) }}>",
+    "Loop": """y = Loop(one, c, x) <body = g (int64 i, bool go, float[N] s) => (bool on, float[N] t) {{
+        on = Identity(go) t = {} }}>""",
+    "If in a Loop": """y = Loop(one, c, x) <body = g (int64 i, bool go, float[N] s) => (bool on, float[N] t) {{
+        on = Identity(go)
+        t = If(go) <then_branch = f () => (float[N] u) {{ u = {} }}, else_branch = h () => (float[N] e) {{ e = Neg(s) }}> }}>""",
+}
+
+
+def test_a_node_fails_the_same_itself_and_in_a_body(tmp_path: Path) -> None:
+    weights = {"one": np.int64(1), "c": np.array(True), "size": np.array([5], np.int64)}
+    signed = {}
+    for where, body in INSIDE.items():
+        path = save_text(
+            tmp_path / "m.onnx",
+            "(float[N] x) => (float[N] y)",
+            body.format("Reshape(x, size)"),
+            weights,
+        )
+        with pytest.raises(RunError) as caught:
+            make_runtime(TargetSettings()).load(path).run({"x": np.ones(7, np.float32)})
+        signed[where] = caught.value.sign(names_of(onnx.load(path).graph))
+    assert len(set(signed.values())) == 1, signed
 
 
 RUNNING = "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running {} node. Name:'{}' Status Message: {}"

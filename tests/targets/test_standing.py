@@ -198,6 +198,31 @@ def test_the_evaluator_is_right_or_has_no_vote(
     np.testing.assert_allclose(wide, exact(x.astype(np.float64)), rtol=1e-5, atol=1e-6)
 
 
+HALF = [case for case in CASES if "Norm" in case[0] or "ReduceL" in case[0]]
+
+
+@pytest.mark.parametrize(
+    ("body", "x", "weights", "exact", "opset"),
+    HALF,
+    ids=[f"{case[4]}-{case[0][4:40]}" for case in HALF],
+)
+def test_inner_values_past_the_range_of_fp16_cost_nothing(
+    body: str, x: Any, weights: dict[str, Any], exact: Callable[[Any], Any], opset: int
+) -> None:
+    x = (60 * x).astype(np.float16)
+    halves = {
+        name: value.astype(np.float16) if value.dtype.kind == "f" else value
+        for name, value in weights.items()
+    }
+    model = text_model(f"(float16{list(x.shape)} x) => (float16 y)", body, halves, opset=opset)
+    if objection(model):
+        return
+    computed = EvaluatorSession(model).run({"x": x})["y"]
+    with np.errstate(over="ignore"):
+        expected = exact(x.astype(np.float64))
+    np.testing.assert_allclose(computed, expected, rtol=1e-2, atol=1e-2)
+
+
 VOTES = [
     ("y = GRU<hidden_size = 2>(x, w, r, b)", 13, True),
     ("y = GRU<hidden_size = 2>(x, w, r, b, n)", 13, False),
@@ -209,6 +234,8 @@ VOTES = [
     ("y = RoiAlign(x, w, r)", 16, True),
     ("y = AveragePool<kernel_shape = [3], count_include_pad = 1>(x)", 19, True),
     ("y = AveragePool<kernel_shape = [3], strides = [3], ceil_mode = 1>(x)", 19, False),
+    (f"y = Cast<to = {onnx.TensorProto.INT4}>(x)", 21, False),
+    (f"y = Cast<to = {onnx.TensorProto.INT8}>(x)", 21, True),
 ]
 
 
