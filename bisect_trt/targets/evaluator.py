@@ -79,7 +79,7 @@ _WIDE = (
     "ReduceLogSumExp",
     "RMSNormalization",
 )
-"""Operators whose inner values leave the range of fp16 where their inputs and outputs do not."""
+"""Operators that compute values past the range of fp16 from inputs and for outputs within it."""
 
 
 def _in_fp32(name: str, opset: int) -> type[Any]:
@@ -91,14 +91,12 @@ def _in_fp32(name: str, opset: int) -> type[Any]:
     base = load_op("", name, opset)
 
     def run(op: Any, x: Any, *others: Any, **attributes: Any) -> tuple[Any, ...]:  # noqa: ANN401 - of NumPy's arrays
-        if x.dtype.itemsize > 2:
-            result: tuple[Any, ...] = base._run(op, x, *others, **attributes)
-            return result
+        wide = np.float32 if x.dtype.itemsize == 2 else x.dtype
         floats = [
-            each.astype(np.float32) if getattr(each, "dtype", None) == x.dtype else each
+            each.astype(wide) if getattr(each, "dtype", None) == x.dtype else each
             for each in others
         ]
-        first, *statistics = base._run(op, x.astype(np.float32), *floats, **attributes)
+        first, *statistics = base._run(op, x.astype(wide), *floats, **attributes)
         return (first.astype(x.dtype), *statistics)
 
     return type(name, (base,), {"_run": run, "op_schema": onnx.defs.get_schema(name, opset)})
