@@ -42,6 +42,7 @@ MODEL = "model.onnx"
 MIXED = "mixed.onnx"
 INPUTS = "inputs.npz"
 TOOL_INPUTS = "inputs.json"
+EARLIER = "earlier-{}.npz"
 GOLDEN = "golden.npz"
 README = "README.md"
 ISSUE = "ISSUE.md"
@@ -130,6 +131,8 @@ class Reproducer(Struct, frozen=True):
         cause: Sentences about the switches that fix it, each with options or ``""``.
         inside: Sentences about the nodes that fail in the body of its node.
         layers: The nodes with the execution provider that runs each, where the target reports it.
+        earlier: The inputs of samples that are run before, in the same session, where a failure
+            needs them.
     """
 
     model: onnx.ModelProto
@@ -155,6 +158,7 @@ class Reproducer(Struct, frozen=True):
     since: Since | None = None
     inside: Sequence[str] = ()
     layers: Sequence[Entry] = ()
+    earlier: Sequence[Values] = ()
 
     @property
     def tracker(self) -> str:
@@ -240,6 +244,7 @@ class Reproducer(Struct, frozen=True):
             "failure": self.failure,
             "timeout": self.timeout,
             "validate": self.validate,
+            "earlier": [EARLIER.format(number) for number, _ in enumerate(self.earlier, 1)],
         }
         return render_script(self.script, self.comparisons, case)
 
@@ -283,8 +288,11 @@ class Reproducer(Struct, frozen=True):
                 onnx.save(self.ran, str(folder / self.target_model))
                 files.insert(1, self.target_model)
             save_npz(folder / INPUTS, self.inputs)
+            for number, sample in enumerate(self.earlier, 1):
+                files.append(EARLIER.format(number))
+                save_npz(folder / files[-1], sample)
             if self.tool_commands:
-                save_samples(folder / TOOL_INPUTS, [self.inputs])
+                save_samples(folder / TOOL_INPUTS, [*self.earlier, self.inputs])
                 files.append(TOOL_INPUTS)
             save_npz(folder / GOLDEN, self.golden)
             (folder / SCRIPT).write_text(self.source(), encoding="utf-8")

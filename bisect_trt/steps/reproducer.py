@@ -217,6 +217,15 @@ def leave_reproducer(
     # The script runs as the reader of the report will run it, in a process without the tool's
     # state.
     trial = _try_script(session, folder, outcome.seconds)
+    if trial.shows is False and candidate.values is None and candidate.sample > 1:
+        # The target may keep something of the runs before.
+        earlier = [
+            subject.values(replace(candidate, sample=number), candidate.inputs)
+            for number in range(1, candidate.sample)
+        ]
+        reproducer = structs.replace(reproducer, earlier=earlier)
+        written = reproducer.write(folder)
+        trial = _try_script(session, folder, outcome.seconds)
     command = rerun_command(folder / SCRIPT, subject.workers.places)
     reason = None if trial.shows else trial.why
     if not record.fails:

@@ -37,9 +37,10 @@ def main(case: Plain, make: Make) -> int:
     """Return the script's exit status.
 
     Args:
-        case: ``answer`` and ``target`` in words, ``model`` and its ``names``, the target's
-            ``settings`` and ``hints``, the ``failure``'s signature, ``tolerances`` by output, and
-            how long to wait (``timeout``) where that is the failure.
+        case: ``answer`` and ``target`` in words, ``model`` and its ``names``, the files of samples
+            that are run ``earlier``, the target's ``settings`` and ``hints``, the ``failure``'s
+            signature, ``tolerances`` by output, and how long to wait (``timeout``) where that is
+            the failure.
         make: Makes the target's runner.
     """
     if sys.argv[1:] == [_INSIDE]:
@@ -92,11 +93,12 @@ def run_inside(case: Plain, make: Make) -> int:
 
 def _judge(case: Plain, make: Make) -> int:
     folder = pathlib.Path(__file__).resolve().parent
-    for name in (case["model"], "inputs.npz", "golden.npz"):
+    files = [*case.get("earlier", ()), "inputs.npz"]
+    for name in (case["model"], *files, "golden.npz"):
         if not (folder / name).is_file():
             say(f"inconclusive: {name} is not here; it belongs beside this script")
             return UNKNOWN
-    inputs = load_arrays(folder / "inputs.npz")
+    samples = [*map(load_arrays, map(folder.joinpath, files))]
     golden = load_arrays(folder / "golden.npz")
     broken = case["failure"].startswith(("build: ", "run: ", "signal ", "time-out"))
     # Files beside the script are named from here.
@@ -106,7 +108,8 @@ def _judge(case: Plain, make: Make) -> int:
         package = case["needs"].replace(",", " ").split()[0]
         say(f"{package} {getattr(runner, 'facts', {}).get('version', '')}")
         hints = {**case["hints"], "names": case["names"]}
-        outputs = runner.load(folder / case["model"], inputs, hints).run(inputs)
+        # One session, which may keep something of the earlier runs.
+        *_, outputs = map(runner.load(folder / case["model"], samples[0], hints).run, samples)
     except (ImportError, BisectError):
         raise
     except Exception as error:

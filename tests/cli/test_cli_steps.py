@@ -828,6 +828,9 @@ def test_a_target_that_keeps_something_of_a_run() -> None:
     assert ran.result["steps"]["failing"] == [[5, 7]]
     said = " ".join(ran.out.split())
     files = said.partition("which a runtime may not forget (--load-inputs ")[2].partition(")")[0]
-    both = unsteady(*words, "--load-inputs", *files.split(), "-o", "out").ended(3)
+    both = unsteady(*words, "--load-inputs", *files.split(), "-o", "out").ended(0)
     assert [node["name"] for node in both.result["culprits"]] == ["bad"]
+    assert both.result["minimality"] == "1-minimal"
+    assert "1 other samples first, in the same session" in Path("out/README.md").read_text()
+    assert Path("out/earlier-1.npz").exists()
     assert "internal error" not in both.err
