@@ -183,9 +183,8 @@ def describe_steps(steps: Steps) -> str:
         )
     if steps.kind == "none":
         return f"No step of {steps.steps} is wrong, with the target's own state and with the reference's ({right})."
-    free = f"with its own state the target is wrong from step {own_run.first} on"
-    if own_run.first is None:
-        free = "with its own state no step is past the tolerance"
+    wrong = f"the target is wrong from step {own_run.first} on"
+    free = f"with its own state {wrong if own_run.first else 'no step is past the tolerance'}"
     if own_run.token:
         free += f", and the argmax of an output differs from step {own_run.token} on"
     if steps.whole:

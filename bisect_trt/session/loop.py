@@ -49,7 +49,6 @@ _Entry: TypeAlias = tuple[str, int, Array]
 """An input of a state, and the mask of a place in it with the place's number."""
 _CHUNK = 64
 """Steps in one request; a target that compiles gets all of them, since it builds the model in each."""
-_FOLDER = "steps"
 _MOST_QUESTIONS = 200
 """Runs of a step to find the inputs, and as many to find the places, that carry a drift."""
 _LEAST_POINTS = 8
@@ -80,7 +79,7 @@ class LoopRun(Struct, frozen=True):
     @property
     def folder(self) -> Path:
         """The folder of the files; a run that goes on finds them."""
-        return self.subject.workspace.folder / _FOLDER
+        return self.subject.workspace.folder / "steps"
 
     @property
     def steps(self) -> int:
@@ -186,14 +185,14 @@ class LoopRun(Struct, frozen=True):
     def _chunks(self, size: int, runtime: str) -> Iterator[range]:
         """Yield the numbers of the steps of each request, and show where the run is."""
         began = time.monotonic()
-        for start in range(1, self.steps + 1, size):
-            remaining = (time.monotonic() - began) * (self.steps + 1 - start) / max(start - 1, 1)
-            estimate = f", {seconds(remaining, whole=True)} left" if start > 1 else ""
-            end = min(start + size - 1, self.steps)
+        for done in range(0, self.steps, size):
+            steps = range(1, self.steps + 1)[done : done + size]
+            remaining = (time.monotonic() - began) * (self.steps / (done or 1) - 1)
+            estimate = f", {seconds(remaining, whole=True)} left" if done else ""
             self.subject.console.progress.step(
-                f"steps {start} to {end} of {self.steps} on {runtime}{estimate}"
+                f"steps {steps[0]} to {steps[-1]} of {self.steps} on {runtime}{estimate}"
             )
-            yield range(start, end + 1)
+            yield steps
 
     def _compare(self, steps: range, *, own_state: bool) -> Errors:
         samples = [
@@ -521,12 +520,15 @@ def enter_step(
     strict = bool(tolerance.atol or tolerance.rtol)
     right = run.compare_right(free_run, strict=strict)
     steps = judge(subject.state.taken, free_run, right, run.compare_whole(), strict=strict)
-    carriers = run.carriers(steps.own.first or 1, free_run) if steps.kind == "drift" else {}
-    if steps.kind == "drift" and not carriers:
-        steps = structs.replace(steps, kind="flaky", rate=None)
-    result.steps = steps = structs.replace(
-        steps, steps=run.steps, carriers=tuple(carriers), positions=carriers
-    )
+    steps = structs.replace(steps, steps=run.steps)
+    if steps.kind == "drift":
+        positions = run.carriers(steps.own.first or 1, free_run)
+        steps = (
+            structs.replace(steps, carriers=tuple(positions), positions=positions)
+            if positions
+            else structs.replace(steps, kind="flaky", rate=None)
+        )
+    result.steps = steps
     console.answer(describe_steps(steps))
     console.table(*steps_table(steps), MOST_ROWS)
     if steps.step is None:
