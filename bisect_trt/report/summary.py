@@ -296,6 +296,13 @@ def _failing_probe(result: Result) -> Iterator[Row]:
             yield "", "The verdicts are measurements: load on this machine can change them"
         if probes[0].printed:
             yield "", f"The check printed: {probes[0].printed}"
+        ends = {probe.signature for probe in probes if probe.fails} - {probes[0].signature}
+        statuses = sorted(end for end in ends if end.startswith("exit "))
+        if statuses:
+            yield (
+                "",
+                f"Candidates that end with {', '.join(statuses)} count as failing too (see --fail-code)",
+            )
     elif result.failing and isinstance(result.reasons, dict):
         release = result.failing[-1][-1]
         yield "Fails", f"{result.package} {release}: {result.reasons[release]}"

@@ -269,3 +269,18 @@ def test_a_check_that_cannot_judge_a_part_proves_nothing(cli: CommandLine, here:
     ran = cli(*words, *check).ended(3)
     assert ran.result["minimality"] == "unproven"
     assert all(word in ran.result["why"] for word in ("ValueError", "KeyError", "--fail-regex"))
+
+
+def test_another_exit_status_that_counts_as_the_failure_is_named(
+    cli: CommandLine, here: Path
+) -> None:
+    """Any status but 0 fails: the answer may be a node that ends in another way than the whole model."""
+    body = f"{has('<6>')} && exit 2; {has('<2>')} && exit 3; exit 0"
+    check = ["--check", "./" + script(Path("check"), body), "{model}"]
+    words = ["reduce", chain(here / "model.onnx", 8), "-o", "out.onnx", "--json", "r.json"]
+    line = "Candidates that end with exit 3 count as failing too (see --fail-code)"
+    ran = cli(*words, *check).ended(0)
+    assert line in " ".join(ran.out.split())
+    ran = cli(*words, "--overwrite", "--fail-code", "2", *check).ended(0)
+    assert node_names(here / "out.onnx") == ["<6>"]
+    assert "count as failing" not in ran.out
