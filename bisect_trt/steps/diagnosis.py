@@ -7,6 +7,7 @@ first steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from bisect_trt.onnxlib.qdq import find_quantized
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Diagnose, Reduce
 from bisect_trt.options.shared import CheckOptions, Search
+from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.parts import Amplified, Failure, Inside
 from bisect_trt.report.reproducer import MIXED, MODEL, SCRIPT, Since, pack
@@ -53,7 +55,7 @@ from bisect_trt.steps.refused_format import require_format
 from bisect_trt.steps.reproducer import Left, leave_reproducer, make_folder
 from bisect_trt.steps.rounding import rounding_alone
 from bisect_trt.steps.shrink import shrink
-from bisect_trt.steps.switches import name_cause
+from bisect_trt.steps.switches import Explained, name_cause
 from bisect_trt.steps.workarounds import (
     after_diagnosis,
 )
@@ -63,6 +65,9 @@ from bisect_trt.worker.place import rerun_command
 
 MECHANISM = "same-mechanism"
 """The folder in the reproducer's for a larger case."""
+ONLY_A_PIECE = (
+    "it fails in a setting in which the whole model passes, so the whole model may not have it"
+)
 
 
 class Diagnosis(Struct, frozen=True):
@@ -104,7 +109,7 @@ class Diagnosis(Struct, frozen=True):
             delivery = self.deliver(answer)
         if result.amplified and answer.fault.whose != "target":
             session.console.answer(result.amplified.sentence)
-        cause: list[tuple[str, str]] = []
+        explained = Explained([])
         since: Since | None = None
         inside: list[Inside] = []
         try:
@@ -117,10 +122,11 @@ class Diagnosis(Struct, frozen=True):
             failing = answer.candidate if answer.fault.right else answer.whole
             since = arbiter.upgrade(failing, answer.fault)
             if answer.fault.is_bug:
-                cause = name_cause(
+                explained = name_cause(
                     session, self.check, answer.whole, partial(self.keep_larger, answer)
-                ).sentences
-            look_for_others(session, case, self.deliver_another if self.own.find_all else None)
+                )
+            further = partial(self.deliver_another, [*explained.fixed.values()])
+            look_for_others(session, case, further if self.own.find_all else None)
             if answer.fault.is_fixable:
                 from bisect_trt.mixed_precision.answer import find_fix  # noqa: PLC0415 - not needed before the first probe
                 from bisect_trt.steps.release_boundary import since_when  # noqa: PLC0415 - as above
@@ -144,7 +150,9 @@ class Diagnosis(Struct, frozen=True):
             session.console.say(f"  {error}")
         finally:
             # The texts have the number of probes of the whole run.
-            delivery.finish(session, result.minimality, self.archive, cause, since, inside)
+            delivery.finish(
+                session, result.minimality, self.archive, explained.sentences, since, inside
+            )
             if self.archive is not None:
                 result.artifacts["archive"] = str(self.archive)
         return result
@@ -313,8 +321,14 @@ class Diagnosis(Struct, frozen=True):
         tell_dynamic(session, answer.candidate)
         return delivery
 
-    def deliver_another(self, case: Case, number: int) -> Failure:
-        """Write a reproducer of another failure beside the first; returns its entry in ``failures``."""
+    def deliver_another(self, passing: Sequence[Candidate], case: Case, number: int) -> Failure:
+        """Write a reproducer of another failure beside the first; returns its entry in ``failures``.
+
+        Args:
+            passing: The whole model with switches with which it passes.
+            case: The failure.
+            number: Its number.
+        """
         session = self.session
         answer = self.judge(case)
         folder = folder_of(self.output, number)
@@ -322,7 +336,13 @@ class Diagnosis(Struct, frozen=True):
         failure = session.failure(
             delivery.minimum, session.subject.describe_nodes(answer.blamed), delivery.files[0]
         )
-        self._tell(answer, failure.minimality, folder, prefix="Another failure: ")
+        for whole in passing:
+            title = f"{answer.whole.title}, as {whole.title}"
+            if session.prober.probe(replace(answer.whole, title=title, target=whole.target)).fails:
+                failure = structs.replace(failure, minimality="unproven", why=ONLY_A_PIECE)
+        self._tell(
+            answer, failure.minimality, folder, reason=failure.why, prefix="Another failure: "
+        )
         inside = look_inside(session, answer.whole)
         delivery.finish(session, failure.minimality, inside=inside)
         return structs.replace(failure, inside=tuple(inside), fault=answer.fault.to_part())

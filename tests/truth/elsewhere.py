@@ -97,6 +97,27 @@ def test_a_release_that_refuses_the_files_ir_version_runs_what_needs_none_so_new
     assert result["releases"]["1.16.0"] == "FAIL"
 
 
+CUBES = """p = Pow(s, three) m = ReduceMean<axes = [-1]>(p) e = Add(m, little) r = Sqrt(e) d = Div(s, r) t = Mul(d, k)"""
+ONE_IN_THE_WHOLE = f"""a = Abs(x)
+    l = Loop(one, go, a) <body = b (int64 i, bool c, float[A, B, C] s) => (bool on, float[A, B, C] t) {{
+        on = Identity(c) {CUBES} }}>
+    h = Tanh(l) z = Add(l, h) y = LayerNormalization<axis = 1>(z, g)"""
+
+
+def test_a_failure_of_pieces_alone_is_no_proven_failure_of_the_model(tmp_path: Path) -> None:
+    """ONNX Runtime 1.22.0 takes cubes for squares; it fuses the sum too, and refuses that, where its shape is known."""
+    weights = {"three": 3.0, "little": 1e-5, "k": np.ones(8), "one": np.int64(1)}
+    weights |= {"go": np.array(True), "g": np.ones((4, 8))}
+    ends = "(float[1, 4, 8] x) => (float[1, 4, 8] y)"
+    save_text(tmp_path / "model.onnx", ends, ONE_IN_THE_WHOLE, weights, opset=17)
+    here = interpreter(onnxruntime(NEWEST), tool=True)
+    words = ("--all", "--on", f"env={onnxruntime('1.22.0')}", "-o", "out", "--json", "result.json")
+    status, result = bisect_trt(here, tmp_path, "diagnose", "model.onnx", "--onnxrt", *words)
+    assert (status, result["minimality"]) == (0, "1-minimal"), result["why"]
+    assert result["cause"] == [["optimizer:SimplifiedLayerNormFusion"]]
+    assert [each["minimality"] for each in result["failures"]] == ["1-minimal", "unproven"]
+
+
 STEP = "q{0} = QuantizeLinear(x{0}, s, z) d{0} = DequantizeLinear(q{0}, s, z) x{1} = Tanh(d{0})"
 RESIZED = """q2 = QuantizeLinear(x2, s, z) d2 = DequantizeLinear(q2, s, z) r = Resize<mode = "linear",
     coordinate_transformation_mode = "pytorch_half_pixel">(d2, , , sizes)
