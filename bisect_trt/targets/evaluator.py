@@ -82,13 +82,9 @@ _WIDE = (
 """Operators that compute values past the range of fp16 from inputs and for outputs within it."""
 
 
-def _in_fp32(name: str, opset: int) -> type[Any]:
+def _in_fp32(base: Any, schema: Any) -> type[Any]:  # noqa: ANN401 - of ONNX
     """Return an operator that computes in fp32 where its inputs are of 16 bits: their squares overflow."""
     import numpy as np  # noqa: PLC0415 - as above
-    import onnx  # noqa: PLC0415 - as above
-    from onnx.reference.ops._op_list import load_op  # noqa: PLC0415 - as above
-
-    base = load_op("", name, opset)
 
     def run(op: Any, x: Any, *others: Any, **attributes: Any) -> tuple[Any, ...]:  # noqa: ANN401 - of NumPy's arrays
         wide = np.float32 if x.dtype.itemsize == 2 else x.dtype
@@ -99,7 +95,7 @@ def _in_fp32(name: str, opset: int) -> type[Any]:
         first, *statistics = base._run(op, x.astype(wide), *floats, **attributes)
         return (first.astype(x.dtype), *statistics)
 
-    return type(name, (base,), {"_run": run, "op_schema": onnx.defs.get_schema(name, opset)})
+    return type(schema.name, (base,), {"_run": run, "op_schema": schema})
 
 
 def _mended(opset: int) -> list[type[Any]]:
@@ -151,7 +147,11 @@ def _mended(opset: int) -> list[type[Any]]:
     # compute as ONNX's.
     domains = [(name, "") for name in used]
     domains += [(name, "com.microsoft") for name in ("QuantizeLinear", "DequantizeLinear")]
-    mended += [_in_fp32(name, opset) for name in _WIDE if onnx.defs.has(name, opset)]
+    mended += [
+        _in_fp32(load_op("", name, opset), onnx.defs.get_schema(name, opset))
+        for name in _WIDE
+        if onnx.defs.has(name, opset)
+    ]
     return mended + [
         type(name, (load_op("", name, newest),), {"op_domain": domain}) for name, domain in domains
     ]
