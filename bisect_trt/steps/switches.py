@@ -469,10 +469,11 @@ def _print(session: Session, detail: CauseDetail) -> list[tuple[str, str]]:
         scope = "the model" if entry.whole else "the minimal case, but not the whole model,"
         evidence = f" ({entry.seen})" if entry.seen else ""
         sentence = f"{' and '.join(entry.switches)}: {scope} passes with {entry.turned}{evidence}."
-        options = shlex.join(entry.options)
         console.answer(f"{'Or' if answers else 'Cause'}: {sentence}")
-        console.answer(f"  as options: {options}")
-        answers.append((sentence, options))
+        console.answer(f"  as options: {shlex.join(entry.options)}")
+        # A place is a path or a host of this machine, which a bug report must not have.
+        portable = entry.options[: len(entry.options) - len(session.place_words)]
+        answers.append((sentence, shlex.join(portable)))
         for note in (*said_of_compiler(entry), doubted_case(entry)):
             if note:
                 console.answer(f"  {note}")

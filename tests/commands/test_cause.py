@@ -75,13 +75,19 @@ def test_either_of_two_passes_is_named_among_dozens_in_twelve_probes(
 @pytest.mark.slow
 def test_a_diagnosis_names_it_in_its_report_and_in_the_bug_report(tmp_path: Path) -> None:
     model = planted(_BY_NAME["Dropout, Div, Mul"], tmp_path)
-    result = bisect_trt.diagnose(model, output=tmp_path / "out", run=tmp_path / "run", shrink=False)
+    place = f"python={sys.executable}"
+    result = bisect_trt.diagnose(
+        model, output=tmp_path / "out", run=tmp_path / "run", shrink=False, on=[place]
+    )
     assert sorted(result.cause) == [("optimizer:DivMulFusion",), ("optimizer:EliminateDropout",)]
     assert result.cause_detail is not None
+    assert all(place in entry.options for entry in result.cause_detail.alternatives)
     assert all(entry.whole for entry in result.cause_detail.alternatives)
     issue = (tmp_path / "out" / "ISSUE.md").read_text(encoding="utf-8")
     assert "Cause in ONNX Runtime" in issue
     assert "--disable-optimizer DivMulFusion" in issue
+    # It is sent to others: a place is a path of this machine.
+    assert sys.executable not in issue
     assert "DivMulFusion" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
 
 
