@@ -370,7 +370,7 @@ def _trade_off(fix: Fix, trade: TradeOff | None) -> str | None:
     shares = [f"{_percent(share)} of the rows of '{name}'" for name, share in point.argmax.items()]
     text += f"; the argmax agrees in {' and '.join(shares)}." if shares else "."
     if traded.holds:
-        return f"{text} For this tolerance {count} are enough (--keep-set {trade.nodes_for_tolerance})."
+        return f"{text} For this tolerance {count} are enough."
     if traded is point:
         return f"{text} No larger set was seen to meet this tolerance."
     return f"{text} With {count}: {row_of(traded.to_part())}."

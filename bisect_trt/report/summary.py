@@ -646,7 +646,9 @@ _SETS = 8
 
 def _other_sets(result: Result) -> Iterator[Row]:
     """Yield the other sets of the curve, with what passed."""
-    rest = [point for point in result.curve or () if not point.recommended]
+    # --keep-set N writes the first set of N nodes.
+    first = {point.nodes: point for point in reversed(result.curve or ())}
+    rest = [first[nodes] for nodes in sorted(first) if not first[nodes].recommended]
     # The smallest set that passes all samples is named however many are before it.
     holding = [point for point in rest[3:] if point.passed == point.samples][:1]
     listed = [*rest[:3], *(holding or rest[3:4])]

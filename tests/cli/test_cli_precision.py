@@ -264,6 +264,22 @@ def test_rounding_past_the_tolerance_is_told_from_overflow(cli: CommandLine, her
         assert np.abs(exact - rounded).max() <= 2 * trade["atol"][name]
 
 
+def test_a_larger_set_that_holds_has_its_option_only_where_it_can_be_written(
+    cli: CommandLine, here: Path
+) -> None:
+    """``--keep-set`` reads the curve of a run of ``precision``; ``diagnose`` leaves none."""
+    blocks(here / "model.onnx", [400.0, 2.0, 2.0])
+    sample = np.random.default_rng(2).standard_normal((1, 4, WIDTH)).astype(np.float32)
+    np.savez("inputs.npz", x=sample)
+    line = (*TARGET, "--load-inputs", "inputs.npz", "--atol", "2e-3", "--rtol", "0")
+    ran = cli("diagnose", "model.onnx", "-o", "out", *line, "--json", "r.json").ended(0)
+    trade = ran.result["trade_off"]
+    assert trade["holds_for_tolerance"]
+    said = " ".join(ran.out.split())
+    assert f"For this tolerance {trade['nodes_for_tolerance']} nodes are enough." in said
+    assert "--keep-set" not in said
+
+
 def test_a_set_that_cures_and_does_not_hold_has_its_tolerance(cli: CommandLine, here: Path) -> None:
     """No set holds: the one that is written is tried with the tolerance that is named for it."""
     blocks(here / "model.onnx", [400.0] * 4)

@@ -338,3 +338,16 @@ def test_many_kept_nodes_are_grouped_and_two_sets_make_no_curve(tmp_path: Path) 
         page = (tmp_path / "report.html").read_text().replace("<wbr>", "")
         assert "<p>Pow, ReduceMean in 13 LayerNorms, /blocks.0/norm to /blocks.12/norm.</p>" in page
         assert ("by nodes kept" in page) is drawn
+
+
+def test_the_other_sets_name_each_number_of_nodes_once() -> None:
+    """``--keep-set N`` writes the first set of N nodes."""
+    result = Result("precision", "found")
+    result.artifacts |= {"run": "run", "mixed": "mixed.onnx"}
+    result.keep_fp32 = [Unit(name="a", op="Pow", outputs=("a",))]
+    result.curve = [
+        Validation(60, passed, 0, 0.5, 0.95, 0.05, 0, "", nodes, True, (), None, nodes == 1)
+        for nodes, passed in ((1, 50), (2, 58), (2, 59), (3, 60))
+    ]
+    shown = " ".join(text for _, text in summary_lines(result))
+    assert "--keep-set N: 2 (58 of 60 samples pass), 3 (60 of 60 samples pass)" in shown
