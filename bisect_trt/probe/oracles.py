@@ -141,13 +141,12 @@ class BuiltinCheck(Check):
             # A setting that a search turns, and that this runtime does not keep, says nothing about
             # the model.
             return Outcome(Ending.OTHER, "setting refused", str(error))
-        outcome = replace(
-            self._read(reply, strict=strict), place=places[-1].said if places else None
-        )
+        place = places[-1].said if places else None
+        outcome = replace(self._read(reply, strict=strict), place=place)
         if self.engine_cache is not None and files.engine is None:
             self.engine_cache.offer(files, passed=outcome.ending is Ending.PASSED)
         files.note(outcome.reason)
-        note_command(files, self.by_hand(files))
+        note_command(files, self._by_hand(files, place))
         return outcome
 
     def _read(self, reply: Compared | Failed, *, strict: bool) -> Outcome:
@@ -174,10 +173,11 @@ class BuiltinCheck(Check):
             target = target.with_own(save_engine=str((files.folder / ENGINE).absolute()))
         return target.target.recording(target, files.folder) if self.records else target
 
-    def by_hand(self, files: CandidateFiles) -> str:
-        """The command that does the same."""
+    def _by_hand(self, files: CandidateFiles, place: str | None) -> str:
+        """The command that does the same, in the place where the candidate ran."""
         target = self.target_of(files)
         words = ["bisect-trt", "run", str(files.model), *target.flags(), *written(self.tolerance)]
+        words += [] if place is None else ["--on", place]
         words += [] if files.weights is None else ["--external-data-dir", str(files.weights)]
         return shlex.join(
             [*words, "--load-inputs", str(files.inputs), "--load-outputs", str(files.golden)]

@@ -368,6 +368,14 @@ def test_the_answer_is_that_of_this_interpreter_for_any_places(
     assert decisions[0] == decisions[1] == decisions[2]
 
 
+def test_a_probe_is_repeated_in_the_place_where_it_ran(run: CommandLine) -> None:
+    run("repeat", "m.onnx", "--onnxrt", "--fp16", "-n", "1", "--on", HERE).ended(0)
+    shown = run("log", "1").ended(0).out
+    (line,) = (line for line in shown.splitlines() if line.startswith("again by hand: "))
+    assert line.count(f"--on {HERE} ") == 1
+    assert HERE in run(*shlex.split(line)[4:]).ended(1).out
+
+
 def test_places_get_the_lowest_ir_version_and_so_do_the_files_that_are_written(
     run: CommandLine, failing: Path
 ) -> None:
