@@ -297,19 +297,18 @@ def _values(
     # A clip between the tensor and its quantizer is a part of the quantized range.
     low, high = _bounds(network, pair) if pair.clip is None else (0.0, pair.clip)
     for reference in references:
-        floats = _floats(reference.select([pair.tensor]).get(pair.tensor))
-        if floats is not None and (low is not None or high is not None):
-            floats = np.clip(floats, low, high)
+        floats = _floats(reference.select([pair.tensor]).get(pair.tensor), low, high)
         if floats is not None and np.isfinite(floats).all():
             yield floats
 
 
-def _floats(value: Array | None) -> Array | None:
-    """Floats in single precision; ``None`` for other values."""
+def _floats(value: Array | None, low: float | None, high: float | None) -> Array | None:
+    """Floats in single precision within bounds; ``None`` for other values."""
     # Kind V is bfloat16 and the 8-bit floats, which NumPy does not know.
     if value is None or value.dtype.kind not in "fV" or not value.size:
         return None
-    return value.astype(np.float32)
+    floats = value.astype(np.float32)
+    return floats if low is None and high is None else np.clip(floats, low, high)
 
 
 def _bounds(network: Network, pair: Pair) -> tuple[float | None, float | None]:

@@ -297,7 +297,7 @@ def _failing_probe(result: Result) -> Iterator[Row]:
         if probes[0].printed:
             yield "", f"The check printed: {probes[0].printed}"
         ends = {probe.signature for probe in probes if probe.fails} - {probes[0].signature}
-        statuses = sorted(end for end in ends if end.startswith("exit "))
+        statuses = sorted(end for end in ends if end.partition(" ")[0] == "exit")
         if statuses:
             yield (
                 "",

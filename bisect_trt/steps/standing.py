@@ -27,14 +27,19 @@ def objection(model: onnx.ModelProto) -> str:
     return next(filter(None, (_objection(node, opset) for node in ours)), "")
 
 
+def _ignored(node: onnx.NodeProto) -> list[str]:
+    """Return the attributes and inputs of a recurrent node that the evaluator ignores."""
+    names = [attribute.name for attribute in node.attribute]
+    ignored = [name for name in names if name not in _RECURRENT_OBEYED]
+    if len(node.input) > _LENGTHS and node.input[_LENGTHS]:
+        ignored.append("sequence_lens")
+    return ignored
+
+
 def _objection(node: onnx.NodeProto, opset: int) -> str:
     op = node.op_type
     if op in _RECURRENT:
-        ignored = [
-            argument.name for argument in node.attribute if argument.name not in _RECURRENT_OBEYED
-        ]
-        if len(node.input) > _LENGTHS and node.input[_LENGTHS]:
-            ignored.append("sequence_lens")
+        ignored = _ignored(node)
         return f"it ignores '{ignored[0]}' of {op}" if ignored else ""
     pixels = attribute(node, "coordinate_transformation_mode", b"")
     nearest = attribute(node, "nearest_mode", b"")
