@@ -311,14 +311,14 @@ class Boundaries(Struct, frozen=True):
         releases: The releases of the range, the oldest first.
         history: The verdicts by index of the release, and the edges between them.
         reasons: The reason of each verdict, by release.
-        wrong: How releases that pass fail on fresh inputs, in words.
+        wrong: How the whole model fails on fresh inputs in releases that pass, in words, by name.
     """
 
     package: str
     releases: Sequence[str]
     history: History
     reasons: Mapping[str, str]
-    wrong: Names = ()
+    wrong: Mapping[str, str] = {}
 
     def passing(self, edge: Edge | None) -> str | None:
         """The release that passes at an edge; ``None`` if no release does."""
@@ -332,7 +332,7 @@ class Boundaries(Struct, frozen=True):
     def doubt(self) -> str | None:
         """Why a boundary is not known exactly, if so."""
         if self.wrong:
-            return f"{'; '.join(self.wrong)}: that it was fixed is unproven"
+            return f"{'; '.join(self.wrong.values())}: that it was fixed there is unproven"
         for edge, event in ((self.history.oldest, "appeared"), (self.history.newest, "was fixed")):
             if edge is not None and edge.between:
                 names = [self.releases[place] for place in edge.between]
@@ -352,11 +352,22 @@ class Boundaries(Struct, frozen=True):
 
     @property
     def upgrade(self) -> str | None:
-        """The upgrade that fixes the failure, as a request, if there is one."""
-        after = self.passing(self.history.newest)
-        if after is None or self.wrong:
+        """The upgrade that fixes the failure, as a request, if there is one; the newest release must run the whole model."""
+        releases = self.upgrades
+        if not releases or f"{self.package} {releases[-1]}" in self.wrong:
             return None
-        return f"upgrade to {self.package} {after} or later"
+        # The first that passes may have a bug of its own, in another part of the model.
+        return f"upgrade to {self.package} {releases[-1 if self.wrong else 0]} or later"
+
+    @property
+    def upgrades(self) -> Names:
+        """The first release that passes again and the newest that passes, which may be one; empty where none does."""
+        first = self.passing(self.history.newest)
+        if first is None:
+            return ()
+        seen = self.history.seen
+        newest = max(place for place in seen if seen[place] is Verdict.PASS)
+        return tuple(dict.fromkeys((first, self.releases[newest])))
 
     def tell(self, console: Console) -> Since:
         """Print the boundaries, their doubt and the fix, and return them for ``ISSUE.md``."""
@@ -470,11 +481,9 @@ def ask_releases(
     session.console.say(f"  {', '.join(verdict_of)}")
     # Fresh inputs have no values but the reference's.
     if boundaries.upgrade and not session.result.reference_doubt:
-        passing = [place for place, verdict in verdicts.seen.items() if verdict is Verdict.PASS]
-        first = releases.index(boundaries.passing(history.newest) or "")
         environments = {
-            f"{package.name} {releases[place]}": build(place).candidate.packages
-            for place in sorted({first, max(passing)})
+            f"{package.name} {release}": build(releases.index(release)).candidate.packages
+            for release in boundaries.upgrades
         }
         wrong = fails_on_fresh(session, check, environments)
         boundaries = structs.replace(boundaries, wrong=wrong)
@@ -571,7 +580,7 @@ class Newest(Struct, frozen=True):
     failing: Names
     release: str
     outcome: Outcome | None = None
-    wrong: Names = ()
+    wrong: Mapping[str, str] = {}
 
     @property
     def since(self) -> Since | None:
@@ -636,7 +645,7 @@ def ask_newest(
         files = write_candidate(Probe(candidate), subject.workspace, subject.reference)
         elsewhere = in_releases(check, subject, target)
         outcome = elsewhere.run(files)
-        wrong: Names = ()
+        wrong: Mapping[str, str] = {}
         if fresh and outcome.ending is Ending.PASSED:
             environments = {f"{package.name} {release}": candidate.packages}
             wrong = fails_on_fresh(session, elsewhere, environments)

@@ -16,7 +16,6 @@ from importlib import metadata
 from msgspec import Struct
 from packaging.version import Version
 
-from bisect_trt.aliases import Names
 from bisect_trt.mixed_precision.search import with_metadata
 from bisect_trt.mixed_precision.validation import Fresh
 from bisect_trt.onnxlib.nodes import drawing_nodes
@@ -140,7 +139,7 @@ def right_here(session: Session, check: Comparing, case: Candidate) -> Since | N
     return newer_passes(f"{title} {', '.join(sorted(failing))}", release, wrong)
 
 
-def newer_passes(failing: str, release: str, wrong: Names) -> Since:
+def newer_passes(failing: str, release: str, wrong: Mapping[str, str]) -> Since:
     """Return what is known where a newer release passes on the failing case.
 
     Args:
@@ -150,13 +149,15 @@ def newer_passes(failing: str, release: str, wrong: Names) -> Since:
     """
     sentence = f"{failing} fails, {release.rpartition(' ')[2]} passes"
     if wrong:
-        return Since(f"{sentence} on the same inputs, but {'; '.join(wrong)}.")
+        return Since(f"{sentence} on the same inputs, but {'; '.join(wrong.values())}.")
     return Since(
         f"{sentence}.", f"upgrade to {release}, which passes (releases finds the first that does)"
     )
 
 
-def fails_on_fresh(session: Session, check: Check, releases: Mapping[str, str]) -> Names:
+def fails_on_fresh(
+    session: Session, check: Check, releases: Mapping[str, str]
+) -> Mapping[str, str]:
     """Run the whole model in some releases on the same fresh inputs, and compare it with the reference.
 
     Args:
@@ -173,12 +174,12 @@ def fails_on_fresh(session: Session, check: Check, releases: Mapping[str, str]) 
     tolerance = check.tolerances
     samples = None if fresh.why_none or tolerance is None else fresh.round(0)
     if samples is None or tolerance is None:
-        return ()
+        return {}
     on_fresh = check.on_samples(tuple(files for files, _ in samples), tolerance)
     if on_fresh is None:
-        return ()
+        return {}
     console = session.console
-    sentences = []
+    sentences = {}
     for release, packages in releases.items():
         console.step(f"Does {release} pass on {len(samples)} other inputs?")
         candidate = replace(subject.original, title=release, packages=packages)
@@ -188,10 +189,10 @@ def fails_on_fresh(session: Session, check: Check, releases: Mapping[str, str]) 
         console.say(f"  {outcome.reason}")
         wrong = sum(error > 1 for error in outcome.errors)
         if not outcome.errors:
-            sentences.append(f"{release} does not run on other inputs ({outcome.reason})")
+            sentences[release] = f"{release} does not run on other inputs ({outcome.reason})"
         elif wrong:
-            sentences.append(f"{release} fails on {wrong} of {len(samples)} other inputs")
-    return tuple(sentences)
+            sentences[release] = f"{release} fails on {wrong} of {len(samples)} other inputs"
+    return sentences
 
 
 def installed_versions(target: TargetSettings) -> Iterator[str]:

@@ -637,6 +637,22 @@ def test_a_newer_reference_decides_where_the_evaluator_has_no_vote(
 
 
 @pytest.mark.slow
+def test_the_newest_release_is_the_upgrade_where_the_first_that_passes_fails_otherwise(
+    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The case is fixed in a release that fails the whole model on other inputs, so nothing is to be filed."""
+    releases(here, "FAP").tell(monkeypatch)
+    save_text(here / "relu.onnx", "(float[8] x) => (float[8] y)", "y = Relu(x)")
+    np.savez(here / "x.npz", x=np.linspace(-2, 1, 8, dtype=np.float32))
+    words = ["--onnxrt", "--load-inputs", "x.npz", "--on", "env=onnxruntime==1.0", "-o", "out"]
+    ran = cli("diagnose", "relu.onnx", *words, "--releases", "--json", "r.json")
+    assert ran.result["first_passing"] == "1.1"
+    assert ran.result["upgrade"] == "upgrade to onnxruntime 1.2 or later"
+    notes = (here / "out" / "NOTES.md").read_text()
+    assert re.search(r"1\.1 fails on \d+ of 20 other inputs", notes)
+
+
+@pytest.mark.slow
 def test_the_newer_of_two_releases_is_named_where_nobody_decides(
     cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
