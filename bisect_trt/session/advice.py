@@ -57,13 +57,20 @@ def _compiled(subject: Subject) -> str:
 
 def _sizes(subject: Subject) -> str:
     """Try other sizes of the free dimensions that were set to 1, and name the first ones that run."""
+    if not subject.assumed:
+        return ""
+    run = subject.models.run
+    proto = subject.network.proto
+    # The reference, which runs here, says nothing about a place, nor about sizes that it runs itself.
+    if subject.workers.places or not isinstance(run("assumed", proto, subject.samples[0]), Failed):
+        return ""
     for shapes in _other_shapes(subject):
         infos = resized(input_infos(subject.network), shapes)
         try:
             (sample, *_) = make_inputs(infos, subject.data, 1)
         except UsageError:
             return ""
-        if not isinstance(subject.models.run("sized", subject.network.proto, sample), Failed):
+        if not isinstance(run("sized", proto, sample), Failed):
             words = (f"{name}:[{','.join(map(str, shape))}]" for name, shape in shapes.items())
             return f"It runs with --input-shapes {' '.join(words)}."
     return ""
@@ -73,7 +80,7 @@ def _other_shapes(subject: Subject) -> Iterator[dict[str, tuple[int, ...]]]:
     """Yield shapes with one size for all dimensions that were set to 1; the first dimension, a batch, stays 1 at first."""
     free = {name: subject.declared.get(name, shape) for name, shape in subject.assumed.items()}
     for batch in (True, False):
-        for size in _SIZES if free else ():
+        for size in _SIZES:
             yield {
                 name: tuple(
                     dim if isinstance(dim, int) else 1 if batch and axis == 0 else size

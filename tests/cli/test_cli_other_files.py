@@ -11,6 +11,12 @@ from building import text_model
 from conftest import CommandLine
 from onnx import numpy_helper
 
+from bisect_trt.probe.workspace import Workspace
+from bisect_trt.report.console import Console
+from bisect_trt.session.advice import advice
+from bisect_trt.session.subject import ModelSettings, Subject
+from bisect_trt.worker.protocol import Failed
+
 
 @pytest.mark.parametrize(
     ("name", "content", "said"),
@@ -50,6 +56,16 @@ def test_sizes_that_run_are_suggested(cli: CommandLine, command: str) -> None:
     assert "It runs with --input-shapes x:[1,4,32]." in ran.err
     words = ["--input-shapes", "x:[1,4,32]"]
     cli("run", "m.onnx", "--onnxrt", *words).ended(0)
+
+
+def test_sizes_that_the_target_was_not_run_with_are_not_suggested(here: Path) -> None:
+    """The reference runs the assumed sizes, too: they are not why another runtime crashes."""
+    ends = "(float[n, 4, h] x) => (float[n, 4, h] y)"
+    onnx.save(text_model(ends, "y = Neg (x)", opset=17), "m.onnx")
+    crash = Failed("crash", "it crashed (SIGABRT)", "signal SIGABRT")
+    with Subject(ModelSettings(here / "m.onnx"), Workspace(here / "run"), Console(-1)) as subject:
+        assert subject.assumed
+        assert advice(subject, crash) == ""
 
 
 @pytest.mark.usefixtures("here")
