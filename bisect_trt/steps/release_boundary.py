@@ -502,7 +502,7 @@ def since_when(
         session: The model with its prober.
         check: The check of the diagnosis.
         case: The minimal case.
-        folder: The reproducer, which the printed command takes as its model.
+        folder: The reproducer, which the printed command takes as its model, or writes again in a place.
         asked: Whether the user gave ``--releases``.
     """
     target = check.target
@@ -511,7 +511,13 @@ def since_when(
     package = None if target is None else target.target.package(target)
     if target is None or package is None:
         return None
+    subject = session.subject
     command = shlex.join(["bisect-trt", "releases", str(folder), *target.flags(), *check.words])
+    if subject.workers.places:
+        # The case may fail in other releases in another way: only a diagnosis has the failure of
+        # the place to look for.
+        command = session.command("diagnose", check)
+        command += f" --releases -o {shlex.quote(str(folder))} --overwrite"
     if not asked:
         if not target.low_precisions:
             # Else precision is a likelier reason than the release.
@@ -522,7 +528,6 @@ def since_when(
         return None
     console.step(f"Which releases of {package.name} fail?")
     original = prober.ledger.original
-    subject = session.subject
     failing = (record for record in reversed(prober.ledger.records) if record.signature == original)
     failure = prober.ledger.outcome(case.key) or next(failing, None)
     releases = _failing_releases(session, target)
