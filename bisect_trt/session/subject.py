@@ -538,9 +538,12 @@ class Subject:
 
     def sanitizing(self, suffix: str, *words: str) -> str:
         """Return the command that writes the model in another form, to a file with a suffix."""
-        path = self.settings.path
-        output = f"{path.stem}-{suffix}.onnx"
-        return shlex.join(["bisect-trt", "sanitize", str(path), "-o", output, *words])
+        output = str(self.sanitized(suffix))
+        return shlex.join(["bisect-trt", "sanitize", str(self.settings.path), "-o", output, *words])
+
+    def sanitized(self, suffix: str) -> Path:
+        """Return the file that :meth:`sanitizing` writes."""
+        return Path(f"{self.settings.path.stem}-{suffix}.onnx")
 
     @property
     def fixed(self) -> Candidate:

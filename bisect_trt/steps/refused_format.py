@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -50,7 +51,7 @@ def require_format(session: Session, record: Record, arbiter: Arbiter | None = N
         raise FormatRefusedError(
             f"the file is refused only for its IR version. `{subject.lowering}` writes it with another, and then: {lower.message}"
         )
-    tried = "; ".join(_tried_opsets(session)) or "there is none"
+    tried = "; ".join(_try_opsets(session, arbiter)) or "there is none"
     error = FormatRefusedError(
         f"Every model of this format is refused, Identity nodes alone too: IR version {proto.ir_version}, opset "
         f"{opset_of(proto)}. No node is to blame: use a release that reads it, or an older opset: {tried}."
@@ -60,19 +61,36 @@ def require_format(session: Session, record: Record, arbiter: Arbiter | None = N
     raise error
 
 
-def _tried_opsets(session: Session) -> Iterator[str]:
-    """Yield whether each older opset passes, until one passes, or cannot be written."""
+def _try_opsets(session: Session, arbiter: Arbiter | None) -> Iterator[str]:
+    """Yield what each older opset ends with, until one passes, or cannot be written; suggest how to go on with one."""
     subject = session.subject
     proto = subject.network.proto
+    passes = False
+    readable: int | None = None
+    last: str | None = None
     for opset in range((opset_of(proto) or 0) - 1, _OLDEST_OPSET - 1, -1):
         try:
             made = in_opset(proto, opset)
         except UnsuitableModelError as error:
             yield str(error).rstrip(".")
-            return
+            break
         older = replace(subject.original, made=made, title=f"the original in opset {opset}")
-        passes = session.prober.probe(older).passes
-        yield f"opset {opset} {'passes' if passes else 'does not pass'}"
+        record = session.prober.probe(older)
+        passes = record.passes
+        ending = "passes" if passes else f"ends with: {textwrap.shorten(record.message, 100)}"
+        yield f"opset {opset} {'ends with the same' if record.message == last else ending}"
+        last = record.message
+        if passes or (readable is None and not too_new(record.message)):
+            readable = opset
         if passes:
-            session.result.suggest(subject.sanitizing(f"opset{opset}", "--opset", str(opset)))
-            return
+            break
+    if readable is None:
+        return
+    suffix = f"opset{readable}"
+    command = subject.sanitizing(suffix, "--opset", str(readable))
+    # It fails for another reason, which the same command finds in the lowered file.
+    if not passes and arbiter is not None:
+        again = session.command(session.result.command, arbiter.check, subject.sanitized(suffix))
+        # `sanitize` ends with an error where the reference refuses the file too.
+        command = f"{command}; {again}"
+    session.result.suggest(command)

@@ -154,3 +154,26 @@ def test_the_newest_ir_version_in_an_older_runtime(cli: CommandLine, here: Path)
     follow(cli, ran)
     assert "m-ir.onnx" in cli("run", "m.onnx", "--onnxrt").ended(4).error
     cli("run", "m-ir.onnx", "--onnxrt").ended(0)
+
+
+def test_an_older_opset_that_fails_otherwise_is_named_with_its_failure(
+    cli: CommandLine, here: Path
+) -> None:
+    """An older opset is read, and ONNX Runtime has no kernel for a node."""
+    opset = onnx.defs.onnx_opset_version()
+    newest(here / "m.onnx", opset, 8)
+    ends = "(double[2,3] x) => (double[2,3] y)"
+    model = text_model(ends, "a = Identity(x) y = Cosh(a)", {}, opset=opset)
+    model.ir_version = 8
+    onnx.save(model, "m.onnx")
+    words = ("--onnxrt", "--no-other-release", "-q", "--json", "r.json")
+    result = cli("diagnose", "m.onnx", *words).ended(3).result
+    (command,) = result["next"]
+    lower, again = command.split("; ")
+    opset = int(shlex.split(lower)[-1])
+    (ending,) = (each for each in result["why"].split("; ") if f"opset {opset} ends with: " in each)
+    assert "Could not find an implementation for Cosh" in ending
+    assert f"opset {opset - 1} ends with the same; " in result["why"]
+    cli(*shlex.split(lower)[1:])
+    # The reference, of the same release, has no kernel either: the node is named.
+    assert "cannot run Cosh 'y'" in cli(*shlex.split(again)[1:], *words[1:]).ended(4).error
