@@ -67,6 +67,7 @@ def test_an_overflow_is_found_at_its_step_and_node(cli: CommandLine, here: Path)
     assert again.ended(0).result["culprits"] == ran.result["culprits"]
 
 
+@pytest.mark.slow
 def test_progress_names_the_step_that_is_searched(
     here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -815,6 +816,7 @@ def test_two_runs_of_a_step_that_differ_are_no_drift(ends_and_body: tuple[str, s
     assert "magnifies" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_a_target_that_keeps_something_of_a_run() -> None:
     """The step alone is right; with the first step before it, it is wrong, and the answer says how to run both."""
