@@ -16,6 +16,7 @@ from building import save_text
 from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from support import SHAPE, TARGET, labelled_data, overflowing, save
 
@@ -113,6 +114,13 @@ SAFE = (*LINE, *TARGET)
 WIDTH = 16
 
 
+def save_sample() -> NDArray[np.float32]:
+    """Write the user's sample to ``inputs.npz``, and return it."""
+    sample = np.random.default_rng(2).standard_normal((1, 4, WIDTH)).astype(np.float32)
+    np.savez("inputs.npz", x=sample)
+    return sample
+
+
 def blocks(path: Path, gains: list[float]) -> None:
     """Blocks that square what they read: past 65504 where the gain is large, or the input is; and one beside them."""
     rng = np.random.default_rng(1)
@@ -157,9 +165,7 @@ def names(nodes: list[dict[str, Any]]) -> set[str]:
 def given_sample(here: Path) -> list[str]:
     """A sample on which the first block alone overflows."""
     blocks(here / "model.onnx", [400.0, 60.0, 2.0])
-    np.savez(
-        "inputs.npz", x=np.random.default_rng(2).standard_normal((1, 4, WIDTH)).astype(np.float32)
-    )
+    save_sample()
     return ["--load-inputs", "inputs.npz"]
 
 
@@ -227,8 +233,7 @@ def test_what_overflows_on_fresh_samples_is_kept_by_one_probe_a_round(
         )
     shape = f"float[1, 4, {WIDTH}]"
     save_text(here / "model.onnx", f"({shape} x) => ({shape} y)", f"{body} y = Neg (t6)", weights)
-    sample = np.random.default_rng(2).standard_normal((1, 4, WIDTH)).astype(np.float32)
-    np.savez("inputs.npz", x=sample)
+    save_sample()
     ran = cli(*SAFE, "--load-inputs", "inputs.npz", "--workers", "1").ended(0)
     result = ran.result
     first, *_, last = result["curve"]
@@ -244,8 +249,7 @@ def test_what_overflows_on_fresh_samples_is_kept_by_one_probe_a_round(
 def test_rounding_past_the_tolerance_is_told_from_overflow(cli: CommandLine, here: Path) -> None:
     """The set that cures the overflow is written, with the tolerance that the file was seen to pass with."""
     blocks(here / "model.onnx", [400.0, *[2.0] * 4])
-    sample = np.random.default_rng(2).standard_normal((1, 4, WIDTH)).astype(np.float32)
-    np.savez("inputs.npz", x=sample)
+    sample = save_sample()
     line = (*SAFE, "--load-inputs", "inputs.npz", "--fresh-samples", "20")
     ran = cli(*line, "--atol", "1e-6", "--rtol", "0").ended(3)
     result = ran.result
@@ -273,8 +277,7 @@ def test_a_larger_set_that_holds_has_its_option_only_where_it_can_be_written(
 ) -> None:
     """``--keep-set`` reads the curve of a run of ``precision``; ``diagnose`` leaves none."""
     blocks(here / "model.onnx", [400.0, 2.0, 2.0])
-    sample = np.random.default_rng(2).standard_normal((1, 4, WIDTH)).astype(np.float32)
-    np.savez("inputs.npz", x=sample)
+    save_sample()
     line = (*TARGET, "--load-inputs", "inputs.npz", "--atol", "2e-3", "--rtol", "0")
     ran = cli("diagnose", "model.onnx", "-o", "out", *line, "--json", "r.json").ended(0)
     trade = ran.result["trade_off"]
@@ -288,8 +291,7 @@ def test_a_larger_set_that_holds_has_its_option_only_where_it_can_be_written(
 def test_a_set_that_cures_and_does_not_hold_has_its_tolerance(cli: CommandLine, here: Path) -> None:
     """No set holds: the one that is written is tried with the tolerance that is named for it."""
     blocks(here / "model.onnx", [400.0] * 4)
-    sample = np.random.default_rng(2).standard_normal((1, 4, WIDTH)).astype(np.float32)
-    np.savez("inputs.npz", x=sample)
+    save_sample()
     line = (*SAFE, "--load-inputs", "inputs.npz", "--fresh-samples", "20")
     ran = cli(*line, "--atol", "1e-3", "--rtol", "0").ended(3)
     result = ran.result
@@ -307,8 +309,7 @@ def test_a_set_that_is_far_past_the_tolerance_has_the_tolerance_that_it_passes_w
 ) -> None:
     """No set holds, and what is left is more than twice the tolerance: that no node loses its values says no more than that."""
     blocks(here / "model.onnx", [400.0] * 3)
-    sample = np.random.default_rng(2).standard_normal((1, 4, WIDTH)).astype(np.float32)
-    np.savez("inputs.npz", x=sample)
+    save_sample()
     line = (*SAFE, "--load-inputs", "inputs.npz", "--fresh-samples", "20")
     ran = cli(*line, "--atol", "3e-4", "--rtol", "0").ended(3)
     result = ran.result

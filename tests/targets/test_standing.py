@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,11 +178,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("body", "x", "weights", "exact", "opset"),
-    CASES,
-    ids=[f"{case[4]}-{case[0][4:40]}" for case in CASES],
-)
+def of_each(cases: Sequence[tuple[Any, ...]]) -> pytest.MarkDecorator:
+    """Run a test on rows of the table, each in one opset."""
+    names = [f"{case[4]}-{case[0][4:40]}" for case in cases]
+    return pytest.mark.parametrize(("body", "x", "weights", "exact", "opset"), cases, ids=names)
+
+
+@of_each(CASES)
 def test_the_evaluator_is_right_or_has_no_vote(
     body: str, x: Any, weights: dict[str, Any], exact: Callable[[Any], Any], opset: int
 ) -> None:
@@ -198,14 +200,7 @@ def test_the_evaluator_is_right_or_has_no_vote(
     np.testing.assert_allclose(wide, exact(x.astype(np.float64)), rtol=1e-5, atol=1e-6)
 
 
-HALF = [case for case in CASES if "Norm" in case[0] or "ReduceL" in case[0]]
-
-
-@pytest.mark.parametrize(
-    ("body", "x", "weights", "exact", "opset"),
-    HALF,
-    ids=[f"{case[4]}-{case[0][4:40]}" for case in HALF],
-)
+@of_each([case for case in CASES if "Norm" in case[0] or "ReduceL" in case[0]])
 def test_inner_values_past_the_range_of_fp16_cost_nothing(
     body: str, x: Any, weights: dict[str, Any], exact: Callable[[Any], Any], opset: int
 ) -> None:
