@@ -103,7 +103,8 @@ def _reduce(session: Session, settings: Reduce, search: Search, arbiter: Arbiter
         if not free_where_needed(session):
             raise
         case = _find_case(session, settings, search)
-    require_format(session, session.prober.ledger.records[0], arbiter)
+    else:
+        require_format(session, session.prober.ledger.records[0], arbiter)
     for step in case.minimum.steps:
         session.console.say(f"  {step}")
     answer = smallest(session, settings, search, case)

@@ -13,7 +13,7 @@ from pathlib import Path
 from bisect_trt.aliases import Names
 from bisect_trt.errors import first_few
 from bisect_trt.onnxlib.nodes import Node, in_module
-from bisect_trt.probe.outcome import SLOW
+from bisect_trt.probe.outcome import BARE_EXIT, SLOW
 from bisect_trt.report.charts import downsample
 from bisect_trt.report.parts import (
     FOR_FRESH,
@@ -297,7 +297,7 @@ def _failing_probe(result: Result) -> Iterator[Row]:
         if probes[0].printed:
             yield "", f"The check printed: {probes[0].printed}"
         ends = {probe.signature for probe in probes if probe.fails} - {probes[0].signature}
-        statuses = sorted(end for end in ends if end.partition(" ")[0] == "exit")
+        statuses = sorted(end for end in ends if end.startswith(BARE_EXIT))
         if statuses:
             yield (
                 "",

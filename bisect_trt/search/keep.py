@@ -369,10 +369,11 @@ class _Known(Struct):
             # is so likely that it is asked about next.
             halve = verdict is Verdict.UNRESOLVED and len(first) > 1 and broken < _MOST_SINGLES
             broken += halve
-            if halve and remainder and len(self._likeliest_half(first)) > 1:
+            if halve and len(self._likeliest_half(first)) > 1:
                 others = self.verdict(frozenset(remainder))
                 if others is Verdict.PASS:
-                    first, remainder, verdict = remainder, [], others
+                    first = remainder
+                    verdict = others
                 elif others is Verdict.FAIL:
                     remainder = []
             if verdict is Verdict.PASS:

@@ -189,6 +189,7 @@ class Guard:
 
         See :meth:`start`.
         """
+        # The guard is there before the process is, which names itself.
         self._tell("fork", 0)
         pid = os.fork()
         if pid:
