@@ -36,10 +36,13 @@ def installed(group: str) -> dict[str, str]:
     # It takes as long to import as half of a command line takes to parse.
     from importlib.metadata import entry_points  # noqa: PLC0415 - see above
 
-    return {
-        entry.name: entry.value
-        for entry in sorted(entry_points(group=group), key=lambda entry: entry.name)
-    }
+    places: dict[str, set[str]] = {}
+    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+        places.setdefault(entry.name, set()).add(entry.value)
+    for name, values in places.items():
+        if len(values) > 1:
+            FAILED.append(refused(name, " and ".join(sorted(values)), "have the same name"))
+    return {name: min(values) for name, values in places.items() if len(values) == 1}
 
 
 def load(place: str, name: str) -> Any:  # noqa: ANN401 - whatever it names

@@ -25,7 +25,7 @@ from typer.core import TyperCommand
 from bisect_trt.aliases import Fields
 from bisect_trt.cli.aliases import translated
 from bisect_trt.commands.table import COMMANDS
-from bisect_trt.errors import CommandLineError
+from bisect_trt.errors import CommandLineError, PackageError
 from bisect_trt.options.spec import Option, entries, title
 from bisect_trt.plugins import FAILED
 from bisect_trt.version import __version__
@@ -109,7 +109,7 @@ def parse(argv: Sequence[str]) -> tuple[str, Fields]:
         message = error.format_message().rstrip(".")  # type: ignore[attr-defined]  # Typer names no base of its errors
         shown = f"`{program} {'--help' if named is None else '--help-all'}`"
         sys.stderr.write(f"error[{CommandLineError.code}]: {message}; {shown} lists the options.\n")
-        sys.stderr.writelines(f"{problem}\n" for problem in FAILED)
+        sys.stderr.writelines(f"error[{PackageError.code}]: {problem}\n" for problem in FAILED)
         raise SystemExit(CommandLineError.status) from error
     if not isinstance(parsed, tuple):
         # The status of help, of the version or of a completion.

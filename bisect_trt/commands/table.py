@@ -8,8 +8,9 @@ is a :class:`Command`; and an oracle by one of the group ``bisect_trt.oracles``,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import is_dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, structs
@@ -27,9 +28,9 @@ from bisect_trt.options.shared import (
     Search,
     Verbosity,
 )
-from bisect_trt.options.spec import entries
+from bisect_trt.options.spec import words_of
 from bisect_trt.plugins import COMMANDS as GROUP
-from bisect_trt.plugins import ORACLES, contained, load, loaded
+from bisect_trt.plugins import FAILED, ORACLES, contained, installed, load, loaded, refused
 from bisect_trt.session.oracle import Oracle
 from bisect_trt.targets.options import Target
 
@@ -153,27 +154,46 @@ COMMANDS: dict[str, Command] = {
     for name, groups in table.items()
 }
 """By name, in the order of ``--help``."""
-_CHECKED = {name: command for name, command in COMMANDS.items() if CheckOptions in command.groups}
 
 
-def _objection(plugin: Any) -> str | None:  # noqa: ANN401 - whatever an entry point names
-    """Return why an object is no oracle; an option of the commands that it is added to must not become its own."""
+def _redefined(group: type, others: Iterable[type]) -> str | None:
+    """Return why a group cannot stand beside others in a command: an option that one of them has."""
+    shared = words_of(group) & set[str]().union(*map(words_of, others))
+    return f"redefines {min(shared)}" if shared else None
+
+
+def _command_objection(plugin: Any) -> str | None:  # noqa: ANN401 - whatever an entry point names
+    if not isinstance(plugin, Command):
+        return "is no Command"
+    return _redefined(plugin.groups[0], plugin.groups[1:])
+
+
+def _oracle_objection(plugin: Any) -> str | None:  # noqa: ANN401 - as above
     is_oracle = isinstance(plugin, type) and issubclass(plugin, Oracle) and is_dataclass(plugin)
     if not is_oracle:
         return "is no dataclass that is derived from Oracle"
-    groups = {group for command in _CHECKED.values() for group in command.groups}
-    flags = {flag for group in groups for entry in entries(group) for flag in entry.flags}
-    own = (flag for entry in entries(plugin) for flag in entry.flags)
-    return next((f"redefines {flag}" for flag in own if flag in flags), None)
+    return _redefined(plugin, chain.from_iterable(command.groups for command in _CHECKED.values()))
 
 
-_ORACLES = tuple(loaded(ORACLES, _objection).values())
+def _oracles() -> Iterator[type]:
+    """Yield the oracles, without those that define the same option: a call could mean either."""
+    oracles = loaded(ORACLES, _oracle_objection)
+    for name, oracle in oracles.items():
+        reasons = [
+            f"{reason}, as the plug-in '{rival}' does"
+            for rival in oracles
+            if rival != name and (reason := _redefined(oracle, [oracles[rival]]))
+        ]
+        if reasons:
+            FAILED.append(refused(name, installed(ORACLES)[name], reasons[0]))
+        else:
+            yield oracle
+
+
+COMMANDS |= loaded(GROUP, _command_objection, COMMANDS.keys())
+_CHECKED = {name: command for name, command in COMMANDS.items() if CheckOptions in command.groups}
+_ORACLES = tuple(_oracles())
 COMMANDS |= {
     name: structs.replace(command, groups=(*command.groups, *_ORACLES))
     for name, command in _CHECKED.items()
 }
-COMMANDS |= loaded(
-    GROUP,
-    lambda plugin: None if isinstance(plugin, Command) else "is no Command",
-    COMMANDS.keys(),
-)

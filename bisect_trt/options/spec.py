@@ -302,6 +302,11 @@ def _entry(declared: Option, name: str, hint: Any, default: Any) -> Option:  # n
     return entry(kind=kind if origin is None else str)
 
 
+def words_of(group: type) -> set[str]:
+    """Return the flags, keywords and fields of a group; two groups of a command share none."""
+    return {word for entry in entries(group) for word in (*entry.flags, entry.keyword, entry.name)}
+
+
 class Params:
     """The parameters of one invocation: an instance of each group of options of its command."""
 

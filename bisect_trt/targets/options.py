@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from dataclasses import field, make_dataclass, replace
+from dataclasses import field, is_dataclass, make_dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from bisect_trt.aliases import Fields, Names
 from bisect_trt.errors import ConflictError, MissingOptionError, UnavailableError
-from bisect_trt.options.spec import changed, entries, option, switch
+from bisect_trt.options import commands, compare, searches, shared
+from bisect_trt.options.spec import changed, entries, option, switch, words_of
 from bisect_trt.plugins import FAILED, TARGETS, installed, refused
 from bisect_trt.targets import find, names
 from bisect_trt.targets.base import OwnSettings
@@ -133,9 +134,13 @@ class TargetOptions:
 
 @cache
 def selectable() -> tuple[Plugin, ...]:
-    """Return the targets that can be tested, without those with an option that an earlier target has."""
+    """Return the targets that can be tested, without those with an option of a command or of an earlier target."""
     plugins: list[Plugin] = []
     used = set(_shared())
+    if installed(TARGETS):
+        for module in (shared, compare, searches, commands):
+            groups = (group for group in vars(module).values() if isinstance(group, type))
+            used.update(*map(words_of, filter(is_dataclass, groups)))
     for name in names():
         try:
             plugin = find(name)

@@ -139,6 +139,113 @@ LEFT_OUT = (
     "warning: the plug-in 'openvino' cannot be used: odd_taken:Odd has the name of one of bisect-trt.",
     "warning: the plug-in 'reduce' cannot be used: odd_taken:COMMAND has the name of one of bisect-trt.",
 )
+CLASHING = """
+from dataclasses import dataclass
+from typing import Annotated
+
+from bisect_trt.commands.table import Command
+from bisect_trt.options.compare import CompareOptions
+from bisect_trt.options.shared import CheckOptions, Model
+from bisect_trt.options.spec import option, switch
+from bisect_trt.session.oracle import Oracle
+
+
+@dataclass
+class One(Oracle):
+    most: Annotated[float | None, option("--max-size", help="A limit.")] = None
+
+
+@dataclass
+class Other(Oracle):
+    max_size: Annotated[str | None, option(help="A limit too.")] = None
+
+
+@dataclass
+class Third(Oracle):
+    third: Annotated[str | None, option(help="Of no other.")] = None
+
+
+@dataclass
+class Odd:
+    model: Model
+    rtol: Annotated[bool, switch("Another one.")] = False
+
+
+@dataclass
+class Even:
+    model: Model
+
+
+ODD = Command((Odd, CheckOptions, CompareOptions), "clashing:run")
+EVEN = Command((Even, CheckOptions), "clashing:run")
+"""
+CLASHING_TARGETS = """
+from dataclasses import dataclass
+from typing import Annotated
+
+from bisect_trt.options.spec import option
+from bisect_trt.targets.base import OwnSettings, Target
+
+
+@dataclass(frozen=True)
+class Curved(OwnSettings):
+    curve: Annotated[float, option(help="Of two targets.")] = 0.0
+
+
+@dataclass(frozen=True)
+class Bent(OwnSettings):
+    curve: Annotated[float, option(help="Of two targets.")] = 0.0
+
+
+@dataclass(frozen=True)
+class Tolerant(OwnSettings):
+    atol: Annotated[float, option(help="Another one.")] = 0.0
+
+
+class First(Target):
+    name = "first"
+    own = Curved
+    sent = ("clashing_targets",)
+
+
+class Second(First):
+    name = "second"
+    own = Bent
+
+
+class Tol(First):
+    name = "tol"
+    own = Tolerant
+
+
+class Output(First):
+    name = "output"
+    own = OwnSettings
+"""
+CLASHING_POINTS = """
+[bisect_trt.oracles]
+one = clashing:One
+other = clashing:Other
+third = clashing:Third
+[bisect_trt.targets]
+first = clashing_targets:First
+second = clashing_targets:Second
+tol = clashing_targets:Tol
+output = clashing_targets:Output
+numpy = clashing:First
+[bisect_trt.commands]
+odd = clashing:ODD
+even = clashing:EVEN
+"""
+CLASHES = (
+    "'one' cannot be used: clashing:One redefines --max-size, as the plug-in 'other' does.",
+    "'other' cannot be used: clashing:Other redefines --max-size, as the plug-in 'one' does.",
+    "'second' cannot be used: clashing_targets:Second redefines the option curve.",
+    "'tol' cannot be used: clashing_targets:Tol redefines the option atol.",
+    "'output' cannot be used: clashing_targets:Output redefines the option output.",
+    "'numpy' cannot be used: clashing:First and elsewhere:Numpy have the same name.",
+    "'odd' cannot be used: clashing:ODD redefines --rtol.",
+)
 CALLED = """
 import bisect_trt
 for odd in WORDS:
@@ -165,6 +272,21 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("command", COMMAND),
     ):
         (folder / f"odd_{name}.py").write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clashing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of packages with options and names of others."""
+    folder = tmp_path_factory.mktemp("site")
+    rival = "[bisect_trt.targets]\nnumpy = elsewhere:Numpy\n"
+    for name, points in (("clashing", CLASHING_POINTS), ("rival", rival)):
+        info = folder / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(points)
+    (folder / "clashing.py").write_text(CLASHING)
+    (folder / "clashing_targets.py").write_text(CLASHING_TARGETS)
     return folder
 
 
@@ -246,3 +368,19 @@ def test_a_probe_of_an_oracle_is_run_again_by_hand(here: Path, broken: Path) -> 
     assert "Fails " in again.out
     releases = bisect_trt(here, "releases", *words, paths=paths)
     releases.refused("BT1004", "this one runs here", "a target such as --onnxrt alone")
+
+
+def test_an_option_or_a_name_of_another_is_refused(here: Path, clashing: Path) -> None:
+    words = ["reduce", "model.onnx", "--onnxrt", "-o", "o.onnx", "--max-size", "5"]
+    refused = bisect_trt(here, *words, paths=[clashing]).ended(2)
+    assert "No such option: --max-size" in refused.err
+    missing = [
+        clash for clash in CLASHES if f"error[BT2008]: the plug-in {clash}" not in refused.err
+    ]
+    assert not missing, refused.err
+    named = bisect_trt(here, "run", "model.onnx", "--numpy", paths=[clashing]).ended(2)
+    assert f"error[BT2008]: the plug-in {CLASHES[5]}" in named.err
+    # One that defines what no other has is added, to commands of other packages too.
+    shown = bisect_trt(here, "even", "--help-all", paths=[clashing]).ended(0).out
+    assert "--third" in shown
+    assert "--max-size" not in shown
