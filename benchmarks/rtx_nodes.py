@@ -20,8 +20,7 @@ from pathlib import Path
 
 import onnx
 
-from bisect_trt.targets import find
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings, find
 from bisect_trt.tensors.files import save_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.environments import Environment, interpreter, with_numpy

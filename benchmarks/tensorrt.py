@@ -30,7 +30,7 @@ from onnx import TensorProto, helper
 
 from benchmarks.cases import light_model
 from benchmarks.figures import Figure
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.files import save_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Compared, Order, Sample

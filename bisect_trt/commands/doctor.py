@@ -19,10 +19,9 @@ from bisect_trt.options.shared import Places
 from bisect_trt.plugins import FAILED, conflicting_builds
 from bisect_trt.report.result import Result, environment
 from bisect_trt.session.places import open_places
-from bisect_trt.targets import find, names
+from bisect_trt.targets.base import TargetSettings, find, names
 from bisect_trt.targets.messages import TINY_MODEL
 from bisect_trt.targets.options import selectable
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import save_npz
 from bisect_trt.worker.deadline import Deadline
 from bisect_trt.worker.guard import scratch

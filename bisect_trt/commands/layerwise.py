@@ -43,8 +43,8 @@ from bisect_trt.steps.layers import (
     tell,
 )
 from bisect_trt.steps.placement import record_placement
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import replacing
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.protocol import Trace

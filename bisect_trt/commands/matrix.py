@@ -27,10 +27,8 @@ from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.ordered import find_edges
 from bisect_trt.session.call import Call
 from bisect_trt.steps.release_boundary import Range, list_releases
-from bisect_trt.targets import names
-from bisect_trt.targets.base import Package
+from bisect_trt.targets.base import PRECISIONS, Package, names
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import PRECISIONS
 from bisect_trt.worker.environments import Environment, with_numpy
 from bisect_trt.worker.process import run_to_end
 

@@ -29,9 +29,8 @@ from bisect_trt.steps.release_boundary import (
     list_releases,
 )
 from bisect_trt.steps.second_opinion import Disagreement, ask_evaluator
-from bisect_trt.targets.base import Package
+from bisect_trt.targets.base import Package, TargetSettings
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import TargetSettings
 
 
 def _require_nodes(network: Network, names: Sequence[str]) -> None:

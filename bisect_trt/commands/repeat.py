@@ -41,6 +41,7 @@ from bisect_trt.steps.build_choices import (
     tell_choices,
 )
 from bisect_trt.steps.switches import explain_fusions, make_counters, switchable
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.choices import (
     LAYERS,
     RECORD,
@@ -50,7 +51,6 @@ from bisect_trt.targets.choices import (
     write_choices,
 )
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import TargetSettings
 
 _WANTED = {None: [], "good": ["good"], "bad": ["bad"], "both": ["good", "bad"]}
 _LEFT = (RECORD, LAYERS, TIMINGS, ENGINE)

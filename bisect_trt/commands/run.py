@@ -46,8 +46,8 @@ from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
 from bisect_trt.steps.placement import record_placement
 from bisect_trt.steps.rounding import rounding_alone
+from bisect_trt.targets.base import Looked, TargetSettings, Tier
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import Looked, TargetSettings, Tier
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.files import (

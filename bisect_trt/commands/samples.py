@@ -32,8 +32,8 @@ from bisect_trt.session.free_dims import Axis
 from bisect_trt.session.session import Session, saving_best
 from bisect_trt.session.space import Fed, Series, contradicted
 from bisect_trt.steps.dynamic_dims import free_symbols, target_of
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import Values, load_runs, save_samples, shapes_of
 
 MOST_QUESTIONS = 400

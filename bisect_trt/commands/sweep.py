@@ -48,8 +48,8 @@ from bisect_trt.session.session import Session, saving_best
 from bisect_trt.session.space import Fed, Series, contradicted
 from bisect_trt.session.subject import ModelSettings, Subject
 from bisect_trt.steps.dynamic_dims import profile_of
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import Values, save_npz, shapes_of
 from bisect_trt.tensors.inputs import make_inputs, resized
 

@@ -42,7 +42,7 @@ from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
 from bisect_trt.session.checks import CheckSettings, make_check
 from bisect_trt.session.session import Session
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.deadline import BudgetSpent

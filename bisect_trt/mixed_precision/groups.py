@@ -30,8 +30,8 @@ from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Subset
 from bisect_trt.session.places import require_target
 from bisect_trt.session.subject import ModelSettings, Subject
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.onnxrt import OFF, OnnxRuntimeSettings
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.inputs import Sample
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.protocol import Compare, Failed

@@ -29,7 +29,7 @@ from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.parts import Ladder, RungNode
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Subset
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 
 _EPILOGUES = (
     *("Relu", "Clip", "LeakyRelu", "PRelu", "Elu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh"),

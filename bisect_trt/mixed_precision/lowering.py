@@ -48,7 +48,7 @@ from bisect_trt.search.keep import keep_if_enough
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.session.places import require_target
 from bisect_trt.session.subject import Subject
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.worker.protocol import Failed
 
 OPERATOR = "op:"

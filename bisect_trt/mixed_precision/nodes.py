@@ -42,7 +42,7 @@ from bisect_trt.report.parts import Unit
 from bisect_trt.search.oracle import Subset
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.subject import Subject
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.info import FP16_MAX, FP16_NORMAL, Array, finite_range
 from bisect_trt.tensors.inputs import Sample
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions

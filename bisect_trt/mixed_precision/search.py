@@ -31,8 +31,8 @@ from bisect_trt.search.keep import find_keep
 from bisect_trt.search.oracle import Minimum, Oracle, Subset, Verdict, about_units
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import files_of
 from bisect_trt.tensors.inputs import Sample, is_script, split_script
 from bisect_trt.tensors.tolerance import ToleranceOptions

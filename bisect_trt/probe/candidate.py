@@ -14,7 +14,7 @@ from bisect_trt.aliases import Names
 from bisect_trt.onnxlib.cut import Cut
 from bisect_trt.onnxlib.load import has_external_data
 from bisect_trt.search.oracle import Subset, Verdict
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.files import Values
 
 AGAIN = "-again"

@@ -11,7 +11,7 @@ from bisect_trt.probe.engine_cache import EngineCache
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.scale import Scale
 from bisect_trt.probe.workspace import CandidateFiles
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import Cancel

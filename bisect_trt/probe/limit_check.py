@@ -24,9 +24,8 @@ from bisect_trt.probe.engine_cache import ENGINE
 from bisect_trt.probe.oracles import BuiltinCheck, outcome_of_failure
 from bisect_trt.probe.outcome import SLOW, UNDECIDED, Ending, Outcome
 from bisect_trt.probe.workspace import CandidateFiles
-from bisect_trt.targets import names
+from bisect_trt.targets.base import PRECISIONS, TargetSettings, names, reference_settings
 from bisect_trt.targets.messages import OUT_OF_MEMORY
-from bisect_trt.targets.settings import PRECISIONS, TargetSettings, reference_settings
 from bisect_trt.worker.place import Place
 from bisect_trt.worker.process import Cancel
 from bisect_trt.worker.protocol import OVER_MEMORY, BuildEngine, Failed, Measure, Measured

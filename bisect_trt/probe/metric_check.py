@@ -20,7 +20,7 @@ from bisect_trt.probe.oracles import BuiltinCheck, outcome_of_failure
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.scale import Scale
 from bisect_trt.probe.workspace import CandidateFiles
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.worker.process import Cancel
 from bisect_trt.worker.protocol import Failed, Score, Scored
 

@@ -20,7 +20,7 @@ from bisect_trt.probe.engine_cache import ENGINE, EngineCache
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.user_checks import CommandCheck, note_command
 from bisect_trt.probe.workspace import CandidateFiles
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, severity_weight
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.place import Place

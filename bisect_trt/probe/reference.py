@@ -26,7 +26,7 @@ from bisect_trt.onnxlib.shapes import free_inputs, tensor_infos
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.strategy import shortest_failing_prefix
-from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.targets.base import TargetSettings, reference_settings
 from bisect_trt.tensors.files import Arrays, Values, load_npz, save_npz, shapes_of
 from bisect_trt.tensors.info import TensorInfo, common, is_extension, tensor_of
 from bisect_trt.tensors.store import ActivationStore, write_store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from bisect_trt.probe.outcome import MetricScore
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.metrics import Evaluation, Metric
 from bisect_trt.worker.protocol import Scored, Scoring
 

@@ -29,9 +29,8 @@ from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS
 from bisect_trt.report.result import environment
 from bisect_trt.report.summary import describe_placement
 from bisect_trt.report.text import Entry, block, code, prose
-from bisect_trt.targets.base import Script
+from bisect_trt.targets.base import Script, TargetSettings
 from bisect_trt.targets.messages import names_of
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison, to_plain
 from bisect_trt.tensors.files import Values, replacing, save_npz, save_samples
 

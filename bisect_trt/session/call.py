@@ -40,8 +40,8 @@ from bisect_trt.session.record import recorded
 from bisect_trt.session.session import Session
 from bisect_trt.session.source import Source
 from bisect_trt.session.subject import ModelSettings, Subject
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.options import Target
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.compare import check_script
 from bisect_trt.tensors.files import files_of, sha256_of
 from bisect_trt.tensors.inputs import is_script, split_script

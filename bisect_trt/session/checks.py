@@ -43,7 +43,7 @@ from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.oracle import Oracle
 from bisect_trt.session.places import require_fit, require_reference
 from bisect_trt.session.subject import Subject
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.compare import check_script
 from bisect_trt.tensors.files import load_npz
 from bisect_trt.tensors.inputs import labelled_inputs

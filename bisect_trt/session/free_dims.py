@@ -12,8 +12,7 @@ from bisect_trt.onnxlib.shapes import (
     Shape,
 )
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.targets.base import ShapeRange
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import ShapeRange, TargetSettings
 from bisect_trt.tensors.info import TensorInfo
 
 Axis = tuple[str, int]

@@ -34,7 +34,7 @@ from bisect_trt.search.strategy import minimise
 from bisect_trt.session.eager import Eager
 from bisect_trt.session.other_model import OtherModel
 from bisect_trt.session.subject import Subject
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, required_severity
 from bisect_trt.tensors.files import Arrays, NpzFile, replacing, save_npz

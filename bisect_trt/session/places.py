@@ -26,7 +26,7 @@ from bisect_trt.report.lowering import describe_left
 from bisect_trt.report.text import plural
 from bisect_trt.session.advice import advice
 from bisect_trt.session.subject import Subject
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.comparison import strict_json
 from bisect_trt.tensors.files import read_inside, replacing, shapes_of
 from bisect_trt.worker.deadline import Deadline

@@ -35,7 +35,7 @@ from bisect_trt.report.result import REPORT_FILE, RESULT_FILE, Result, environme
 from bisect_trt.report.text import shorten
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.comparison import ValueRange
 from bisect_trt.tensors.info import tensor_stats
 from bisect_trt.worker.deadline import BudgetSpent

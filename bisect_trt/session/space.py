@@ -21,7 +21,7 @@ from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.prober import Prober
 from bisect_trt.search.oracle import Ask, Result, Subset, Verdict, over_units
 from bisect_trt.session.session import Session
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.files import Values, load_npz, save_npz, shapes_of
 from bisect_trt.worker.protocol import Failed
 

@@ -43,8 +43,8 @@ from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Subset
 from bisect_trt.session.facts import ModelFacts
 from bisect_trt.session.free_dims import Freed
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.runtime import Lowering
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import Values, common_shapes, sha256_of
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import LABELS, Sample, given_samples, loaded_names, make_inputs

@@ -21,7 +21,7 @@ from bisect_trt.session.checks import CheckSettings, make_check
 from bisect_trt.session.session import Session
 from bisect_trt.steps.arbitration import Fault, arbitrate, exact_tolerance
 from bisect_trt.steps.second_opinion import Disagreement, Vote, ask_evaluator, right_here
-from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.targets.base import TargetSettings, reference_settings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.deadline import BudgetSpent
 

@@ -48,7 +48,7 @@ from bisect_trt.steps.rounding import (
 )
 from bisect_trt.steps.second_opinion import EVALUATOR, EVALUATOR_SECONDS, installed_versions
 from bisect_trt.steps.standing import objection
-from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.targets.base import TargetSettings, reference_settings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.files import Values
 from bisect_trt.tensors.info import FP16_MAX, FP16_NORMAL, Array, tensor_of

@@ -23,6 +23,7 @@ from bisect_trt.report.parts import ChoiceCount, ChoiceMade
 from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.strategy import minimise
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.choices import (
     LAYERS,
     MARK,
@@ -31,7 +32,6 @@ from bisect_trt.targets.choices import (
     Choice,
     choices_of_layers,
 )
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.files import read_inside
 from bisect_trt.worker.guard import scratch

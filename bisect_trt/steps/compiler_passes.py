@@ -15,7 +15,7 @@ from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.ordered import Edge, find_edges
 from bisect_trt.session.session import Session
 from bisect_trt.steps.panel import Panel
-from bisect_trt.targets.settings import Tier
+from bisect_trt.targets.base import Tier
 from bisect_trt.worker.protocol import Failed, Trace
 
 _MOST_BUILT = 32

@@ -59,7 +59,7 @@ from bisect_trt.steps.switches import Explained, name_cause
 from bisect_trt.steps.workarounds import (
     after_diagnosis,
 )
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.place import rerun_command
 

@@ -29,8 +29,7 @@ from bisect_trt.session.free_dims import Axis, Freed
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
 from bisect_trt.steps.shrink import with_output_shapes
-from bisect_trt.targets.base import ShapeRange
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import ShapeRange, TargetSettings
 from bisect_trt.tensors.files import shapes_of
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.inputs import resized

@@ -27,7 +27,7 @@ from bisect_trt.session.session import Session
 from bisect_trt.steps.arbitration import Fault
 from bisect_trt.steps.rounding import rounding_alone
 from bisect_trt.steps.second_opinion import Disagreement, Vote, ask_evaluator
-from bisect_trt.targets.settings import reference_settings
+from bisect_trt.targets.base import reference_settings
 from bisect_trt.tensors.compare import compare_all, compare_tensor
 from bisect_trt.tensors.files import Values
 from bisect_trt.tensors.info import Array

@@ -29,7 +29,7 @@ from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.record import attribute_texts
 from bisect_trt.session.subject import Subject
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.comparison import (
     ComparisonKind,
     TensorComparison,

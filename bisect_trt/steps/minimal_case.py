@@ -36,7 +36,7 @@ from bisect_trt.search.oracle import (
 from bisect_trt.search.strategy import make_minimal
 from bisect_trt.session.record import prepare_report
 from bisect_trt.session.session import FAILURE_LOST, Case, Session
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.worker.deadline import BudgetSpent
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.report.parts import LayersChanged, SetElsewhere, Switches
 from bisect_trt.search.oracle import Subset
-from bisect_trt.targets.settings import Switch, TargetSettings, Tier
+from bisect_trt.targets.base import Switch, TargetSettings, Tier
 
 _FEW_NAMES = 2
 

@@ -8,7 +8,7 @@ from onnx import ModelProto
 
 from bisect_trt.report.text import Entry
 from bisect_trt.session.subject import Subject
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.files import Values
 from bisect_trt.worker.protocol import Failed, Trace
 

@@ -44,9 +44,8 @@ from bisect_trt.session.space import Series
 from bisect_trt.session.subject import Subject
 from bisect_trt.steps.minimal_case import named_nodes
 from bisect_trt.steps.second_opinion import fails_on_fresh, installed_versions, newer_passes
-from bisect_trt.targets.base import Package, too_new
+from bisect_trt.targets.base import Package, TargetSettings, reference_settings, too_new
 from bisect_trt.targets.messages import error_class
-from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.environments import Environment, find_python, interpreter, others, with_numpy

@@ -38,7 +38,7 @@ from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
 from bisect_trt.steps.minimal_case import JudgedCase, describe_answer
 from bisect_trt.steps.placement import place_nodes
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.files import Values
 from bisect_trt.worker.place import rerun_command
 from bisect_trt.worker.process import gate, run_to_end

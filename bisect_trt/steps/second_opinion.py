@@ -28,7 +28,7 @@ from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
 from bisect_trt.steps.layers import Marking, compare_layers
 from bisect_trt.steps.standing import objection
-from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.targets.base import TargetSettings, reference_settings
 from bisect_trt.tensors.comparison import ComparisonKind
 from bisect_trt.tensors.files import Values
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions

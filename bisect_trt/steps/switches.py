@@ -38,7 +38,7 @@ from bisect_trt.session.session import Case, Session
 from bisect_trt.steps.compiler_passes import Engines
 from bisect_trt.steps.minimal_case import named_nodes
 from bisect_trt.steps.panel import Panel
-from bisect_trt.targets.settings import Looked, TargetSettings, Tier
+from bisect_trt.targets.base import Looked, TargetSettings, Tier
 from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import About, Failed, Trace

@@ -56,7 +56,7 @@ from bisect_trt.steps.arbitration import Fault
 from bisect_trt.steps.minimal_case import find_minimum
 from bisect_trt.steps.second_opinion import FRESH_INPUTS
 from bisect_trt.steps.switches import name_cause
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.info import TensorInfo
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.deadline import BudgetSpent

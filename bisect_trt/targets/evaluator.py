@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bisect_trt.aliases import Fields, Plain
-from bisect_trt.targets.base import Target
+from bisect_trt.targets.base import Target, TargetSettings
 from bisect_trt.targets.messages import BuildError, Feed, RunError
-from bisect_trt.targets.settings import TargetSettings
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -8,7 +8,7 @@ from typing import Any
 
 def make(settings: Mapping[str, Any]) -> Any:
     """Return the runner; ``settings`` has the whole of ``TargetSettings`` as ``target``."""
-    from bisect_trt.targets.settings import TargetSettings
+    from bisect_trt.targets.base import TargetSettings
 
     target_settings = TargetSettings.from_json(settings["target"])
     return target_settings.target.make_runner(target_settings)

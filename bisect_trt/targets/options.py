@@ -14,10 +14,8 @@ from bisect_trt.errors import ConflictError, MissingOptionError, UnavailableErro
 from bisect_trt.options import commands, compare, searches, shared
 from bisect_trt.options.spec import changed, entries, option, switch, words_of
 from bisect_trt.plugins import FAILED, TARGETS, installed, refused
-from bisect_trt.targets import find, names
-from bisect_trt.targets.base import OwnSettings
+from bisect_trt.targets.base import PRECISIONS, OwnSettings, TargetSettings, find, names
 from bisect_trt.targets.base import Target as Plugin
-from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 
 
 class TargetOptions:
@@ -88,7 +86,7 @@ class TargetOptions:
                     f"{flag} is an option of {owner.title}, and the target is {plugin.title}; {advice}."
                 )
         precisions: dict[str, bool] = {name: getattr(self, name) for name in PRECISIONS}
-        options = self.own(plugin).checked(self, engines=engines)
+        options = self.own(plugin).checked(flags, engines=engines)
         return TargetSettings(
             plugin.name, **precisions, keep=self.keep_fp32, held=self.hold_precision, own=options
         )

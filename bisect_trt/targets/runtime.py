@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnx import ModelProto
 
-    from bisect_trt.targets.settings import TargetSettings
+    from bisect_trt.targets.base import TargetSettings
     from bisect_trt.tensors.info import TensorInfo
 
     Arrays = dict[str, NDArray[Any]]

@@ -27,9 +27,8 @@ import onnx
 from bisect_trt.aliases import Fields, Plain, Sizes
 from bisect_trt.errors import ConflictError, PlaceError, UnavailableError, kind_of
 from bisect_trt.onnxlib.load import external_files
-from bisect_trt.targets import find, names
+from bisect_trt.targets.base import TargetSettings, find, names
 from bisect_trt.targets.messages import BuildError, RunError
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.files import Arrays, Values, replacing, sha256_of
 from bisect_trt.tensors.info import TensorInfo, dtype_from_name
 from bisect_trt.tensors.kernel import readable

@@ -18,7 +18,7 @@ from bisect_trt.worker.place import Place, Seen
 
 if TYPE_CHECKING:
     # A driver starts its first worker before it imports NumPy.
-    from bisect_trt.targets.settings import TargetSettings
+    from bisect_trt.targets.base import TargetSettings
     from bisect_trt.tensors.comparison import TensorComparison
     from bisect_trt.tensors.metrics import Evaluation
     from bisect_trt.tensors.tolerance import ToleranceOptions

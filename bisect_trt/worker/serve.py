@@ -26,10 +26,9 @@ from msgspec import structs
 from bisect_trt.aliases import Fields, Plain, Sizes
 from bisect_trt.errors import BisectError, kind_of
 from bisect_trt.plugins import checked, plugin_of
-from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.messages import TINY_MODEL, BuildError, RunError, RuntimeFailure, names_of
 from bisect_trt.targets.runtime import Runtime, RuntimeSession
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.comparison import TensorComparison
 from bisect_trt.tensors.files import NpzFile, load_npz, save_npz, shapes_of
 from bisect_trt.tensors.kernel import forget_peak
@@ -336,7 +335,7 @@ class Worker:
         data = scoring.data
         metric = find_metric(scoring.metric, lower_is_better=scoring.lower_is_better)
         first = load_npz(data.inputs(0))
-        reference = None if request.reference is None else make_runtime(request.reference)
+        reference = None if request.reference is None else Runtime(request.reference)
         before, after = (
             None if reference is None or path is None else reference.load(path, first)
             for path in (request.before, request.after)
@@ -527,7 +526,7 @@ def _print_to(log: Path) -> None:
 
 def _runtime_in(place: Connection | None, settings: TargetSettings) -> Runtime:
     if place is None:
-        return make_runtime(settings)
+        return Runtime(settings)
     from bisect_trt.worker.connection import RemoteRunner  # noqa: PLC0415 - for a place alone
 
     return Runtime(settings, RemoteRunner(settings, place))

@@ -12,7 +12,7 @@ from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.session.checks import CheckSettings, make_check
 from bisect_trt.session.oracle import Oracle
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import Cancel
 

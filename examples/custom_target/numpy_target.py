@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bisect_trt.options.spec import option
-from bisect_trt.targets.base import OwnSettings, Target
+from bisect_trt.targets.base import OwnSettings, Target, TargetSettings
 from bisect_trt.targets.messages import BuildError, RunError
-from bisect_trt.targets.settings import TargetSettings
 
 OPERATORS = {
     "Add": "add",

@@ -23,7 +23,7 @@ from msgspec import structs
 from answers import check, faults
 from answers.standin import StandInTensorRt
 from bisect_trt.errors import BisectError
-from bisect_trt.targets.base import make_runtime as make_target_runtime
+from bisect_trt.targets.runtime import Runtime
 from bisect_trt.worker import pool, process, protocol, serve, worker
 from bisect_trt.worker.connection import Connection
 
@@ -157,7 +157,7 @@ def replaced(
             else real_runtime(settings)
         )
 
-    real_runtime = make_target_runtime
+    real_runtime = Runtime
     counter = Counter(interrupt_at)
     faults.begin(seed)
     check.begin(seed)
@@ -173,7 +173,7 @@ def replaced(
             mock.patch.object(pool, "keep", lambda worker: worker.close()),
             mock.patch.object(pool, "default_workers", return_value=1),
             mock.patch.object(serve, "_print_to"),
-            mock.patch.object(serve, "make_runtime", make_runtime),
+            mock.patch.object(serve, "Runtime", make_runtime),
         ):
             yield counter
     finally:  # also in modules that were imported meanwhile

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.runtime import Runtime
 
 
 class StandInTensorRt:
@@ -53,4 +53,4 @@ class StandInTensorRt:
         return self._runtime(fp16=False, bf16=False).load(Path(engine), feed)
 
     def _runtime(self, **changes: Any) -> Any:
-        return make_runtime(replace(self._settings, runtime="onnxrt", own=None, **changes))
+        return Runtime(replace(self._settings, runtime="onnxrt", own=None, **changes))

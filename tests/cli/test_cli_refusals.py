@@ -38,7 +38,7 @@ from bisect_trt.errors import BisectError, PackageError, ResourceError, kinds
 from bisect_trt.onnxlib.lower import lower_fp16
 from bisect_trt.report.result import Result
 from bisect_trt.session.ending import system_errors
-from bisect_trt.targets import find
+from bisect_trt.targets.base import find
 from bisect_trt.tensors.files import save_samples
 
 

@@ -17,7 +17,7 @@ from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.session.subject import ModelSettings, Subject
 from bisect_trt.steps.layers import Marking
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import Compare, Compared, Failed

@@ -28,7 +28,7 @@ from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.subject import ModelSettings, Subject
 from bisect_trt.steps.arbitration import Fault, Opinions
 from bisect_trt.steps.rounding import is_continuous, perturb, rounding_alone, roundings
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.pool import WorkerPool

@@ -35,7 +35,7 @@ from bisect_trt.search.strategy import minimise
 from bisect_trt.session.session import Session, unless_lost
 from bisect_trt.session.subject import ModelSettings, Subject
 from bisect_trt.steps.minimal_case import by_blame, extract_suspect, find_suspects, named_nodes
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
 from bisect_trt.worker.process import Cancel

@@ -29,9 +29,9 @@ from bisect_trt.search.oracle import Minimum
 from bisect_trt.session.session import Case, Session
 from bisect_trt.steps import diagnosis
 from bisect_trt.steps.reproducer import carry
-from bisect_trt.targets.base import Target
+from bisect_trt.targets.base import Switch, Target, TargetSettings
 from bisect_trt.targets.onnxrt import OnnxRuntimeTarget
-from bisect_trt.targets.settings import Switch, TargetSettings, setting
+from bisect_trt.targets.switches import setting
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.tolerance import Tolerance
 

@@ -35,7 +35,7 @@ from bisect_trt.session.checks import CheckSettings, make_prober, open_ledger
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import ModelSettings, Subject
 from bisect_trt.steps.minimal_case import find_suspects
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.files import load_npz

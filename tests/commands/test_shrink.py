@@ -24,7 +24,7 @@ from bisect_trt.report.console import QuietConsole
 from bisect_trt.session.subject import ModelSettings, Subject
 from bisect_trt.steps.dynamic_dims import free, free_symbols
 from bisect_trt.steps.shrink import Piece, axes_by_size, cut_axes, is_sound, keep_outputs
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 
 node = helper.make_node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.trt.process import tensorrt
 
 PLAIN = TargetSettings("trt")

@@ -17,10 +17,10 @@ from support import chained_convolutions
 
 from bisect_trt.errors import UsageError
 from bisect_trt.steps.build_choices import read_choices
-from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.choices import RECORD, TACTIC, Choice
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.runtime import Runtime
 from bisect_trt.targets.trt.config import is_strongly_typed
 from bisect_trt.targets.trt.process import tensorrt
 
@@ -57,7 +57,7 @@ def test_a_network_takes_other_orders_again_and_again(tmp_path: Path) -> None:
 
     def big(keep: tuple[str, ...]) -> float:
         return float(
-            make_runtime(replace(FP16, keep=keep)).load(path, {"x": x}).run({"x": x})["big"][0, 0]
+            Runtime(replace(FP16, keep=keep)).load(path, {"x": x}).run({"x": x})["big"][0, 0]
         )
 
     assert np.isinf(big(()))
@@ -69,7 +69,7 @@ def test_a_network_takes_other_orders_again_and_again(tmp_path: Path) -> None:
 
 def recorded(path: Path, settings: TargetSettings, folder: Path) -> list[Choice]:
     folder.mkdir()
-    make_runtime(settings.target.recording(settings, folder)).load(path, feed())
+    Runtime(settings.target.recording(settings, folder)).load(path, feed())
     found = read_choices(json.loads((folder / RECORD).read_text()))
     assert found is not None
     return found
@@ -111,7 +111,7 @@ def test_a_build_that_cannot_be_held_is_refused(tmp_path: Path) -> None:
     )
     held = PLAIN.target.pinned(PLAIN, [Choice(layer, TACTIC, "1:1", pins=True)])
     with pytest.raises(BuildError, match="does not take the pinned tactic") as refused:
-        make_runtime(held).load(path, feed())
+        Runtime(held).load(path, feed())
     assert refused.value.sign() == "pin"
 
 
@@ -148,7 +148,7 @@ def test_each_option_builds_and_runs_or_is_refused_in_a_sentence(name: str, tmp_
     made = {}
     refused = ""
     try:
-        made = dict(make_runtime(settings.with_own(**own)).load(path, values).run(values))
+        made = dict(Runtime(settings.with_own(**own)).load(path, values).run(values))
     except UsageError as error:
         refused = str(error)
     except BuildError as error:
@@ -158,6 +158,6 @@ def test_each_option_builds_and_runs_or_is_refused_in_a_sentence(name: str, tmp_
     if not made:
         assert re.match(r"--[a-z-]+.*TensorRT \d+\.\d+", refused)
         return
-    right = dict(make_runtime(PLAIN).load(path, values).run(values))
+    right = dict(Runtime(PLAIN).load(path, values).run(values))
     for tensor, value in right.items():
         np.testing.assert_allclose(made[tensor], value, atol=0.3 if settings.int8 else 1e-3)

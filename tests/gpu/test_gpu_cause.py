@@ -10,9 +10,9 @@ from selector import NO_LIBRARY, PLAIN, needs_selector
 from support import chained_convolutions, overflowing_products
 
 import bisect_trt
-from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.base import Looked
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.settings import Looked
+from bisect_trt.targets.runtime import Runtime
 
 SHAPE = (2, 16, 40, 40)
 CHECK = '''
@@ -44,7 +44,7 @@ def feed() -> dict[str, np.ndarray]:
 
 
 def test_a_trace_has_what_each_layer_took_and_what_there_is_to_turn(tmp_path: Path) -> None:
-    found = make_runtime(PLAIN).trace(convolutions(tmp_path / "m.onnx"), feed())
+    found = Runtime(PLAIN).trace(convolutions(tmp_path / "m.onnx"), feed())
     assert "REFIT" in found["flags"]
     assert found["sources"]
     needs_selector()
@@ -55,15 +55,13 @@ def test_a_layer_that_avoids_a_tactic_takes_another_and_computes_the_same(tmp_pa
     needs_selector()
     path = convolutions(tmp_path / "m.onnx")
     values = feed()
-    took = make_runtime(PLAIN).trace(path, values)["tactics"]
+    took = Runtime(PLAIN).trace(path, values)["tactics"]
     layer, avoided, _ = next(each for each in took if each[2] > 1 and "conv" in each[0])
     settings = PLAIN.with_own(avoid_tactics=(avoided,))
-    now = {
-        name: tactic for name, tactic, _ in make_runtime(settings).trace(path, values)["tactics"]
-    }
+    now = {name: tactic for name, tactic, _ in Runtime(settings).trace(path, values)["tactics"]}
     assert now[layer] != avoided
     before, after = (
-        dict(make_runtime(each).load(path, values).run(values)) for each in (PLAIN, settings)
+        dict(Runtime(each).load(path, values).run(values)) for each in (PLAIN, settings)
     )
     for name, value in before.items():
         np.testing.assert_allclose(after[name], value, rtol=1e-3, atol=1e-3)
@@ -73,7 +71,7 @@ def test_a_tactic_of_one_layer_that_a_check_calls_bad_is_named(tmp_path: Path) -
     needs_selector()
     path = convolutions(tmp_path / "m.onnx")
     values = feed()
-    took = make_runtime(PLAIN).trace(path, values)["tactics"]
+    took = Runtime(PLAIN).trace(path, values)["tactics"]
     layer = next(name for name, _, offered in took if offered > 1 and "conv3" in name)
     script = tmp_path / "check.py"
     script.write_text(CHECK, encoding="utf-8")
@@ -93,14 +91,14 @@ def test_a_tactic_of_one_layer_that_a_check_calls_bad_is_named(tmp_path: Path) -
 def test_every_switch_builds(tmp_path: Path) -> None:
     path = convolutions(tmp_path / "m.onnx")
     values = feed()
-    trace = make_runtime(PLAIN).trace(path, values)
+    trace = Runtime(PLAIN).trace(path, values)
     switches = [
         each for each in PLAIN.target.switches(PLAIN, Looked(trace)) if each.kind != "tactic"
     ]
     built = 0
     for switch in switches:
         try:
-            make_runtime(switch.turn(PLAIN)).load(path, values)
+            Runtime(switch.turn(PLAIN)).load(path, values)
             built += 1
         except BuildError as error:
             if NO_LIBRARY not in error.message:

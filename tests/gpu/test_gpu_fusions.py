@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from bisect_trt.errors import BisectError
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.files import save_npz
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.pool import WorkerPool

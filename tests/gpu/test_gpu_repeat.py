@@ -19,9 +19,9 @@ from support import chained_convolutions
 import bisect_trt
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.steps.build_choices import Build, Held, compare_builds, find_reasons, read_choices
-from bisect_trt.targets.base import make_runtime
 from bisect_trt.targets.choices import RECORD, TACTIC, TIMINGS, Choice
 from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.runtime import Runtime
 
 TRIES = 20
 T = TypeVar("T")
@@ -87,7 +87,7 @@ class RealBuilds:
         settings = PLAIN.target.recording(settings, self.folder)
         feed = {"x": np.ones((1, 8, 16, 16), np.float32)}
         try:
-            make_runtime(settings).load(self.model, feed)
+            Runtime(settings).load(self.model, feed)
         except BuildError as error:
             if error.sign() != "pin":
                 raise

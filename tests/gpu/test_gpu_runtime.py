@@ -13,9 +13,9 @@ from building import save_text
 from onnx import TensorProto, helper
 from support import overflowing
 
-from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.runtime import Runtime
 from bisect_trt.targets.trt.network import parse
 from bisect_trt.targets.trt.process import tensorrt
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -25,7 +25,7 @@ FP16 = replace(FP32, fp16=True, held=True)  # left to itself TensorRT runs such 
 
 
 def run(path: Path, settings: TargetSettings = FP32, **feed: np.ndarray) -> dict[str, Any]:
-    return dict(make_runtime(settings).load(path, feed).run(feed))
+    return dict(Runtime(settings).load(path, feed).run(feed))
 
 
 def test_integers_and_bools_keep_their_onnx_types(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_shape_tensors_are_no_outputs(tmp_path: Path) -> None:
     body = "s = Shape(x) r = Reshape(x, s) y = Relu(r)"
     path = save_text(tmp_path / "m.onnx", ends, body)
     x = np.ones((2, 3), np.float32)
-    session = make_runtime(FP32).load(path, {"x": x})
+    session = Runtime(FP32).load(path, {"x": x})
     assert set(session.run({"x": x})) | set(session.skipped) == {"y", "s"}
     assert "y" not in session.skipped
 
@@ -131,7 +131,7 @@ def test_engines_and_timing_caches_are_saved_and_loaded(tmp_path: Path) -> None:
 def test_an_optimisation_profile(tmp_path: Path) -> None:
     path = save_text(tmp_path / "m.onnx", "(float[2, 3] x) => (float[n, 3] y)", "y = Relu(x)")
     profile = TrtSettings(min_shapes=(("x", (1, 3)),), max_shapes=(("x", (8, 3)),))
-    session = make_runtime(replace(FP32, own=profile)).load(path, {})
+    session = Runtime(replace(FP32, own=profile)).load(path, {})
     for size in (1, 5, 8):
         x = np.full((size, 3), -1.0, np.float32)
         assert session.run({"x": x})["y"].shape == (size, 3)

@@ -25,9 +25,9 @@ from bisect_trt.options.compare import CompareOptions, ErrorStat
 from bisect_trt.options.searches import multiple, rungs, share, until
 from bisect_trt.options.spec import Option, entries, make_group
 from bisect_trt.session.checks import tolerance_options
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.onnxrt import level
 from bisect_trt.targets.openvino import openvino_property
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.targets.through import command
 from bisect_trt.targets.trt.settings import tactic
 

@@ -28,10 +28,9 @@ from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
 from bisect_trt.session.subject import ModelSettings, Subject
-from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.messages import BuildError
 from bisect_trt.targets.runtime import Runtime
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.channel import ConnectionLost, ProcessDied
 from bisect_trt.worker.connection import Connection, RemoteRunner, application
@@ -133,7 +132,7 @@ def test_a_runtime_in_a_place_gives_what_the_same_gives_here(
     feed = {"x": np.random.default_rng(0).standard_normal((2, 300)).astype(np.float32)}
     there = runtime(target, connection)
     session: Any = there.load(path, feed)
-    expected = make_runtime(target).load(path, feed)
+    expected = Runtime(target).load(path, feed)
     np.testing.assert_array_equal(session.run(feed)["y"], expected.run(feed)["y"])
     assert session.inputs == list(expected.inputs)
     assert there.facts["version"]
@@ -171,7 +170,7 @@ def test_a_refusal_is_the_same_refusal(connection: Connection, tmp_path: Path) -
     with pytest.raises(BuildError) as there:
         runtime(TargetSettings("onnxrt"), connection).load(path)
     with pytest.raises(BuildError) as here:
-        make_runtime(TargetSettings("onnxrt")).load(path)
+        Runtime(TargetSettings("onnxrt")).load(path)
     assert there.value.sign(["y", "m"]) == here.value.sign(["y", "m"])
 
 

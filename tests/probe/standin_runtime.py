@@ -65,7 +65,7 @@ class StandInPool:
         np.savez(folder / "in.npz")
 
     def request(self, command: str) -> Any:
-        from bisect_trt.targets.settings import TargetSettings
+        from bisect_trt.targets.base import TargetSettings
         from bisect_trt.worker.protocol import Collect
 
         model = self._folder / f"{next(self._numbers)}.onnx"
@@ -107,14 +107,14 @@ def standin_pool(
 
 def take_over() -> None:
     """In the worker: be what ``runtime="trt"`` stands for."""
-    from bisect_trt.targets import base
+    from bisect_trt.targets import runtime
 
-    real = base.make_runtime
+    real = runtime.Runtime
 
     def make_runtime(settings: Any) -> Any:
         return StandInRuntime(settings) if settings.runtime == "trt" else real(settings)
 
-    base.make_runtime = make_runtime
+    runtime.Runtime = make_runtime  # type: ignore[assignment, misc]  # as its constructor
 
 
 class StandInRuntime:
@@ -140,9 +140,9 @@ class StandInRuntime:
     def _onnxrt(self) -> Any:
         from dataclasses import replace
 
-        from bisect_trt.targets.base import make_runtime
+        from bisect_trt.targets.runtime import Runtime
 
-        return make_runtime(replace(self._settings, runtime="onnxrt", own=None))
+        return Runtime(replace(self._settings, runtime="onnxrt", own=None))
 
     def lowered(self, model: Path) -> None:  # noqa: ARG002 - the protocol's
         return None
@@ -187,8 +187,8 @@ class StandInRuntime:
         return StandInSession()
 
     def _real(self, model: Path, feed: Mapping[str, Any] | None) -> Any:
-        from bisect_trt.targets.base import make_runtime
-        from bisect_trt.targets.settings import TargetSettings
+        from bisect_trt.targets.base import TargetSettings
+        from bisect_trt.targets.runtime import Runtime
 
         if TOGETHER in os.environ:
             return self._together(model, feed)
@@ -201,7 +201,7 @@ class StandInRuntime:
                 model.read_bytes() if lowered is None else lowered.SerializeToString()
             )
         if engine is not None:
-            return make_runtime(TargetSettings()).load(Path(engine), feed)
+            return Runtime(TargetSettings()).load(Path(engine), feed)
         return self._onnxrt().load(model, feed)
 
     def _together(self, model: Path, feed: Mapping[str, Any] | None) -> Any:
@@ -209,8 +209,8 @@ class StandInRuntime:
 
         import onnx
 
-        from bisect_trt.targets.base import make_runtime
         from bisect_trt.targets.messages import BuildError
+        from bisect_trt.targets.runtime import Runtime
 
         nodes = len(onnx.load(str(model), load_external_data=False).graph.node)
         begun = Path(os.environ[LOG]).with_name("begun.txt")
@@ -232,7 +232,7 @@ class StandInRuntime:
             nodes == 1 and not self._settings.held
         ):  # this model alone: what this process builds next is in fp16 again
             own = replace(own, fp16=False)
-        return make_runtime(own).load(model, feed)
+        return Runtime(own).load(model, feed)
 
 
 class StandInSession:

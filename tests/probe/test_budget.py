@@ -11,7 +11,7 @@ import pytest
 from conftest import CommandLine
 from support import SHAPE, assert_gone, chain, endless, has, node_names, pids, script
 
-from bisect_trt.targets.settings import reference_settings
+from bisect_trt.targets.base import reference_settings
 from bisect_trt.worker.deadline import BudgetSpent, Deadline
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import About, Collect, Failed

@@ -21,7 +21,7 @@ from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.pool import WorkerPool

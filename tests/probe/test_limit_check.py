@@ -19,8 +19,8 @@ from support import overflowing, read_json, rest_slow
 from bisect_trt.commands.layerwise import named_in, read_profile
 from bisect_trt.errors import UnknownNameError
 from bisect_trt.probe.limit_check import baseline_target
+from bisect_trt.targets.base import TargetSettings, reference_settings
 from bisect_trt.targets.messages import BuildError, RunError
-from bisect_trt.targets.settings import TargetSettings, reference_settings
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.protocol import Measure, Measured
 from bisect_trt.worker.timing import Timed, compare_blocks

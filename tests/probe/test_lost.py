@@ -38,8 +38,8 @@ from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.reference import Models
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.messages import RunError
-from bisect_trt.targets.settings import TargetSettings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker import serve
 from bisect_trt.worker import worker as spare
@@ -241,7 +241,7 @@ def test_an_error_of_a_plug_in_comes_over_as_one_of_ours(
     def make(_: object) -> None:
         raise OddError("this", "that")
 
-    monkeypatch.setattr(serve, "make_runtime", make)
+    monkeypatch.setattr(serve, "Runtime", make)
     answer = pickle.loads(pickle.dumps(Worker().serve(Order(compare, Path("log"), Path()))))
     assert (type(answer.reply), str(answer.reply)) == (UnavailableError, "this is not that")
 

@@ -24,7 +24,7 @@ from bisect_trt.report.parts import CauseDetail, Switches
 from bisect_trt.report.reproducer import ISSUE, NOTES, Reproducer, Since
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import summary
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.through import ThroughSettings
 from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, WorstElement

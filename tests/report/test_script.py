@@ -21,9 +21,9 @@ from support import case_of, examples, model_of
 
 from bisect_trt.report.reproducer import ISSUE, README, Reproducer, render_script
 from bisect_trt.report.text import code, prose
-from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.messages import BuildError, names_of
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.runtime import Runtime
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 
 PIECES = [
@@ -173,7 +173,7 @@ def test_a_failure_is_there_or_gone(
 def test_a_refusal_counts_by_its_signature(tmp_path: Path) -> None:
     doubled(tmp_path, helper.make_node("Nothing", ["x"], ["y"], domain="nobody"))
     with pytest.raises(BuildError) as refused:
-        make_runtime(TargetSettings()).load(tmp_path / "model.onnx")
+        Runtime(TargetSettings()).load(tmp_path / "model.onnx")
     signature = refused.value.sign(names_of(onnx.load(str(tmp_path / "model.onnx")).graph))
     another = "inconclusive: that is another failure than the expected one"
     for failure, status, said in (

@@ -17,19 +17,18 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from bisect_trt.steps.second_opinion import installed_versions
-from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.base import Looked, TargetSettings, reference_settings
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.targets.onnxrt import ALL, FIXED, OFF, OPTIMIZER, OnnxRuntimeSettings, runner
 from bisect_trt.targets.onnxrt.runner import OrtSession, find_providers, heard, listen
-from bisect_trt.targets.runtime import RuntimeSession
-from bisect_trt.targets.settings import Looked, TargetSettings, reference_settings
+from bisect_trt.targets.runtime import Runtime, RuntimeSession
 
 FP16 = TargetSettings(fp16=True)
 X = np.full((2, 3), 900, np.float32)
 
 
 def load(path: Path, settings: TargetSettings | None = None) -> RuntimeSession:
-    return make_runtime(settings or reference_settings()).load(path)
+    return Runtime(settings or reference_settings()).load(path)
 
 
 def square_root_of_square(path: Path) -> Path:
@@ -50,8 +49,7 @@ def of(path: Path, body: str, outputs: Sequence[str]) -> Path:
 def test_the_reference_has_the_same_bits_without_spinning() -> None:
     light = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"
     ready, waiting = (
-        make_runtime(reference_settings(spinning=spinning)).load(light)
-        for spinning in (True, False)
+        Runtime(reference_settings(spinning=spinning)).load(light) for spinning in (True, False)
     )
     image = np.linspace(-1, 1, 3 * 224 * 224, dtype=np.float32).reshape(1, 3, 224, 224)
     feed = {info.name: image for info in ready.inputs}
@@ -212,11 +210,11 @@ def test_a_gpu_that_is_not_there_is_no_finding_about_the_model(
     code = (
         "import sys, pathlib\n"
         "from bisect_trt.errors import UnavailableError\n"
-        "from bisect_trt.targets.base import make_runtime\n"
+        "from bisect_trt.targets.base import Runtime\n"
         "from bisect_trt.targets.onnxrt import ALL, OFF, OnnxRuntimeSettings\n"
-        "from bisect_trt.targets.settings import TargetSettings\n"
+        "from bisect_trt.targets.base import TargetSettings\n"
         "try:\n"
-        "    make_runtime(TargetSettings(own=OnnxRuntimeSettings((sys.argv[2],)))).load(pathlib.Path(sys.argv[1]))\n"
+        "    Runtime(TargetSettings(own=OnnxRuntimeSettings((sys.argv[2],)))).load(pathlib.Path(sys.argv[1]))\n"
         "except UnavailableError as error:\n"
         "    print(f'unavailable: {error}')\n"
     )

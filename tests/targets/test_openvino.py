@@ -14,10 +14,9 @@ from onnx import NodeProto, TensorProto, helper
 from support import read_json, reproduced
 
 from bisect_trt.errors import BisectError
-from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.base import Looked, TargetSettings, reference_settings
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.runtime import RuntimeSession
-from bisect_trt.targets.settings import Looked, TargetSettings, reference_settings
+from bisect_trt.targets.runtime import Runtime, RuntimeSession
 
 openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
 make = helper.make_node
@@ -40,7 +39,7 @@ def save(
 
 
 def load(path: Path, target: TargetSettings = PLAIN) -> RuntimeSession:
-    return make_runtime(target).load(path)
+    return Runtime(target).load(path)
 
 
 def test_outputs_of_any_type_by_their_names(tmp_path: Path) -> None:
@@ -114,7 +113,7 @@ def test_what_it_does_not_take_is_no_failure_of_the_model(
     own: dict[str, Any], code: str, complaint: str
 ) -> None:
     with pytest.raises(BisectError, match=complaint) as refused:
-        make_runtime(PLAIN.with_own(**own))
+        Runtime(PLAIN.with_own(**own))
     assert refused.value.code == code
 
 
@@ -201,7 +200,7 @@ def test_the_cause_of_a_wrong_value(cli: CommandLine) -> None:
 def test_what_can_be_turned_is_taken(tmp_path: Path) -> None:
     path = save(tmp_path / "m.onnx", [make("Relu", ["x"], ["y"])])
     given = PLAIN.with_own(properties=(("NUM_STREAMS", "1"),))
-    trace = make_runtime(given).trace(path)
+    trace = Runtime(given).trace(path)
     assert "EXECUTION_MODE_HINT" in trace["takes"]
     switches = given.target.switches(given, Looked(trace, frozenset({"Relu"}), frozenset()))
     assert "option:NUM_STREAMS" in [switch.name for switch in switches]

@@ -14,9 +14,9 @@ from onnx import TensorProto, helper
 from support import reproduced
 
 from bisect_trt.errors import BisectError
-from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.onnxrt import OnnxRuntimeSettings
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.runtime import Runtime
 
 X = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
 
@@ -34,7 +34,7 @@ def runs(path: Path, **own: Any) -> list[str]:
         *own.get("session_options", ()),
         ("optimized_model_filepath", str(written)),
     )
-    session = make_runtime(TargetSettings(own=OnnxRuntimeSettings(**own))).load(path)
+    session = Runtime(TargetSettings(own=OnnxRuntimeSettings(**own))).load(path)
     assert np.array_equal(session.run({"x": X})["y"], np.maximum(X.T, 0))
     return [node.op_type for node in onnx.load(written).graph.node]
 
@@ -113,7 +113,7 @@ def test_what_it_does_not_take_is_no_failure_of_the_model(
         name: tuple(each.items() if isinstance(each, dict) else each) for name, each in own.items()
     }
     with pytest.raises(BisectError, match=complaint) as refused:
-        make_runtime(TargetSettings(own=OnnxRuntimeSettings(**given)))
+        Runtime(TargetSettings(own=OnnxRuntimeSettings(**given)))
     assert refused.value.code == code
 
 

@@ -13,9 +13,9 @@ from conftest import CommandLine
 from onnx import TensorProto
 from support import arrays
 
-from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.runtime import Runtime
 
 CAN_FEED = hasattr(onnxruntime.OrtValue, "ortvalue_from_numpy_with_onnx_type")
 KINDS = {"bfloat16": TensorProto.BFLOAT16, "float8_e4m3fn": TensorProto.FLOAT8E4M3FN}
@@ -39,7 +39,7 @@ def values(name: str, shape: tuple[int, ...] = (2, 3)) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("shape", [(2, 3), (1,), (), (0, 3)])
 def test_bits_go_through(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
-    session = make_runtime(TargetSettings()).load(doubling(tmp_path / "m.onnx", KINDS[name], shape))
+    session = Runtime(TargetSettings()).load(doubling(tmp_path / "m.onnx", KINDS[name], shape))
     x = values(name, shape)
     outputs = session.run({"x": x, "two": np.array(2, np.float32)})
     assert outputs["y"].dtype == x.dtype
@@ -53,7 +53,7 @@ def test_an_older_version_says_so(tmp_path: Path) -> None:
     with pytest.raises(
         BuildError, match=r"input 'x' is a tensor\(bfloat16\), which ONNX Runtime .* later version"
     ):
-        make_runtime(TargetSettings()).load(doubling(tmp_path / "m.onnx", TensorProto.BFLOAT16))
+        Runtime(TargetSettings()).load(doubling(tmp_path / "m.onnx", TensorProto.BFLOAT16))
 
 
 @pytest.mark.skipif(not CAN_FEED, reason="this ONNX Runtime takes no such tensors")

@@ -12,8 +12,7 @@ import pytest
 from support import case_of
 
 from bisect_trt.report.reproducer import _SHARED, render_script
-from bisect_trt.targets import find, names
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings, find, names
 
 ROOT = Path(__file__).parents[2]
 TARGETS = [name for name in names() if find(name).sent]

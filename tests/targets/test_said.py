@@ -13,11 +13,9 @@ from support import case_of
 from bisect_trt.cli.parser import parse
 from bisect_trt.options.spec import entries, make_group
 from bisect_trt.report.reproducer import render_script
-from bisect_trt.targets import find, names
-from bisect_trt.targets.base import Target
+from bisect_trt.targets.base import Target, TargetSettings, find, names
 from bisect_trt.targets.options import Target as Options
 from bisect_trt.targets.options import selectable
-from bisect_trt.targets.settings import TargetSettings
 
 SAMPLES: dict[str, Any] = {
     "providers": ("cuda", "cpu"),

@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.messages import (
     BuildError,
     RunError,
@@ -23,7 +23,7 @@ from bisect_trt.targets.messages import (
     mask_message,
     names_of,
 )
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.runtime import Runtime
 
 Build = Callable[[Callable[[str], str], int], list[NodeProto]]
 """Nodes from ``a`` and ``b`` to ``y``, their names given by a function, their sizes by a number."""
@@ -117,7 +117,7 @@ def failure(nodes: Sequence[NodeProto], folder: Path) -> RuntimeFailure | None:
         folder / "m.onnx", nodes, sides, ["y"], opset=21, ir_version=10, domains=["com.microsoft"]
     )
     try:
-        session = make_runtime(TargetSettings()).load(path)
+        session = Runtime(TargetSettings()).load(path)
         session.run({name: np.ones((5, 7), np.float32) for name in "ab"})
     except (BuildError, RunError) as error:
         return error
@@ -165,7 +165,7 @@ def test_a_node_fails_the_same_itself_and_in_a_body(tmp_path: Path) -> None:
             weights,
         )
         with pytest.raises(RunError) as caught:
-            make_runtime(TargetSettings()).load(path).run({"x": np.ones(7, np.float32)})
+            Runtime(TargetSettings()).load(path).run({"x": np.ones(7, np.float32)})
         signed[where] = caught.value.sign(names_of(onnx.load(path).graph))
     assert len(set(signed.values())) == 1, signed
 

@@ -20,9 +20,9 @@ from support import QUICK_MODEL, save
 
 import bisect_trt
 from bisect_trt.errors import UsageError
-from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.messages import BuildError, RunError
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.runtime import Runtime
 from bisect_trt.targets.through import ThroughSettings, command
 from bisect_trt.targets.through.runner import fill
 
@@ -69,7 +69,7 @@ def edit(path: Path, change: str) -> str:
 
 
 def run(tool: str, path: Path) -> np.ndarray:
-    session = make_runtime(TargetSettings("through", own=ThroughSettings(tool))).load(path)
+    session = Runtime(TargetSettings("through", own=ThroughSettings(tool))).load(path)
     return session.run({"x": X})["y"]
 
 
@@ -137,7 +137,7 @@ def test_what_a_tool_may_do_wrong(tmp_path: Path, change: str, complaint: str) -
 def test_an_output_more_does_no_harm(tmp_path: Path) -> None:
     path = model(tmp_path / "model.onnx", 1)
     more = edit(tmp_path / "tool.py", 'm.graph.output.add().name = "side"')
-    session = make_runtime(TargetSettings("through", own=ThroughSettings(more))).load(path)
+    session = Runtime(TargetSettings("through", own=ThroughSettings(more))).load(path)
     assert list(session.run({"x": X})) == ["y"]
 
 

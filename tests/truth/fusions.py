@@ -20,8 +20,8 @@ import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
 
-from bisect_trt.targets.base import make_runtime
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
+from bisect_trt.targets.runtime import Runtime
 from bisect_trt.targets.trt.passes import PUBLIC
 
 pytest.importorskip("tensorrt_rtx_bindings")
@@ -153,7 +153,7 @@ def built(path: Path, *options: str) -> Any:
     """Return the size and the layers of an engine, without bisect-trt's search."""
     settings = TargetSettings("trt-rtx").with_own(build_only=True, compiler_options=options)
     feed = {"x": np.zeros((LENGTH, WIDTH), np.float16)}
-    made = make_runtime(settings).trace(path, feed, "fusions")
+    made = Runtime(settings).trace(path, feed, "fusions")
     return made["size"], [
         (layer["kind"], layer["tactic"], layer["nodes"]) for layer in made["layers"]
     ]

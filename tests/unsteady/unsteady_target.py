@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from bisect_trt.options.spec import option
-from bisect_trt.targets.base import OwnSettings, Target
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import OwnSettings, Target, TargetSettings
 
 if TYPE_CHECKING:
     from bisect_trt.targets.choices import Choice

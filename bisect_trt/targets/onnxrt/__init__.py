@@ -20,25 +20,23 @@ from bisect_trt.aliases import Names, Plain, Sizes
 from bisect_trt.errors import ConflictError
 from bisect_trt.options.reading import Pairs, existing_file, once, pair
 from bisect_trt.options.spec import option
-from bisect_trt.targets.base import OwnSettings, Package, Target
-from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.runtime import content_of, load_proto, low_type
-from bisect_trt.targets.settings import (
+from bisect_trt.targets.base import (
     LIKELY,
     Looked,
+    OwnSettings,
+    Package,
     Switch,
+    Target,
     TargetSettings,
     Tier,
-    adding,
-    left_out,
     precision_switches,
-    setting,
 )
+from bisect_trt.targets.messages import BuildError
+from bisect_trt.targets.runtime import content_of, load_proto, low_type
+from bisect_trt.targets.switches import adding, left_out, setting
 
 if TYPE_CHECKING:
     from onnx import ModelProto
-
-    from bisect_trt.targets.options import TargetOptions
 
 
 ALL = "ORT_ENABLE_ALL"
@@ -132,13 +130,13 @@ class OnnxRuntimeSettings(OwnSettings):
         ),
     ] = ()
 
-    def checked(self, common: TargetOptions, *, engines: bool) -> OnnxRuntimeSettings:
+    def checked(self, given: Sequence[str], *, engines: bool) -> OnnxRuntimeSettings:
         """Check that at most one precision is given.
 
         Raises:
             UsageError: Two are.
         """
-        if common.fp16 and common.bf16:
+        if {"--fp16", "--bf16"} <= {*given}:
             raise ConflictError(
                 "--fp16 and --bf16 lower the same nodes of ONNX Runtime's model; give one of them."
             )

@@ -9,6 +9,7 @@ the runner tries which it takes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,23 +18,24 @@ from bisect_trt.aliases import Fields, Plain
 from bisect_trt.errors import ConflictError
 from bisect_trt.options.reading import Pairs, once, pair
 from bisect_trt.options.spec import option
-from bisect_trt.targets.base import OwnSettings, Package, Script, Target
-from bisect_trt.targets.runtime import load_proto, low_type
-from bisect_trt.targets.settings import (
+from bisect_trt.targets.base import (
     LIKELY,
     Looked,
+    OwnSettings,
+    Package,
+    Script,
     Switch,
+    Target,
     TargetSettings,
     Tier,
-    adding,
-    left_out,
     precision_switches,
 )
+from bisect_trt.targets.runtime import load_proto, low_type
+from bisect_trt.targets.switches import adding, left_out
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from bisect_trt.targets.options import TargetOptions
 
 CPU = "CPU"
 HINT = "INFERENCE_PRECISION_HINT"
@@ -66,18 +68,18 @@ class OpenVinoSettings(OwnSettings):
         ),
     ] = ()
 
-    def checked(self, common: TargetOptions, *, engines: bool) -> OpenVinoSettings:
+    def checked(self, given: Sequence[str], *, engines: bool) -> OpenVinoSettings:
         """Check that at most one precision is given.
 
         Raises:
             UsageError: Two are.
         """
-        low = next((f"--{name}" for name in ("fp16", "bf16") if getattr(common, name)), None)
+        low = next((flag for flag in ("--fp16", "--bf16") if flag in given), None)
         if low is not None and HINT in dict(self.properties):
             raise ConflictError(
                 f"{low} and --openvino-property {HINT} both set the precision; drop one."
             )
-        if common.fp16 and common.bf16:
+        if {"--fp16", "--bf16"} <= {*given}:
             raise ConflictError(
                 "--fp16 and --bf16 are two precisions, and OpenVINO runs in one; drop one of them."
             )

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from bisect_trt.aliases import Fields, Plain
 from bisect_trt.errors import MissingOptionError, ValueRefusedError
 from bisect_trt.options.spec import option
-from bisect_trt.targets.base import OwnSettings, Script, Target
-from bisect_trt.targets.settings import TargetSettings, reference_settings
+from bisect_trt.targets.base import OwnSettings, Script, Target, TargetSettings, reference_settings
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from bisect_trt.aliases import Plain, Sizes
 from bisect_trt.errors import UnknownNameError, UnsuitableModelError, ValueRefusedError, quoted
-from bisect_trt.targets.base import Package, ShapeRange, Target
+from bisect_trt.targets.base import PRECISIONS, Package, ShapeRange, Target, TargetSettings
 from bisect_trt.targets.messages import names_of
 from bisect_trt.targets.runtime import load_proto, low_type
-from bisect_trt.targets.settings import PRECISIONS, TargetSettings
 from bisect_trt.targets.trt.settings import (
     COMPILER_VARIABLE,
     RtxSettings,
@@ -25,8 +24,8 @@ from bisect_trt.targets.trt.settings import (
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from bisect_trt.targets.base import Looked, Switch
     from bisect_trt.targets.choices import Choice
-    from bisect_trt.targets.settings import Looked, Switch
 
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear"})
 

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.trt.settings import Shapes, TrtSettings
 
 _MEBIBYTE = 1 << 20

@@ -13,7 +13,8 @@ from fnmatch import fnmatchcase
 
 from bisect_trt.errors import UnknownNameError
 from bisect_trt.options.reading import harmful
-from bisect_trt.targets.settings import Switch, Tier, adding
+from bisect_trt.targets.base import Switch, Tier
+from bisect_trt.targets.switches import adding
 
 _EDGE_LLM = "NVIDIA/TensorRT-Edge-LLM, cpp/builder/llmBuilder.cpp"
 _TORCH = "pytorch/TensorRT, global_perf_tuning_attention_example.py"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from bisect_trt.aliases import Names, Plain, Sizes
 from bisect_trt.errors import ConflictError, UnknownNameError
@@ -22,23 +22,17 @@ from bisect_trt.options.reading import (
     shape,
 )
 from bisect_trt.options.spec import option, switch
-from bisect_trt.targets.base import OwnSettings
-from bisect_trt.targets.settings import (
+from bisect_trt.targets.base import (
     PRECISIONS,
     Looked,
+    OwnSettings,
     Switch,
     TargetSettings,
     Tier,
-    adding,
-    changing,
-    left_out,
     precision_switches,
-    setting,
 )
+from bisect_trt.targets.switches import adding, changing, left_out, setting
 from bisect_trt.targets.trt.passes import compiler_switches
-
-if TYPE_CHECKING:
-    from bisect_trt.targets.options import TargetOptions
 
 Shapes = tuple[tuple[str, Sizes], ...]
 """Shapes by tensor name, hashable."""
@@ -209,7 +203,7 @@ class TrtSettings(OwnSettings):
     calibration_data: Names = ()
     compute_capabilities: Names = ()
 
-    def checked(self, common: TargetOptions, *, engines: bool) -> TrtSettings:
+    def checked(self, given: Sequence[str], *, engines: bool) -> TrtSettings:
         """Check that the shapes belong together, and that an engine belongs to the model that is run.
 
         Raises:
@@ -226,7 +220,7 @@ class TrtSettings(OwnSettings):
                 raise UnknownNameError(
                     f"{flag} and --trt-max-shapes name other inputs, or other ranks; give both for each."
                 )
-        for flag in common.given():
+        for flag in given:
             if flag in ("--load-engine", "--save-engine") and not engines:
                 raise ConflictError(
                     f"{flag} is for `run` alone: other commands build engines of other models too; drop it, or save "

@@ -24,8 +24,8 @@ from trt_standin import (
 )
 
 from bisect_trt.errors import UsageError
+from bisect_trt.targets.base import Looked, TargetSettings
 from bisect_trt.targets.messages import set_option
-from bisect_trt.targets.settings import Looked, TargetSettings
 from bisect_trt.targets.trt import config as config_module
 from bisect_trt.targets.trt.config import check_settings, make_config, set_ranges
 from bisect_trt.targets.trt.engine import DTYPES

@@ -16,7 +16,7 @@ from support import overflowing
 from trt_standin import OLD, WEAK, StandIn, World, plain, trt_target
 
 from bisect_trt.errors import UsageError
-from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.runtime import Runtime
 from bisect_trt.targets.trt import free_dimensions, name_nodes
 from bisect_trt.targets.trt.network import ParsedNetwork, constrain, with_values
 
@@ -78,7 +78,7 @@ def test_a_shape_input_becomes_a_constant_and_shape_outputs_are_taken_back(
     world.feed = {"x": np.zeros((2, 6), np.float32)}
     world.start(monkeypatch)
     feed = {**world.feed, "size": np.array([3, 4])}
-    session = make_runtime(trt_target()).load(tmp_path / "m.onnx", feed)
+    session = Runtime(trt_target()).load(tmp_path / "m.onnx", feed)
     assert [[each.name for each in parsed.graph.initializer] for parsed in world.parsed] == [
         [],
         ["size"],
@@ -95,14 +95,14 @@ def test_free_dimensions_are_those_of_the_profile_or_of_what_is_fed(
     ranged: dict[str, Any] = {"min_shapes": (("x", (1, 3)),), "max_shapes": (("x", (8, 3)),)}
     world = World(version)
     world.start(monkeypatch)
-    runtime = make_runtime(trt_target("fp16", **ranged))
+    runtime = Runtime(trt_target("fp16", **ranged))
     ran = runtime.lowered(path)
     assert ran is not None
     assert [dim.HasField("dim_param") for dim in ran.graph.input[0].type.tensor_type.shape.dim] == [
         True,
         False,
     ]
-    assert make_runtime(trt_target("fp16")).lowered(path) is None
+    assert Runtime(trt_target("fp16")).lowered(path) is None
     world.feed = {"x": np.zeros((2, 3), np.float32)}
     for settings, feed, wanted in (
         (trt_target(**ranged), {}, [(1, 3), (8, 3), (8, 3)]),
@@ -111,7 +111,7 @@ def test_free_dimensions_are_those_of_the_profile_or_of_what_is_fed(
         model = onnx.load(path)
         model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "n"
         onnx.save(model, tmp_path / "free.onnx")
-        make_runtime(settings).load(tmp_path / "free.onnx", feed)
+        Runtime(settings).load(tmp_path / "free.onnx", feed)
         ((_, profile),) = [
             call for call in world.config.calls if call[0] == "add_optimization_profile"
         ]
@@ -120,7 +120,7 @@ def test_free_dimensions_are_those_of_the_profile_or_of_what_is_fed(
         UsageError,
         match="the input 'x' has free dimensions; give their range with --trt-min-shapes",
     ):
-        make_runtime(trt_target()).load(tmp_path / "free.onnx")
+        Runtime(trt_target()).load(tmp_path / "free.onnx")
 
 
 def test_a_shape_of_another_rank_is_refused() -> None:

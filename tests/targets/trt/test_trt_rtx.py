@@ -23,9 +23,9 @@ from support import overflowing, reproduced
 
 from bisect_trt.commands.run import audit_precision
 from bisect_trt.errors import UnavailableError, UsageError
-from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.messages import BuildError
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.runtime import Runtime
 from bisect_trt.targets.trt.settings import RtxSettings
 
 if sys.platform != "linux" or platform.machine() != "x86_64":
@@ -50,7 +50,7 @@ def target(*precisions: str, keep: tuple[str, ...] = (), **own: Any) -> TargetSe
 
 
 def build(path: Path, settings: TargetSettings, feed: Any = None) -> Any:
-    return make_runtime(settings).load(path, feed or X)
+    return Runtime(settings).load(path, feed or X)
 
 
 def save(
@@ -149,7 +149,7 @@ def test_what_is_asked_for_is_built(own: dict[str, Any], tmp_path: Path) -> None
     )
     assert build(path, target(**own)).layers()
     engine = tmp_path / "m.engine"
-    make_runtime(target(**own, save_engine=str(engine))).load(path, X)
+    Runtime(target(**own, save_engine=str(engine))).load(path, X)
     assert engine.stat().st_size > 1000
 
 
@@ -219,7 +219,7 @@ def test_what_it_does_not_have_is_refused(own: dict[str, Any], says: str, tmp_pa
 
 def test_refitting_needs_a_gpu(tmp_path: Path) -> None:
     path = overflowing(tmp_path / "m.onnx", 1, 1)
-    runtime = make_runtime(target(builder_flags=("REFIT",)))
+    runtime = Runtime(target(builder_flags=("REFIT",)))
     if runtime.gpu_memory():
         assert runtime.load(path, X)
         return
@@ -237,7 +237,7 @@ def test_precisions_of_the_builder_are_refused(low: str, tmp_path: Path) -> None
 
 def test_without_a_gpu_it_says_that_it_only_builds() -> None:
     try:
-        runtime = make_runtime(target(build_only=False))
+        runtime = Runtime(target(build_only=False))
     except UnavailableError as error:
         assert "add --build-only" in str(error)  # noqa: PT017 - where there is a GPU it runs
     else:

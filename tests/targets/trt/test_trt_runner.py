@@ -20,10 +20,10 @@ from trt_standin import OLD, STRONG, VERSIONS, WEAK, World, plain, trt_target
 from bisect_trt.errors import UnavailableError, UsageError
 from bisect_trt.report.reproducer import render_script
 from bisect_trt.steps.build_choices import read_choices
-from bisect_trt.targets.base import make_runtime
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.choices import LAYERS, RECORD, TIMINGS
 from bisect_trt.targets.messages import RunError
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.runtime import Runtime
 from bisect_trt.targets.trt.runner import TrtRunner
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 
@@ -43,7 +43,7 @@ def run(
     """The outputs of a model on the stand-in; all memory is given back."""
     world.feed = feed or {"x": X}
     world.start(monkeypatch)
-    session = make_runtime(asked).load(path, world.feed)
+    session = Runtime(asked).load(path, world.feed)
     try:
         return session.run(world.feed)
     finally:
@@ -96,7 +96,7 @@ def test_values_are_cast_to_what_the_engine_takes(
 ) -> None:
     world = World(version)
     run(world, monkeypatch, doubling(tmp_path / "m.onnx"), trt_target())
-    session = make_runtime(trt_target()).load(tmp_path / "m.onnx", {"x": X})
+    session = Runtime(trt_target()).load(tmp_path / "m.onnx", {"x": X})
     assert [(info.name, info.dtype, info.shape) for info in session.inputs] == [
         ("x", np.dtype(np.float32), (2, 3))
     ]
@@ -113,7 +113,7 @@ def test_outputs_get_the_type_that_the_model_gives_them(
     world = World(OLD)
     outputs = run(world, monkeypatch, path, trt_target(), x=X.astype(np.int32))
     assert outputs["y"].dtype == np.int64
-    session = make_runtime(trt_target()).load(path, world.feed)
+    session = Runtime(trt_target()).load(path, world.feed)
     with pytest.raises(RunError, match="holds values past int32"):
         session.run({"x": np.full((2, 3), 1 << 31, np.int64)})
     with pytest.raises(RunError, match="wants an input 'x'"):
@@ -193,7 +193,7 @@ def test_failures_of_cuda_itself(
     world = World(OLD)
     world.feed = {"x": X}
     world.start(monkeypatch)
-    session = make_runtime(trt_target()).load(doubling(tmp_path / "m.onnx"), world.feed)
+    session = Runtime(trt_target()).load(doubling(tmp_path / "m.onnx"), world.feed)
     world.cudart.broken = {call: status} | (
         {"cudaFree": status} if status == 700 else {}
     )  # which must not hide the first
@@ -217,7 +217,7 @@ def test_files_of_a_build(version: str, tmp_path: Path, monkeypatch: pytest.Monk
         run(world, monkeypatch, tmp_path / "m.onnx", trt_target(load_engine=str(engine)))["y"],
         2 * X,
     )
-    assert make_runtime(trt_target(load_engine=str(engine))).runner.describe_engine()["inputs"] == [
+    assert Runtime(trt_target(load_engine=str(engine))).runner.describe_engine()["inputs"] == [
         {"name": "x", "dtype": "float32", "shape": [2, 3]}
     ]
 
@@ -252,7 +252,7 @@ def test_a_prebuilt_engine_that_cannot_be_loaded(
 def test_what_a_trace_tells(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(version)
     world.start(monkeypatch)
-    trace = make_runtime(trt_target()).trace(doubling(tmp_path / "m.onnx"), {"x": X})
+    trace = Runtime(trt_target()).trace(doubling(tmp_path / "m.onnx"), {"x": X})
     assert trace["flags"] == list(world.trt.BuilderFlag.__members__)
     assert len(trace["sources"]) == 1
     json.dumps(trace)

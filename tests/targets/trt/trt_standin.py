@@ -22,7 +22,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from bisect_trt.targets.settings import TargetSettings
+from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.trt import process, runner
 from bisect_trt.targets.trt.process import Cuda
 from bisect_trt.targets.trt.settings import TrtSettings
