@@ -177,7 +177,8 @@ def make_check(settings: CheckSettings, workers: WorkerPool) -> Check:
     options = settings.options
     target = settings.target
     if settings.oracle is not None:
-        return contained(settings.oracle.check, Check, settings, workers)
+        builtin = make_check(replace(settings, oracle=None), workers)
+        return contained(settings.oracle.check, Check, builtin)
     if settings.function is not None:
         return FunctionCheck(settings.function)
     if settings.argv:

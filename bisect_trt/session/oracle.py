@@ -9,8 +9,6 @@ from bisect_trt.options.spec import written
 if TYPE_CHECKING:
     # The parser imports this module.
     from bisect_trt.probe.check import Check
-    from bisect_trt.session.checks import CheckSettings
-    from bisect_trt.worker.pool import WorkerPool
 
 
 class Oracle:
@@ -30,8 +28,13 @@ class Oracle:
         """The first of its options that differs from its default."""
         return next(iter(written(self)), type(self).__name__)
 
-    def check(self, settings: CheckSettings, workers: WorkerPool) -> Check:
+    def check(self, builtin: Check) -> Check:
         """Return the check that decides whether a candidate fails.
+
+        Args:
+            builtin: The check that decides without the oracle: the comparison with the reference if
+                there is a target (``builtin.runtime``), else the command of ``--check``, else a
+                prompt. ``builtin.under(timed=True)`` measures the latency too.
 
         Raises:
             UsageError: The options do not fit.

@@ -10,10 +10,8 @@ from bisect_trt.options.spec import option
 from bisect_trt.probe.check import Check
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.workspace import CandidateFiles
-from bisect_trt.session.checks import CheckSettings, make_check
 from bisect_trt.session.oracle import Oracle
 from bisect_trt.targets.base import TargetSettings
-from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import Cancel
 
 
@@ -26,17 +24,15 @@ class Latency(Oracle):
         option(metavar="MS", min=0, help="A candidate fails if one run takes more milliseconds."),
     ] = None
 
-    def check(self, settings: CheckSettings, workers: WorkerPool) -> Check:
+    def check(self, builtin: Check) -> Check:
         """Return the check; the comparison with the reference runs the model and measures its latency.
 
         Raises:
             UsageError: No target is named.
         """
-        if settings.target is None or self.max_latency is None:
+        if builtin.runtime is None or self.max_latency is None:
             raise UsageError("--max-latency measures a target; add --trt or --onnxrt.")
-        return LatencyCheck(
-            make_check(replace(settings, oracle=None, timed=True), workers), self.max_latency
-        )
+        return LatencyCheck(builtin.under(timed=True), self.max_latency)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Odd(Oracle):
 
     says: Annotated[str | None, option(help="What is returned.")] = None
 
-    def check(self, settings, workers):
+    def check(self, builtin):
         if self.says == "raise":
             raise KeyError("lost")
         return {} if self.says == "dict" else OddCheck(self.says)
