@@ -150,14 +150,13 @@ def replaced(
 ) -> Iterator[Counter]:
     """Workers and check commands are answered in this process, ``--trt`` by a stand-in if asked; one probe runs at a time."""
 
-    def make_runtime(settings: Any) -> Any:
+    def make_runtime(settings: Any, *remote: Any) -> Any:
         return (
             StandInTensorRt(settings)
-            if settings.runtime == "trt" and tensorrt
-            else real_runtime(settings)
+            if settings.runtime == "trt" and tensorrt and not remote
+            else Runtime(settings, *remote)
         )
 
-    real_runtime = Runtime
     counter = Counter(interrupt_at)
     faults.begin(seed)
     check.begin(seed)

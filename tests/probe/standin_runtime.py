@@ -111,8 +111,8 @@ def take_over() -> None:
 
     real = runtime.Runtime
 
-    def make_runtime(settings: Any) -> Any:
-        return StandInRuntime(settings) if settings.runtime == "trt" else real(settings)
+    def make_runtime(settings: Any, *remote: Any) -> Any:
+        return StandInRuntime(settings) if settings.runtime == "trt" else real(settings, *remote)
 
     runtime.Runtime = make_runtime  # type: ignore[assignment, misc]  # as its constructor
 

@@ -210,7 +210,7 @@ def test_a_gpu_that_is_not_there_is_no_finding_about_the_model(
     code = (
         "import sys, pathlib\n"
         "from bisect_trt.errors import UnavailableError\n"
-        "from bisect_trt.targets.base import Runtime\n"
+        "from bisect_trt.targets.runtime import Runtime\n"
         "from bisect_trt.targets.onnxrt import ALL, OFF, OnnxRuntimeSettings\n"
         "from bisect_trt.targets.base import TargetSettings\n"
         "try:\n"
