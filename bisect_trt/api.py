@@ -200,6 +200,7 @@ def _run(
     from bisect_trt.report.answers import answer_of  # noqa: PLC0415
     from bisect_trt.report.console import Console, QuietConsole  # noqa: PLC0415
     from bisect_trt.report.result import Result  # noqa: PLC0415
+    from bisect_trt.report.summary import summary_lines  # noqa: PLC0415
     from bisect_trt.session.binding import RUN_FILE  # noqa: PLC0415 - NumPy and ONNX are imported by the first call
     from bisect_trt.session.call import Call  # noqa: PLC0415
     from bisect_trt.session.ending import attempt, keeps_earlier  # noqa: PLC0415
@@ -265,7 +266,8 @@ def _run(
             leave_record(result, folder, (), console, None)
     if ending is not None and not answered:
         raise ending
-    return answer_of(result.to_json())
+    lines = tuple(f"{label}{text}" for label, text in summary_lines(result))
+    return answer_of(result.to_json(), lines)
 
 
 def _values(

@@ -34,7 +34,12 @@ def draft() -> str:
                 kinds.setdefault(name, {}).update(dict.fromkeys(text.split(" | ")))
     lines = []
     for name, several in kinds.items():
-        if name not in {"schema", "report", *Head.__struct_fields__} and not name.startswith("_"):
+        if name not in {
+            "schema",
+            "report",
+            "lines",
+            *Head.__struct_fields__,
+        } and not name.startswith("_"):
             union = " | ".join([*(each for each in several if each != "None"), "None"])
             lines.append(f"    {name}: Sought[{union}] = UNSET")
     words = {*re.findall(r"\w+", "\n".join(lines))} & vars(parts).keys() - {"Entry", "Any", "UNSET"}

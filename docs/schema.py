@@ -40,7 +40,8 @@ def schema() -> dict[str, Any]:
     parts["Number"] = {"anyOf": [{"type": "number"}, {"enum": ["inf", "-inf", "nan"]}]}
     for kind in kinds:
         part = parts[kind.__name__]
-        part["properties"].pop("other")
+        for unwritten in ("other", "lines"):
+            part["properties"].pop(unwritten)
         for name, described in part["properties"].items():
             if name not in part["required"]:  # nothing was found
                 part["properties"][name] = {"anyOf": [described, {"type": "null"}]}

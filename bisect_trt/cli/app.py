@@ -27,7 +27,8 @@ from bisect_trt.onnxlib.save import check_output
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import STDOUT, Params
 from bisect_trt.report.console import Console
-from bisect_trt.report.result import Result, write_junit, write_node_data
+from bisect_trt.report.exports import write_junit, write_node_data
+from bisect_trt.report.result import Result
 from bisect_trt.session.call import Call
 from bisect_trt.session.ending import attempt, keeps_earlier, system_errors
 from bisect_trt.session.paths import Paths

@@ -90,6 +90,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     export: Entry = {}
     report: Entry = {}
     other: Entry = {}
+    lines: Names = ()
+    """What the command line prints; it is not part of the JSON."""
 
     @property
     def exit_status(self) -> ExitStatus:
@@ -105,16 +107,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return plain values, as ``--json`` writes them, without fields for which nothing was found."""
         plain: Entry = to_plain(self)
         extra = plain.pop("other", {})
+        plain.pop("lines", None)
         return {"schema": self.schema, "culprits": [], "why": None, **plain, **extra}
 
     def summary(self) -> str:
         """Return the answer in at most 25 lines, as the command line prints it."""
-        from bisect_trt.report.result import result_of  # noqa: PLC0415 - its fields are those of answers
-        from bisect_trt.report.summary import summary_lines  # noqa: PLC0415 - it takes results
-
-        return "\n".join(
-            f"{label}{text}" for label, text in summary_lines(result_of(self.to_json()))
-        )
+        return "\n".join(self.lines)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.status}, {self.minimality}, {plural(len(self.culprits), 'culprit')}>"
@@ -345,8 +343,8 @@ ANSWERS: dict[str, type[Answer]] = {
 """By command; every other command has the fields of :class:`Answer`."""
 
 
-def answer_of(plain: Json) -> Answer:
-    """Return the typed answer from plain values, as ``--json`` writes them.
+def answer_of(plain: Json, lines: Names = ()) -> Answer:
+    """Return the typed answer from plain values, as ``--json`` writes them, and the lines of its summary.
 
     Raises:
         msgspec.ValidationError: A field is missing or has another type.
@@ -355,4 +353,4 @@ def answer_of(plain: Json) -> Answer:
     names = {field.encode_name for field in msgspec.structs.fields(kind)}
     fields = {name: value for name, value in plain.items() if value is not None}
     extra = {name: fields.pop(name) for name in fields.keys() - names}
-    return msgspec.convert({**fields, "other": extra}, kind, strict=False)
+    return msgspec.convert({**fields, "other": extra, "lines": lines}, kind, strict=False)

@@ -26,7 +26,7 @@ Draft = msgspec.defstruct(
     [
         (name, Sought[kind], UNSET)
         for name, kind in _kinds.items()
-        if name not in {"schema", "report", *Head.__struct_fields__}
+        if name not in {"schema", "report", "lines", *Head.__struct_fields__}
     ],
     bases=(Head,),
 )

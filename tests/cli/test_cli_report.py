@@ -24,8 +24,9 @@ from support import SHAPE, TARGET, chain, has, node_tag, overflowing, read_json,
 
 import bisect_trt
 from bisect_trt.onnxlib.nodes import Node
+from bisect_trt.report.exports import cases_of, write_junit
 from bisect_trt.report.parts import Status
-from bisect_trt.report.result import Result, cases_of, write_junit
+from bisect_trt.report.result import Result
 
 RUNS = Path(".bisect-trt")
 
