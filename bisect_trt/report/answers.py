@@ -91,7 +91,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     report: Entry = {}
     other: Entry = {}
     lines: Names = ()
-    """What the command line prints; it is not part of the JSON."""
+    """The summary, as the command line prints it; it is not part of the JSON."""
 
     @property
     def exit_status(self) -> ExitStatus:
