@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count, takewhile
 from pathlib import Path
 
 from bisect_trt.errors import (
@@ -17,7 +18,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.searches import Releases
 from bisect_trt.options.shared import Data, Search
 from bisect_trt.probe.prober import DoesNotReproduce
-from bisect_trt.report.reproducer import INPUTS, MODEL
+from bisect_trt.report.reproducer import EARLIER, INPUTS, MODEL
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.call import Call
@@ -135,7 +136,10 @@ def _open_reproducer(call: Call, folder: Path) -> None:
         values = values or call.source.inputs is not None
         call.source = replace(call.source, model=model)
     if not values and (folder / INPUTS).is_file():
-        call.options.change(Data, load_inputs=[folder / INPUTS])
+        # In the order in which reproduce.py runs them.
+        earlier = map(folder.joinpath, map(EARLIER.format, count(1)))
+        files = [*takewhile(Path.is_file, earlier), folder / INPUTS]
+        call.options.change(Data, load_inputs=files)
 
 
 def _none_fails(boundaries: Boundaries) -> BisectError:

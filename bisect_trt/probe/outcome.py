@@ -59,6 +59,8 @@ class MetricScore(msgspec.Struct, frozen=True):
         passed: Whether the score is within the bound; ``None`` without one.
         samples: The number of samples.
         of: The number of samples of the whole set.
+        first: The first step that is past the bound alone, and its score, where samples are steps;
+            ``None`` without one.
     """
 
     name: str
@@ -69,6 +71,7 @@ class MetricScore(msgspec.Struct, frozen=True):
     passed: bool | None
     samples: int
     of: int
+    first: tuple[int, float] | None = None
 
 
 @dataclass(frozen=True)

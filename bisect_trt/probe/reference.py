@@ -84,6 +84,7 @@ class Models:
         values: Values,
         target: TargetSettings | None = None,
         timeout: float | None = None,
+        earlier: Sequence[Values] = (),
     ) -> Arrays | Failed:
         """Return the outputs of a model by name, or the reason why it does not run; ``name`` names its files.
 
@@ -93,11 +94,13 @@ class Models:
             values: The arrays of its inputs by name.
             target: The runtime; ``None`` for the reference.
             timeout: Seconds; ``None`` without a limit.
+            earlier: What the same session runs before.
         """
         outputs = self._scratch(f"{name}.made.npz")
-        failed = self.collect(
-            self.write(name, model), self.feed(f"{name}.in", values), outputs, target, timeout
-        )
+        before = [self.feed(f"{name}.in-{place}", each) for place, each in enumerate(earlier)]
+        inputs = self.feed(f"{name}.in", values)
+        file = self.write(name, model)
+        failed = self.collect(file, inputs, outputs, target, timeout, earlier=before)
         return load_npz(outputs) if failed is None else failed
 
     def constants(self, network: Network, names: Sequence[str]) -> Arrays | Failed:
@@ -114,6 +117,7 @@ class Models:
         timeout: float | None = None,
         *,
         append: bool = False,
+        earlier: Sequence[Path] = (),
     ) -> Failed | None:
         """Run a model and leave its outputs in a file or a store; why it is not run, if so.
 
@@ -124,19 +128,16 @@ class Models:
             target: The runtime; ``None`` for the reference.
             timeout: Seconds; ``None`` without a limit.
             append: Whether the store keeps the tensors that it has.
+            earlier: The inputs of runs before in the same session; their outputs are dropped.
 
         Raises:
             UnavailableError: The reference takes too long or too much memory, or another process
                 ends the workers that run it.
         """
         settings = self.reference if target is None else target
-        if target is None:
-            reply = self.ask(
-                Collect(self._reference_once, model, (inputs,), (to,), append), timeout
-            )
-        else:
-            request = Collect(target, model, (inputs,), (to,), append)
-            reply = self.workers.ask(request, timeout)
+        fed = (*earlier, inputs)
+        request = Collect(target or self._reference_once, model, fed, (to,) * len(fed), append)
+        reply = (self.ask if target is None else self.workers.ask)(request, timeout)
         if isinstance(reply, Failed) and reply.kind in ("time-out", "memory") and target is None:
             raise ModelRefusedError(
                 f"{settings.describe()} does not get to the end of a model: {reply.message}."

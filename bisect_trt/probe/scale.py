@@ -41,6 +41,9 @@ class Scale(Struct, frozen=True):
             text += (
                 f", {'' if measured.passed else 'required: '}{side} {self.metric.say(self.bound)}"
             )
+        if measured.first and not measured.passed:
+            step, score = measured.first
+            text += f", past it first in step {step}: {self.metric.say(score)}"
         return f"{text} (of all {self.data.count} samples)"
 
     def score(self, measured: Scored) -> MetricScore:
@@ -54,4 +57,5 @@ class Scale(Struct, frozen=True):
             passed=measured.passed,
             samples=self.data.count,
             of=self.data.count,
+            first=measured.first,
         )

@@ -89,6 +89,7 @@ class ProgressLine:
         self.stopping = False
         self.place = ""
         self.title = ""
+        self.piece = ""
         self.probes = 0
         self.run = 0
         self.runs = 1
@@ -107,6 +108,7 @@ class ProgressLine:
     def step(self, title: str, units: int | None = None) -> None:
         """Begin a step; one that searches ``units`` has an expected number of probes."""
         self.title = f"{title}{self.place}"
+        self.piece = ""
         self.expect(units)
         if not self._shown:
             self.show()
@@ -140,13 +142,13 @@ class ProgressLine:
         return ", ".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Return the time with the probes, the step, and the best so far."""
+        """Return the time with the probes, the step with the nodes that are probed, and the best so far."""
         if self.stopping:
             return ["stopping: the best so far is being saved (Ctrl-C again: at once)"]
         elapsed = seconds(time.monotonic() - self._began, whole=True)
         head = f"{elapsed}  {', '.join(filter(None, self.parts()))}".rstrip()
         best = f"best so far: {self.best}" if self.best else ""
-        return [plain(line) for line in (head, self.title, best) if line]
+        return [plain(line) for line in (head, self.title + self.piece, best) if line]
 
     def parts(self) -> Iterator[str]:
         """Yield the number of probes, about how many the search takes and how long, and the longest work."""
@@ -165,9 +167,13 @@ class ProgressLine:
         yield f"run {self.run} of {self.runs}" if self.run and self.runs > 1 else ""
         turn = min([*gate.turns], key=attrgetter("since"), default=Turn())
         worked = time.monotonic() - turn.since
-        yield (
-            f"{turn.work}{turn.step} for {seconds(worked, whole=True)}" if worked >= LONG_S else ""
-        )
+        if worked < LONG_S:
+            return
+        runs = f" {turn.run} of {turn.runs}" if turn.runs else ""
+        yield f"{turn.work}{runs} for {seconds(worked, whole=True)}"
+        if turn.run > 1:
+            remaining = worked / (turn.run - 1) * (turn.runs - turn.run + 1)
+            yield f"the rest in about {seconds(remaining, whole=True)}"
 
     def show(self) -> None:
         """Show the lines until :meth:`hide`."""

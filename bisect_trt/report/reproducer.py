@@ -287,6 +287,8 @@ class Reproducer(Struct, frozen=True):
                 onnx.save(self.ran, str(folder / self.target_model))
                 files.insert(1, self.target_model)
             save_npz(folder / INPUTS, self.inputs)
+            for stale in folder.glob(EARLIER.format("*")):
+                stale.unlink()
             for number, sample in enumerate(self.earlier, 1):
                 files.append(EARLIER.format(number))
                 save_npz(folder / files[-1], sample)

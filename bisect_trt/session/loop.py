@@ -37,7 +37,7 @@ from bisect_trt.session.subject import Subject
 from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, required_severity
-from bisect_trt.tensors.files import Arrays, NpzFile, replacing, save_npz
+from bisect_trt.tensors.files import Arrays, NpzFile, replacing, save_npz, save_samples
 from bisect_trt.tensors.info import Array, rounded
 from bisect_trt.tensors.state import state_after
 from bisect_trt.tensors.tolerance import ToleranceOptions
@@ -181,6 +181,19 @@ class LoopRun(Struct, frozen=True):
                 find_edges(self.steps, ask, first - 1)
                 return dict(sorted(errors.items()))
         return self.compare(own_state=False)
+
+    def samples(self, step: int) -> list[Arrays]:
+        """Return the inputs of a wrong step with its state; steps before come first where it fails only after other runs."""
+        sample = Sample(self.file("inputs", step), self.file("golden", step), self.before(step))
+        reply = self.subject.workers.ask(structs.replace(self._request(sample), same=False))
+        needed = {step}
+        if not isinstance(reply, Failed) and all(each.passed for each in reply.comparisons):
+            # The target may keep something of its first run, or of the last.
+            needed |= {1, step - 1 or step}
+            self.subject.console.warn(
+                f"step {step} alone is right, so the search runs step 1 and the step before it first, in the same session"
+            )
+        return [self.fed(each) for each in sorted(needed)]
 
     def _chunks(self, size: int, runtime: str) -> Iterator[range]:
         """Yield the numbers of the steps of each request, and show where the run is."""
@@ -535,8 +548,11 @@ def enter_step(
         raise DoesNotReproduce(describe_steps(steps))
     console.progress.place = f" (step {steps.step} of {run.steps})"
     file = run.file("step", steps.step)
-    sample = run.fed(steps.step)
-    save_npz(file, {name: rounded(value, types[name]) for name, value in sample.items()})
+    samples = [
+        {name: rounded(value, types[name]) for name, value in sample.items()}
+        for sample in run.samples(steps.step)
+    ]
+    save_samples(file, samples)
     result.steps = structs.replace(steps, inputs=str(file))
     data = replace(
         subject.settings.data, input_shapes={}, load_inputs=(file,), data_loader_script=None

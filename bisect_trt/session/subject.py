@@ -579,6 +579,9 @@ class Subject:
             outputs,
         )
         title = f"{self.units.count(bare)} of {len(self.units)} units"
+        searched = bare.intersection(self.units.searched) or bare
+        ends = dict.fromkeys(self.network.order[pick(searched)] for pick in (min, max))
+        self.console.progress.piece = f" {' to '.join(map(self.network.describe, ends))}"
         candidate = Candidate(piece, piece.inputs, piece.outputs, title, bare, held=held)
         return candidate if self.freed is None else self.freed.dress(candidate)
 
@@ -587,6 +590,11 @@ class Subject:
         if candidate.values is not None:
             return {name: candidate.values[name] for name in names if name in candidate.values}
         return [self.reference, *self.reference.more][candidate.sample - 1].select(names)
+
+    def earlier(self, candidate: Candidate) -> list[Values]:
+        """Return the inputs of the samples before the one that a candidate fails on, which its probes run in the same session."""
+        numbers = range(1, candidate.sample if candidate.values is None else 1)
+        return [self.values(replace(candidate, sample=each), candidate.inputs) for each in numbers]
 
     def feeds(self) -> list[Path]:
         """Write the values of each sample for workers; return the files."""

@@ -8,7 +8,7 @@ method :meth:`~Opinions.judge` compares them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -620,11 +620,13 @@ def arbitrate(
         dict(subject.values(answer, names)) for names in (answer.inputs, answer.outputs)
     )
     marked = mark_decisions(answer.proto)
+    earlier = subject.earlier(answer)
 
     def run(
         model: onnx.ModelProto, values: Values = inputs, on: TargetSettings | None = None
     ) -> Computed:
-        return _run(subject, model, values, on)
+        # The target may keep something of the samples before.
+        return _run(subject, model, values, on, earlier if on == settings else ())
 
     def with_decisions(made: Values, on: TargetSettings | None = None) -> Values:
         """Return the outputs with the tensors that decisions read marked; none if that model does not run."""
@@ -727,13 +729,16 @@ def _attempt(compute: Callable[[], Computed]) -> Computed:
 
 
 def _run(
-    subject: Subject, model: onnx.ModelProto, fed: Values, on: TargetSettings | None = None
+    subject: Subject,
+    model: onnx.ModelProto,
+    fed: Values,
+    on: TargetSettings | None = None,
+    earlier: Sequence[Values] = (),
 ) -> Computed:
-    """Return the outputs of a model on a target; on the reference without one."""
+    """Return the outputs of a model on a target, in a session that ran other inputs ``earlier``; on the reference without one."""
     try:
-        outputs = subject.models.run(
-            "fault", model, fed, on, EVALUATOR_SECONDS if on == EVALUATOR else None
-        )
+        timeout = EVALUATOR_SECONDS if on == EVALUATOR else None
+        outputs = subject.models.run("fault", model, fed, on, timeout, earlier)
     except BisectError as error:
         return str(error)
     return outputs.message if isinstance(outputs, Failed) else outputs

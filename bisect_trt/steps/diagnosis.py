@@ -205,12 +205,7 @@ class Diagnosis(Struct, frozen=True):
         lost = _without_values(subject)
         compares = check.metric is None
         package = None if target is None else target.target.package(target)
-        loop = session.result.steps
-        step = Path(str(loop and loop.inputs))
         steps = {
-            f"the first step before it, which a runtime may not forget (--load-inputs {step.with_name('inputs-1.npz')} {step})": (
-                loop and loop.step != 1
-            ),
             f"other inputs: {quoted(lost)} has no elements, or at least half of them are NaN or Inf": lost,
             "the precision of the failing deployment (--fp16, --bf16, ...)": target
             and not target.low_precisions,

@@ -27,7 +27,7 @@ from bisect_trt.steps.minimal_case import (
     by_blame,
 )
 from bisect_trt.steps.shrink import shrink
-from bisect_trt.tensors.files import save_npz
+from bisect_trt.tensors.files import Arrays, save_npz
 
 _SHOWN = 12
 
@@ -101,8 +101,17 @@ def write_reduced(
     if prober.ledger.outcome(again.key) is not None:
         console.say("  the same bytes were probed once more just now")
     record = prober.probe(again)
+    subject = session.subject
+    alone: Arrays = {}
     for path, names in ((settings.inputs, answer.inputs), (settings.golden, answer.outputs)):
-        save_npz(path, session.subject.values(answer, names))
+        values = subject.values(answer, names)
+        save_npz(path, values)
+        alone |= values
+    if subject.earlier(answer) and not prober.probe(replace(read_back, values=alone)).fails:
+        console.warn(
+            f"it fails only after other samples in the same session, and {settings.inputs} has the last one: "
+            "`bisect-trt diagnose` writes all"
+        )
     culprits = session.subject.describe_nodes(by_blame(session, answer))
     return minimum if record.fails else session.disagreed(minimum, record), culprits
 

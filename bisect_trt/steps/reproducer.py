@@ -39,7 +39,6 @@ from bisect_trt.session.subject import Subject
 from bisect_trt.steps.minimal_case import JudgedCase, describe_answer
 from bisect_trt.steps.placement import place_nodes
 from bisect_trt.targets.base import TargetSettings
-from bisect_trt.tensors.files import Values
 from bisect_trt.worker.place import rerun_command
 from bisect_trt.worker.process import gate, run_to_end
 from bisect_trt.worker.protocol import Failed
@@ -218,7 +217,7 @@ def leave_reproducer(
     # The script runs as the reader of the report will run it, in a process without the tool's
     # state.
     trial = _try_script(session, folder, outcome.seconds)
-    earlier = _samples_before(subject, candidate) if trial.shows is False else []
+    earlier = subject.earlier(candidate) if trial.shows is False else []
     if earlier:
         # The target may keep something of the runs before.
         reproducer = structs.replace(reproducer, earlier=earlier)
@@ -240,12 +239,6 @@ def leave_reproducer(
         steady,
         disguised is not None,
     )
-
-
-def _samples_before(subject: Subject, candidate: Candidate) -> list[Values]:
-    """The inputs of the samples before the one that a candidate fails on."""
-    numbers = range(1, candidate.sample if candidate.values is None else 1)
-    return [subject.values(replace(candidate, sample=each), candidate.inputs) for each in numbers]
 
 
 def _read_back(session: Session, candidate: Candidate, folder: Path) -> tuple[Candidate, Record]:

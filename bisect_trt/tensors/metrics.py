@@ -462,8 +462,17 @@ class Evaluation(Struct, frozen=True):
             outputs = model({**load_npz(self.inputs(place)), **state_after(self.state, outputs)})
             yield outputs
 
-    def score(self, metric: Metric, outputs: Iterable[Outputs]) -> float:
-        """Return the metric of the outputs for each sample; NaN if the weights sum to 0."""
+    def score(
+        self, metric: Metric, outputs: Iterable[Outputs], alone: dict[int, float] | None = None
+    ) -> float:
+        """Return the metric of the outputs for each sample; NaN if the weights sum to 0.
+
+        Args:
+            metric: The metric.
+            outputs: The outputs for each sample.
+            alone: Gets the metric of each sample by its number from 1, of a metric that is a mean
+                over samples.
+        """
         places = range(self.count)
         total = 0.0
         weight = 0.0
@@ -475,4 +484,6 @@ class Evaluation(Struct, frozen=True):
             term, share = metric.of_sample(ours, self._expected(place), self.labels(place))
             total = total + term
             weight = weight + share
+            if alone is not None:
+                alone[place + 1] = float(metric.of_mean(term / share))
         return float(metric.of_mean(total / weight)) if weight else math.nan

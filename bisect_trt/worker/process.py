@@ -270,12 +270,13 @@ class Turn:
     def __init__(self) -> None:
         self.begin("checking")
 
-    def begin(self, work: str, step: str = "") -> None:
-        """Begin other work, or another step of the same, as the events of ``worker/protocol.py`` name them."""
+    def begin(self, work: str, run: int = 0, runs: int = 0) -> None:
+        """Begin other work, or one of several runs of the same, as the events of ``worker/protocol.py`` name them."""
         if work != self.work:
             self.since = time.monotonic()
         self.work = work
-        self.step = step
+        self.run = run
+        self.runs = runs
 
 
 class MemoryGate:

@@ -69,12 +69,18 @@ class Compared(Struct, frozen=True):
 
 
 class Scored(Struct, frozen=True):
-    """The score of a model, and whether it is within its bound (``None`` without one); the rest as for :class:`Compared`."""
+    """The score of a model, and whether it is within its bound (``None`` without one).
+
+    Attributes:
+        layers: As for :class:`Compared`, and so is ``latency_ms``.
+        first: The first step past the bound, and its score; ``None`` without one.
+    """
 
     value: float
     passed: bool | None = None
     layers: tuple[Fields, ...] = ()
     latency_ms: float | None = None
+    first: tuple[int, float] | None = None
 
 
 class Blocks(Struct, frozen=True):
@@ -329,4 +335,4 @@ model."""
 READY = {"work": "building"}
 """Sent when the runtime is loaded: the time until then does not count for the model."""
 LOADED = {"work": "running"}
-"""Sent when the target has built or loaded the model, with the ``step`` before each of several samples."""
+"""Sent when the target has built or loaded the model, with ``run`` and ``runs`` before each of several samples."""

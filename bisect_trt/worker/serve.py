@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -181,7 +181,7 @@ class Worker:
     """Answers requests; runtimes stay loaded between them."""
 
     def __init__(
-        self, place: Connection | None = None, tell: Callable[[Mapping[str, str]], object] = bool
+        self, place: Connection | None = None, tell: Callable[[Fields], object] = bool
     ) -> None:
         """Targets run in ``place`` if it is given; ``tell`` is called with the events of a request."""
         self._place = place
@@ -261,7 +261,7 @@ class Worker:
 
     def _begin(self, number: int, samples: int) -> None:
         """Tell that the loaded model runs a sample, and which of several."""
-        self._tell({**LOADED, "step": f" {number} of {samples}"} if samples > 1 else LOADED)
+        self._tell({**LOADED, "run": number, "runs": samples} if samples > 1 else LOADED)
 
     def _build(self, request: BuildEngine) -> None:
         self._runtime(request.target).load(request.model, load_npz(request.inputs))
@@ -290,10 +290,12 @@ class Worker:
     def _collect(self, request: Collect) -> None:
         before = request.before
         session: RuntimeSession | None = None
+        ranges = _ranges(request.target, request.inputs, load_npz)
+        runtime = self._runtime(request.target)
         for number, inputs, to in zip(count(1), request.inputs, request.to):
             feed: Feed = load_npz(inputs) | state_after(request.state, before)
             # The first feed gives the shapes; a state that grows is run by the same session.
-            session = session or self._runtime(request.target).load(request.model, feed)
+            session = session or runtime.load(request.model, feed, ranges)
             self._begin(number, len(request.inputs))
             before = to
             if request.append:
@@ -344,24 +346,27 @@ class Worker:
         def fed(sample: Feed) -> Feed:
             return sample if before is None else {**sample, **run(before, sample)}
 
+        numbers = count(1)
+
         def outputs(sample: Feed) -> Feed:
+            self._begin(next(numbers), data.count)
             results = run(session, fed(sample))
             return results if after is None else {**results, **run(after, {**sample, **results})}
 
         session = self._runtime(request.target).load(request.model, fed(first))
-        self._tell(LOADED)
-        value = data.score(metric, data.run(outputs))
+        # What a step may score with labels differs from step to step.
+        alone: dict[int, float] | None = {} if data.state and not data.labelled else None
+        value = data.score(metric, data.run(outputs), alone)
         passed = None
-        if scoring.bound is not None:
+        past: list[tuple[int, float]] = []
+        if (bound := scoring.bound) is not None:
+            slack = 1e-9 * max(abs(bound), 1.0)
+            sign = 1 if metric.lower_is_better else -1
             # NaN is not on its good side.
-            slack = 1e-9 * max(abs(scoring.bound), 1.0)
-            passed = (
-                value <= scoring.bound + slack
-                if metric.lower_is_better
-                else value >= scoring.bound - slack
-            )
+            passed = sign * (value - bound) <= slack
+            past = [pair for pair in (alone or {}).items() if not sign * (pair[1] - bound) <= slack]
         latency = median_ms(session, fed(first)) if request.timed else None
-        return Scored(value, passed, _layers(session, request), latency)
+        return Scored(value, passed, _layers(session, request), latency, *past[:1])
 
     def _measure(self, request: Measure) -> Measured:
         feed = load_npz(request.inputs)
@@ -434,31 +439,32 @@ class Worker:
         return memory
 
     def _prepare(self, request: Compare) -> RuntimeSession:
-        runtime = self._runtime(request.target)
         feed = feed_of(request, request.samples[0])
-        ranges = _ranges(request)
-        load = partial(runtime.load, ranges=ranges) if ranges else runtime.load
+        ranges = _ranges(request.target, request.samples, partial(feed_of, request))
+        load = self._runtime(request.target).load
         if not request.same:
-            return load(request.model, feed)
+            return load(request.model, feed, ranges)
         # An engine is built for the shapes of its inputs, so others need another one.
         shapes = shapes_of(feed) if request.target.target.compiles else {}
         key = request.target, request.model.read_bytes(), shapes, ranges
         if self._last is None or self._last[0] != key:
             # The last model goes before the next one comes: two may not fit.
             self._last = None
-            self._last = key, load(request.model, feed)
+            self._last = key, load(request.model, feed, ranges)
         return self._last[1]
 
 
-def _ranges(request: Compare) -> dict[str, Sequence[Sizes]]:
-    """Return the smallest and the largest shape of each input over the samples, where several are compared.
+def _ranges(
+    target: TargetSettings, samples: Sequence[Any], feed: Callable[[Any], Feed]
+) -> dict[str, Sequence[Sizes]]:
+    """Return the smallest and the largest shape of each input over the samples, where there are several.
 
     A runtime that compiles for a range of shapes needs them before it sees the second sample.
     """
     # One sample needs no profile: its shape is built as it is.
-    if len(request.samples) < 2 or not request.target.target.compiles:
+    if len(samples) < 2 or not target.target.compiles:
         return {}
-    shapes = [shapes_of(feed_of(request, sample)) for sample in request.samples]
+    shapes = [shapes_of(feed(sample)) for sample in samples]
     return {
         name: [
             tuple(map(pick, *(sample_shapes[name] for sample_shapes in shapes)))

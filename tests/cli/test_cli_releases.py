@@ -100,8 +100,16 @@ class InferenceSession(InferenceSession):
     def run(self, *arguments, **others):
         return [each + (each > 1) for each in super().run(*arguments, **others)]
 """
+KEEPS = """
+class InferenceSession(InferenceSession):
+    runs = 0
+    def run(self, *arguments, **others):
+        self.runs += 1
+        return [each + (self.runs > 2) for each in super().run(*arguments, **others)]
+"""
 KINDS = {
     "A": OFF_ABOVE_ONE,
+    "K": KEEPS,
     "D": UNFUSED,
     "E": SIGNED,
     "L": LAST_NODE,
@@ -324,6 +332,22 @@ def test_a_reproducers_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> No
     )
     candidates = Path(str(result.artifacts["run"])) / "candidates"
     assert {float(arrays(path)["x"][0, 0]) for path in candidates.glob("*/inputs.npz")} == {7.0}
+
+
+def test_a_reproducers_folder_with_samples_before(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each release runs them in the same session, in their order."""
+    releases(here, "PK").tell(monkeypatch)
+    folder = here / "reproducer"
+    folder.mkdir()
+    chain(folder / "model.onnx")
+    for place, name in enumerate(("earlier-1", "earlier-2", "inputs")):
+        np.savez(folder / f"{name}.npz", x=np.full((2, 3), place, np.float32))
+    status, result, printed = ask(here, folder, "--onnxrt")
+    assert (status, result["first_failing"]) == (0, "1.1")
+    assert "sample 3: " in printed
+    assert "sample 2: " not in printed
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ def test_progress_names_the_step_that_is_searched(
     lines = capfd.readouterr().err
     assert "steps 1 to 9 of 9 on the target" in lines
     assert "Write a reproducer to m-reproducer, and run it (step 7 of 9)" in lines
+    assert re.search(r" \(step 7 of 9\) Mul 'big'$", lines, re.MULTILINE)
 
 
 def test_feedback_that_magnifies_rounding_is_drift(cli: CommandLine, here: Path) -> None:
@@ -816,23 +818,47 @@ def test_two_runs_of_a_step_that_differ_are_no_drift(ends_and_body: tuple[str, s
     assert "magnifies" not in said
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("here")
-def test_a_target_that_keeps_something_of_a_run() -> None:
-    """The step alone is right; with the first step before it, it is wrong, and the answer says how to run both."""
+@pytest.fixture
+def keeps(here: Path) -> tuple[str, ...]:
+    """A model and a target that is wrong on four rows and more behind fewer."""
     ends = "(float[p, 64] past, float[1, 64] x) => (float[q, 64] present)"
     body = "c = Concat<axis = 0>(past, x) present = Sqrt(c)"
     model = text_model(ends, body, opset=17)
     model.graph.node[1].name = "bad"
-    onnx.save(model, "m.onnx")
-    words = ("diagnose", "m.onnx", "--unsteady", "--fault", "grown:4", "--json", "r.json")
-    ran = unsteady(*words, "--steps", "7", "-o", "out").ended(1)
+    onnx.save(model, str(here / "m.onnx"))
+    return ("m.onnx", "--unsteady", "--fault", "grown:4", "--steps", "7", "--json", "r.json")
+
+
+def test_a_target_that_keeps_something_of_a_run(keeps: tuple[str, ...]) -> None:
+    """The step alone is right, so the steps before it are run first, by whatever judges it."""
+    ran = unsteady("diagnose", *keeps, "-o", "out").ended(0)
     assert ran.result["steps"]["failing"] == [[5, 7]]
-    said = " ".join(ran.out.split())
-    files = said.partition("which a runtime may not forget (--load-inputs ")[2].partition(")")[0]
-    both = unsteady(*words, "--load-inputs", *files.split(), "-o", "out").ended(0)
-    assert [node["name"] for node in both.result["culprits"]] == ["bad"]
-    assert both.result["minimality"] == "1-minimal"
-    assert "1 other samples first, in the same session" in Path("out/README.md").read_text()
+    assert [node["name"] for node in ran.result["culprits"]] == ["bad"]
+    assert ran.result["minimality"] == "1-minimal"
+    assert ran.result["fault"]["whose"] == "target"
+    assert "warning: step 5 alone is right" in ran.err
+    assert "it runs `earlier-1.npz` first" in Path("out/README.md").read_text()
     assert Path("out/earlier-1.npz").exists()
-    assert "internal error" not in both.err
+
+
+@pytest.mark.slow
+def test_a_reduced_model_that_fails_after_others_says_so(keeps: tuple[str, ...]) -> None:
+    ran = unsteady("reduce", *keeps, "-o", "small.onnx").ended(0)
+    assert "it fails only after other samples in the same session" in ran.err
+    inputs = ran.result["steps"]["inputs"]
+    words = ("run", "m.onnx", *keeps[1:4])
+    assert unsteady(*words, "--load-inputs", inputs).ended(1)
+    assert unsteady(*words, "--load-inputs", f"{Path(inputs).with_suffix('')}-3.npz").ended(0)
+
+
+@pytest.mark.parametrize(("metric", "first"), [("cosine", [7, -1.0]), ("psnr:y", [7, -100.0])])
+def test_a_metric_names_the_first_step_past_its_bound(
+    cli: CommandLine, here: Path, metric: str, first: list[float]
+) -> None:
+    save_text(here / "m.onnx", *SUMS)
+    ones(9)
+    words = ["run", "m.onnx", *FP16, "--load-inputs", "x.npz", "--steps", "9", "--metric", metric]
+    ran = cli(*words, "--max-drop", "40%", "--json", "r.json").ended(1)
+    assert ran.result["metric"]["first"] == first
+    assert f"past it first in step 7: {first[1]:g}" in " ".join(ran.out.split())
+    assert "first" not in cli(*words, "--max-drop", "300%", "--json", "r.json").result["metric"]

@@ -147,7 +147,7 @@ class StandInRuntime:
     def lowered(self, model: Path) -> None:  # noqa: ARG002 - the protocol's
         return None
 
-    def load(self, model: Path, feed: Mapping[str, Any] | None = None) -> Any:  # noqa: C901 - a case a command
+    def load(self, model: Path, feed: Any = None, ranges: object = None) -> Any:  # noqa: ARG002, C901 - the protocol's; a case a command
         from bisect_trt.targets.messages import BuildError, RunError
 
         self._served += 1

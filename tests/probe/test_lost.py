@@ -8,7 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +32,7 @@ from support import (
     script,
 )
 
+from bisect_trt.aliases import Fields
 from bisect_trt.errors import UnavailableError
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending
@@ -247,17 +248,17 @@ def test_an_error_of_a_plug_in_comes_over_as_one_of_ours(
 
 
 def test_it_tells_which_of_several_samples_runs(compare: Compare) -> None:
-    told: list[Mapping[str, str]] = []
+    told: list[Fields] = []
     both = structs.replace(compare, samples=compare.samples * 2)
     Worker(tell=told.append).serve(Order(both, Path("log"), Path()))
     turn = Turn()
     for event in told:
         turn.begin(**event)
-    running = [event["step"] for event in told if event["work"] == "running"]
-    assert running == [" 1 of 2", " 2 of 2"]
+    running = [(event["run"], event["runs"]) for event in told if event["work"] == "running"]
+    assert running == [(1, 2), (2, 2)]
     since = turn.since
-    turn.begin("running", " 3 of 3")
-    assert (turn.since, turn.step) == (since, " 3 of 3")
+    turn.begin("running", 3, 3)
+    assert (turn.since, turn.run) == (since, 3)
 
 
 @pytest.mark.parametrize(

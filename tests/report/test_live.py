@@ -38,6 +38,7 @@ from bisect_trt.report.result import Result
 from bisect_trt.report.summary import MOST_LINES, WIDTH, grouped, summary, summary_lines
 from bisect_trt.report.text import plain
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.worker.process import gate
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=80)
 """Anything a model, a check or a path may be called, wide and control characters too."""
@@ -104,6 +105,21 @@ def test_the_time_left_is_not_that_of_the_first_probes(monkeypatch: pytest.Monke
         clock[0] += took
         line.probed(record(number, Verdict.PASS, "3 of 5 units"))
     assert "4 of about 7 probes, about 3 s left in this step" in line.text()
+
+
+def test_the_first_of_many_runs_say_when_the_rest_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    line = console.ProgressLine(enabled=False)
+    with gate.turn() as turn:
+        turn.begin("running", 1, 64)
+        clock[0] += 4
+        assert "rest" not in line.text()
+        turn.begin("running", 5, 64)
+        clock[0] += 4
+        assert "running 5 of 64 for 8 s, the rest in about 2 min 0 s" in line.text()
 
 
 def test_no_time_is_left_where_the_number_of_probes_is_not_known() -> None:
