@@ -46,7 +46,7 @@ from bisect_trt.session.free_dims import Freed
 from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.runtime import Lowering
 from bisect_trt.tensors.files import Values, common_shapes, sha256_of
-from bisect_trt.tensors.info import TensorInfo
+from bisect_trt.tensors.info import TensorInfo, tensor_of
 from bisect_trt.tensors.inputs import LABELS, Sample, given_samples, loaded_names, make_inputs
 from bisect_trt.tensors.inputs import resized as resized_values
 from bisect_trt.tensors.store import swap_limit
@@ -588,7 +588,11 @@ class Subject:
     def values(self, candidate: Candidate, names: Sequence[str]) -> Values:
         """Return the known values of some of a candidate's inputs or outputs."""
         if candidate.values is not None:
-            return {name: candidate.values[name] for name in names if name in candidate.values}
+            return {
+                name: value
+                for name, value in candidate.values.items()
+                if name in names or tensor_of(name) in names
+            }
         return [self.reference, *self.reference.more][candidate.sample - 1].select(names)
 
     def earlier(self, candidate: Candidate) -> list[Values]:

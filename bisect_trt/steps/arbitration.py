@@ -645,7 +645,7 @@ def arbitrate(
     reference_values = {**with_decisions(golden), **golden}
     fault = Opinions(
         marked,
-        tuple(each for each in answer.outputs if each in golden),
+        tuple(each for each in answer.outputs if each in {*golden, *map(tensor_of, golden)}),
         inputs,
         reference_values,
         made,

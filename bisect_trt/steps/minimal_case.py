@@ -264,11 +264,17 @@ def _followed(session: Session, minimum: Minimum, *, held: bool = False) -> Mini
     ledger = session.prober.ledger
     if not ledger.is_broken:
         return minimum
+    refused = max(minimum.units, default=None)
     # Small parts first: the fewest nodes beside the wrong ones.
     for part in sorted(minimum.refused, key=lambda part: (len(part), sorted(part))):
         outcome = ledger.outcome(subject.cut(part, held=held).key)
         searched = [unit for unit in subject.units.searched if unit in part]
-        if outcome is None or outcome.ending is not Ending.MISMATCHED or not searched:
+        if (
+            outcome is None
+            or outcome.ending is not Ending.MISMATCHED
+            or refused in part
+            or not searched
+        ):
             continue
         session.console.say("  a part of it is not refused but wrong: search that first")
         ledger.follow(outcome)

@@ -79,3 +79,18 @@ def test_wrong_values_are_named_and_not_the_refusal_that_comes_of_them(
     result = cli(*words).ended(0).result
     assert [each["outputs"] for each in result["culprits"]] == [["bad"]]
     assert result["minimality"] == "1-minimal"
+
+
+def test_wrong_values_behind_the_refused_node_are_no_reason_for_it(
+    cli: CommandLine, here: Path
+) -> None:
+    text = "up = Neg(x) bad = Exp(up) y = Relu(bad)"
+    onnx.save(text_model("(float[2, 3] x) => (float[2, 3] y)", text, opset=17), here / "m.onnx")
+    change = onnx_tool(
+        "made = {node.output[0]: node for node in model.graph.node}\n"
+        "if 'bad' in made: made['bad'].op_type = 'Tanh'\n"
+        "if {'up', 'bad'} <= made.keys(): made['up'].op_type = 'Mystery'"
+    )
+    words = ("reduce", "m.onnx", "-o", "r.onnx", "--json", "r.json")
+    result = cli(*words, "--through", change).ended(3).result
+    assert {each["outputs"][0] for each in result["culprits"]} == {"up", "bad"}

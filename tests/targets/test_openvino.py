@@ -188,6 +188,39 @@ def test_without_a_workaround_the_nodes_keep_their_proof(cli: CommandLine) -> No
     assert "resume" not in ran.out  # nothing is left to do
 
 
+def test_what_is_refused_for_an_operator_before_it_is_not_named(cli: CommandLine) -> None:
+    """OpenVINO has no rule for a domain's alias; so it cannot tell the rank that the Conv behind it needs."""
+    save(
+        Path("m.onnx"),
+        [
+            make("Abs", ["x"], ["a"]),
+            make("Relu", ["a"], ["r"], domain="ai.onnx"),
+            make("Neg", ["r"], ["n"]),
+            make("Conv", ["n", "w"], ["y"]),
+        ],
+        weights={"w": np.ones((1, 2, 1), np.float32)},
+        shape=(1, 2, 3),
+    )
+    words = ("reduce", "m.onnx", "-o", "r.onnx", "--openvino", "--json", "r.json")
+    result = cli(*words, "--no-other-release").ended(0).result
+    assert [node["op"] for node in result["culprits"]] == ["Relu"]
+    assert result["minimality"] == "1-minimal"
+
+
+def test_the_reference_runs_what_makes_a_sequence(cli: CommandLine) -> None:
+    """OpenVINO inserts into no sequence that is an output; the case with smaller tensors is computed by the others."""
+    body = "a = Abs(x) s = SplitToSequence<axis = 0, keepdims = 0>(a) y = SequenceInsert(s, v)"
+    save_text(
+        Path("m.onnx"),
+        "(float[3, 4] x) => (seq(float[4]) y)",
+        body,
+        {"v": np.ones(4, np.float32)},
+    )
+    words = ("reduce", "m.onnx", "-o", "r.onnx", "--openvino", "--json", "r.json")
+    result = cli(*words, "--no-other-release").result
+    assert result["fault"]["whose"] == "target"
+
+
 def test_the_cause_of_a_wrong_value(cli: CommandLine) -> None:
     path = quantized(Path("model.onnx"))
     if cli("run", path, "--openvino").status == 0:

@@ -367,6 +367,7 @@ _OPTIONS = (
     ("session.disable_prepacking", "1"),
     ("session.disable_aot_function_inlining", "1"),
     ("session.x64quantprecision", "1"),
+    ("session.qdq_matmulnbits_accuracy_level", "1"),
 )
 """Options of a session, and what each is turned to; one that this release does not know changes
 nothing.

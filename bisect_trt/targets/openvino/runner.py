@@ -50,6 +50,12 @@ _RESULT = "/sink_port_0"
 """The suffix that OpenVINO's frontend appends to the name of a model's output."""
 _SOURCE = re.compile(r" at \S+\.(?:cpp|hpp|h):\d+:?|^\s*Exception from \S+:\d+:?", re.MULTILINE)
 """Paths of OpenVINO's source in its messages."""
+_CONSEQUENCE = re.compile(
+    r"Failed operations detailed log:.*(?=Summary:\s+-- No conversion rule)"
+    r"|(?<=No conversion rule)(?P<rule>[^\n]*\n)-- Conversion is failed for:[^\n]*",
+    re.DOTALL,
+)
+"""Operations that are not converted because one before them has no conversion rule."""
 _BITS = {"bf16": "bfloat16"}
 """Types that NumPy lacks, as ml_dtypes calls them; their bits are 16."""
 _OPENVINO_TYPES = {
@@ -324,7 +330,7 @@ def _to_array(tensor: Any) -> Any:
 
 def said(error: Exception) -> str:
     """Return OpenVINO's message on one line, without the places in its source."""
-    return clean_message(_SOURCE.sub("", str(error)))
+    return clean_message(_CONSEQUENCE.sub(r"\g<rule>", _SOURCE.sub("", str(error))))
 
 
 _THREAD = concurrent.futures.ThreadPoolExecutor(1)
