@@ -183,6 +183,7 @@ class LayerwiseGroup(TypedDict, total=False):
 
     timeout: float
     isolate: bool
+    debug_tensors: bool
     latency: bool
     baseline: str
     no_other_release: bool

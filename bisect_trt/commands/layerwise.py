@@ -61,10 +61,12 @@ def run(call: Call) -> Result:
     if options.baseline is not None and not options.latency:
         raise MissingOptionError("--baseline needs --latency; add it.")
     conflicting = written(call[CompareOptions])[:1] or ["--isolate"] * options.isolate
+    conflicting += ["--debug-tensors"] * options.debug_tensors
     if options.latency and conflicting:
         raise ConflictError(
             f"--latency compares no values, so {conflicting[0]} has no effect; drop one."
         )
+    target = _with_debug_tensors(target) if options.debug_tensors else target
     tolerance = tolerance_options(call[CompareOptions], target)
     opened = call.open()
     with opened.examined(options.timeout, target) as session:
@@ -118,6 +120,17 @@ def run(call: Call) -> Result:
         if passes:
             console.answer("The error does not reach the model's own outputs.")
         return result.end()
+
+
+def _with_debug_tensors(target: TargetSettings) -> TargetSettings:
+    """Return a target that hands out the tensors that its compiler keeps.
+
+    Raises:
+        ConflictError: It cannot.
+    """
+    if not hasattr(target.target.own, "debug_tensors"):
+        raise ConflictError(f"--debug-tensors: {target.target.title} has none; leave it out.")
+    return target.with_own(debug_tensors=True)
 
 
 def _isolated(look: Marking, layers: LayerComparison) -> LayerComparison:

@@ -455,6 +455,10 @@ class Layerwise:
     isolate: Annotated[
         bool, switch("Also show the error of each layer alone, with inputs from the reference.")
     ] = False
+    debug_tensors: Annotated[
+        bool,
+        switch("Compare the tensors that the compiler keeps, without marks (TensorRT 10.12 on)."),
+    ] = False
     latency: Annotated[
         bool, switch("Show the time of each layer beside the baseline's, instead of its values.")
     ] = False

@@ -163,7 +163,22 @@ class Marking(Struct, frozen=True):
     def marked(self, names: Sequence[str]) -> Compared | Failed:
         """Run the model with these tensors as outputs, beside its own."""
         shown = [*dict.fromkeys([*names, *self._known_outputs])]
-        return self.run(self.subject.marked(dict.fromkeys([*shown, *self.outputs])), shown)
+        if not self.target.debug_tensors:
+            return self.run(self.subject.marked(dict.fromkeys([*shown, *self.outputs])), shown)
+        reply = self.run(self.subject.network.proto, shown)
+        if isinstance(reply, Failed):
+            return reply
+        comparisons = reply.comparisons
+        fused = [
+            each.name
+            for each in comparisons
+            if each.kind is ComparisonKind.MISSING and each.name not in self.outputs
+        ]
+        return structs.replace(
+            reply,
+            comparisons=tuple(each for each in comparisons if each.name not in fused),
+            skipped={**reply.skipped, **dict.fromkeys(fused, "the compiler does not keep it")},
+        )
 
     def unmarked(self) -> Outcome:
         """Run the model as it is; returns how it ends."""

@@ -184,6 +184,11 @@ class TargetSettings:
         """Whether models are only parsed and built, and neither the target nor the reference runs them."""
         return bool(getattr(self.own, "build_only", False))
 
+    @property
+    def debug_tensors(self) -> bool:
+        """Whether the target returns inner tensors of a model without marks, those that its compiler keeps."""
+        return bool(getattr(self.own, "debug_tensors", False))
+
     def to_json(self) -> Fields:
         """Plain values."""
         return asdict(self)

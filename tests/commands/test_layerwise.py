@@ -20,6 +20,7 @@ from msgspec import structs
 from onnx import TensorProto, helper, numpy_helper
 from support import overflowing
 
+from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.probe.candidate import Probe
 from bisect_trt.probe.ledger import Ledger
@@ -38,6 +39,8 @@ from bisect_trt.steps.layers import (
     find_origins,
     gather,
 )
+from bisect_trt.targets.base import TargetSettings
+from bisect_trt.targets.trt.settings import TrtSettings
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, to_plain
 from bisect_trt.tensors.tolerance import automatic_tolerance
 from bisect_trt.worker.protocol import Compare, Compared, Failed
@@ -119,6 +122,28 @@ def test_groups_that_hide_it_say_nothing_of_it(tmp_path: Path) -> None:
     assert layers.outputs_fail
     assert inner <= layers.unseen.keys()
     assert "hides the failure" in layers.unseen["big_out"]
+
+
+def test_tensors_that_the_compiler_fuses_away_are_not_wrong(tmp_path: Path) -> None:
+    """A target with debug tensors runs the model without marks, and hands out the tensors that it keeps."""
+    path = overflowing(tmp_path / "model.onnx")
+    kept = ["a1_out", "big_out"]
+
+    def target(request: Compare, ask: Ask) -> Shown:
+        outputs = outputs_of(request)
+        assert outputs.isdisjoint(kept)
+        proto = mark_outputs(Network(onnx.load(str(path))), [*outputs, *kept], {})
+        model = tmp_path / "kept.onnx"
+        onnx.save(proto, str(model))
+        return ask(structs.replace(request, target=TargetSettings(fp16=True), model=model))
+
+    with looking(path, target, fp16=True) as look:
+        settings = TargetSettings("trt", fp16=True, own=TrtSettings(debug_tensors=True))
+        layers = compare_layers(structs.replace(look, target=settings))
+    assert origins(layers, path) == ["big"]
+    assert layers.builds == 1
+    assert layers.unseen["a0_out"] == "the compiler does not keep it"
+    assert layers.tensors.keys() >= {*kept}
 
 
 @given(st.lists(st.booleans(), min_size=3, max_size=8))

@@ -82,6 +82,7 @@ READ = (
     "run model.onnx --trt --pin-tactic conv=1:2",
     "run model.onnx --trt --fp16 --keep-fp32 t0 --hold-precision",
     "run model.onnx --trt --sparse-weights --direct-io --trt-outputs t0",
+    "layerwise model.onnx --trt --debug-tensors",
     "convert model.onnx -o m.engine --int8 --calibration-cache c.cache",
     "inspect engine a.npz",
 )

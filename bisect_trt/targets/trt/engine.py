@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -320,6 +321,7 @@ class TrtSession:
         self._origins = None if built is None else Origins.of(built.parsed)
         self._took = [] if built is None else built.took
         self.ran_s = 0.0
+        self._debugged: Found = {}
         self._log.errors.clear()
         self._context = engine.create_execution_context()
         if self._context is None:
@@ -356,6 +358,13 @@ class TrtSession:
             layer for layer in recorded if layer["name"] not in inspected_names
         ]
 
+    def listen(self) -> None:
+        """From now on also return the tensors that the compiler has kept; see :func:`make_listener`."""
+        # The context does not hold the listener.
+        self._listener = make_listener(self._trt, self._cuda, self._debugged)
+        self._context.set_debug_listener(self._listener)
+        self._context.unfused_tensors_debug_state = True
+
     def _dtype(self, name: str) -> Any:
         return to_dtype(self.engine.get_tensor_dtype(name))
 
@@ -371,11 +380,12 @@ class TrtSession:
                 raise self._log.failure(
                     RunError, f"the engine does not take the shape {list(value.shape)} of '{name}'"
                 )
+        self._debugged.clear()
         outputs = self._execute(fitted)
         for name in self._types.keys() & outputs.keys():
             # Engines widen integers and booleans at their ends; the model's types are compared.
             outputs[name] = outputs[name].astype(dtype_from_name(self._types[name]), copy=False)
-        return {name: outputs[name] for name in self._outputs}
+        return {**self._debugged, **{name: outputs[name] for name in self._outputs}}
 
     def profile(self, inputs: Feed) -> Found:
         """Return the time of each layer."""
@@ -493,3 +503,33 @@ def make_allocator(trt: Any, cuda: Cuda) -> Any:
             self.address = self.size = 0
 
     return Allocator()
+
+
+def make_listener(trt: Any, cuda: Cuda, arrays: Found) -> Any:
+    """Return an ``IDebugListener`` that copies the tensors that it hears of.
+
+    Args:
+        trt: The module.
+        cuda: The CUDA runtime.
+        arrays: Gets them by the compiler's names, which are the model's where it has not renamed them.
+    """
+    base: Any = trt.IDebugListener
+
+    class Listener(base):  # type: ignore[misc]  # TensorRT ships no types
+        def __init__(self) -> None:
+            base.__init__(self)
+
+        def process_debug_tensor(
+            self, address: int, location: Any, kind: Any, shape: Any, name: str, stream: int
+        ) -> bool:
+            dtype = to_dtype(kind)
+            if location == trt.TensorLocation.HOST:
+                array = np.empty(tuple(shape), dtype)
+                ctypes.memmove(array.ctypes.data, address, array.nbytes)
+            else:
+                # On the engine's stream, so after the kernel that makes the tensor.
+                array = cuda.download(address, dtype, tuple(shape))
+            arrays[name] = array
+            return True
+
+    return Listener()

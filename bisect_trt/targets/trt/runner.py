@@ -13,6 +13,7 @@ from typing import Any
 
 from bisect_trt.aliases import Plain
 from bisect_trt.errors import (
+    ConflictError,
     OutputFileError,
     RuntimeMissingError,
     UnreadableFileError,
@@ -42,6 +43,8 @@ from bisect_trt.targets.trt.engine import (
 from bisect_trt.targets.trt.network import constrain, parse, partition
 from bisect_trt.targets.trt.process import APIS, describe, tensorrt
 
+_DEBUG_MARKS = "mark_unfused_tensors_as_debug_tensors"
+"""A method of a network, since TensorRT 10.12: marks that keep no tensor from being fused away."""
 _NEEDS_GPU = re.compile(r"Cuda Runtime|CUDA_SUCCESS")
 """Messages of a builder that calls CUDA where there is no GPU."""
 
@@ -83,6 +86,10 @@ class TrtRunner:
                 "whether it parses and builds them."
             )
         check_settings(trt, settings)
+        if settings["debug_tensors"] and not hasattr(trt.INetworkDefinition, _DEBUG_MARKS):
+            raise ConflictError(
+                f"--debug-tensors needs TensorRT 10.12 or later, and this is {describe(trt)}; leave it out."
+            )
         # Made once to find mistakes in the settings before any model is parsed.
         make_config(trt, self._process.builder, settings)
         tactic_selector(trt, settings)
@@ -239,6 +246,8 @@ class TrtRunner:
             selector = tactic_selector(trt, settings, record=record)
         if selector is not None:
             config.algorithm_selector = selector
+        if settings["debug_tensors"]:
+            getattr(parsed.network, _DEBUG_MARKS)()
         # Errors of an earlier build are no reason for this one to fail.
         log.errors.clear()
         log.layers = ""
@@ -286,6 +295,8 @@ class TrtRunner:
         folder = self._settings["record"]
         engine = self._deserialise(built.plan)
         session = TrtSession(process, engine, hints.get("types", {}), built)
+        if self._settings["debug_tensors"]:
+            session.listen()
         # On another machine the folder need not exist.
         if folder is None or not pathlib.Path(folder).is_dir():
             return session

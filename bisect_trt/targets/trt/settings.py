@@ -87,6 +87,7 @@ class TrtSettings(OwnSettings):
         pool_limits: Bytes by memory pool, as (``workspace``, 4294967296).
         tactic_sources: Names of tactic sources; ``None`` for TensorRT's default, empty for none.
         record: The folder in which each build leaves what it chose; ``None`` for nowhere.
+        debug_tensors: Whether an engine also returns the tensors that the compiler keeps.
         calibration_cache: The file that ranges for INT8 are read from, if it exists, and else
             written to.
         calibration_data: Files of sample inputs to find those ranges with.
@@ -174,6 +175,7 @@ class TrtSettings(OwnSettings):
         ),
     ] = ()
     record: str | None = None
+    debug_tensors: bool = False
     load_timing_cache: Annotated[
         str | None, option(metavar="FILE", help="Timings to start from (T).", read=existing_file)
     ] = None

@@ -420,3 +420,14 @@ def test_a_refusal_that_names_no_node_is_not_said_to_be_the_builders(
     assert "No single node is named as refused" in said
     found = cli("diagnose", model, "--trt-rtx", "--build-only", "--json", "r.json").ended(0).result
     assert [node["op"] for node in found["culprits"]] == ["ScatterElements"]
+
+
+def test_debug_marks_keep_the_fusions(tmp_path: Path) -> None:
+    """A mark as an output may keep a tensor from being fused away; a debug tensor is marked where none is lost."""
+    body = "a = Mul(x, x) b = Add(a, x) c = Sigmoid(b) d = Softmax(c) e = Add(d, x) y = Neg(e)"
+    model = save_text(tmp_path / "m.onnx", "(float[2, 6] x) => (float[2, 6] y)", body, opset=17)
+    plain, debugged = (
+        Runtime(target(debug_tensors=debug)).trace(model, X, "fusions") for debug in (False, True)
+    )
+    assert debugged["layers"] == plain["layers"]
+    assert [layer["nodes"] for layer in plain["layers"]] == [["a", "b", "c", "d"], ["d", "e", "y"]]

@@ -58,6 +58,26 @@ def test_a_model_runs(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (world.set_flags, world.strong) == (set(), version == STRONG)
 
 
+@on_each
+def test_tensors_that_the_compiler_keeps_are_returned_too(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No GPU with TensorRT 10.12 or later was at hand: the signature of the listener is that of its bindings."""
+    world = World(version)
+    world.kept = {"inner": np.arange(3, dtype=np.float16), "size": np.arange(2, dtype=np.int32)}
+    world.host = {"size"}
+    asked = trt_target(debug_tensors=True)
+    if version == OLD:
+        with pytest.raises(UsageError, match=r"--debug-tensors needs TensorRT 10\.12"):
+            run(world, monkeypatch, doubling(tmp_path / "m.onnx"), asked)
+        return
+    outputs = run(world, monkeypatch, doubling(tmp_path / "m.onnx"), asked)
+    assert list(outputs) == ["inner", "size", "y"]
+    for name, value in world.kept.items():
+        np.testing.assert_array_equal(outputs[name], value)
+        assert outputs[name].dtype == value.dtype
+
+
 @pytest.mark.parametrize(
     ("version", "asked", "flags", "strong"),
     [

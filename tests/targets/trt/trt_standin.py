@@ -31,7 +31,13 @@ VERSIONS = ("8.6.0", "10.16.1.11", "11.4.0.106")
 OLD, WEAK, STRONG = VERSIONS
 """The last without strong typing; one with weak typing beside it; one with nothing but strong
 typing."""
-VIRTUAL = ("ILogger", "IOutputAllocator", "IAlgorithmSelector", "IInt8EntropyCalibrator2")
+VIRTUAL = (
+    "ILogger",
+    "IOutputAllocator",
+    "IAlgorithmSelector",
+    "IInt8EntropyCalibrator2",
+    "IDebugListener",
+)
 """Classes that Python derives its own from."""
 Arrays = dict[str, NDArray[Any]]
 _KINDS = {"FLOAT": "f4", "HALF": "f2", "INT32": "i4", "INT64": "i8", "BOOL": "?"}
@@ -154,6 +160,7 @@ class World:
         host: Tensors that are on the host.
         late: Outputs whose size is known when the engine has run.
         shapes: Tensors that are shape tensors.
+        kept: Inner tensors that the compiler keeps, if they are marked as debug tensors.
     """
 
     def __init__(self, version: str, compute: Callable[[Arrays], Arrays] | None = None) -> None:
@@ -167,6 +174,7 @@ class World:
         self.host = set[str]()
         self.late = set[str]()
         self.shapes = set[str]()
+        self.kept = Arrays()
         self.flags = 0
         self.layers = list[Any]()
         self.feed = dict[str, Any]()
@@ -361,10 +369,17 @@ class World:
 
     def _context(self, made: Arrays) -> StandIn:
         allocators: dict[str, Any] = {}
+        listeners: list[Any] = []
 
         def execute(stream: int) -> bool:
             if not self._says(self.fails):
                 return False
+            marked = ("mark_unfused_tensors_as_debug_tensors",) in self.network.calls
+            if marked and context.values.get("unfused_tensors_debug_state"):
+                for name, value in self.kept.items():
+                    place = self.trt.TensorLocation["HOST" if name in self.host else "DEVICE"]
+                    facts = (place, self.trt.DataType[_kind(value.dtype)], value.shape, name)
+                    assert listeners[-1].process_debug_tensor(value.ctypes.data, *facts, stream)
             fed = {
                 name: _view(self.addresses[name], value.dtype, value.shape).copy()
                 for name, value in self.feed.items()
@@ -394,7 +409,10 @@ class World:
             "set_output_allocator": allocators.__setitem__,
             "execute_async_v3": execute,
         }
-        return StandIn(self.version, "IExecutionContext", known)
+        if "set_debug_listener" in APIS[self.version]["IExecutionContext"]["members"]:
+            known["set_debug_listener"] = listeners.append
+        context = StandIn(self.version, "IExecutionContext", known)
+        return context
 
 
 def _kind(dtype: np.dtype[Any]) -> str:
