@@ -319,7 +319,8 @@ class Releases:
         ),
     ] = ""
     find_all: Annotated[
-        bool, option("--all", help="Probe every release and print the table, instead of bisecting.")
+        bool,
+        option("--all", help="Probe every release instead of bisecting; the report has the table."),
     ] = False
     package: Annotated[
         str | None, option(metavar="NAME", help="The package to probe with a --check command.")

@@ -91,7 +91,7 @@ def _probes(records: list[Record], console: Console) -> list[ProbeLine]:
     chosen = records if len(records) <= MOST_PROBES else [*records[:half], *records[-half:]]
     return [
         ProbeLine(
-            **asdict(replace(record, reason=record.reason[:_REASON_LENGTH])),
+            **asdict(replace(record, reason=shorten(record.reason, _REASON_LENGTH))),
             printed=shorten(record.said, _PRINTED_LENGTH),
             step=console.step_of(record.number),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -68,7 +69,8 @@ def dtype_from_name(name: str) -> np.dtype[Any]:
         extension: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
     except ImportError as err:
         raise PackageError(
-            f"A tensor of type {name} needs the package ml_dtypes, which is not installed; run: pip install ml_dtypes"
+            f"A tensor of type {name} needs the package ml_dtypes, which {sys.executable} lacks; install it there "
+            "(in an environment of --on: env='... ml_dtypes')"
         ) from err
     except AttributeError as err:
         raise PackageError(

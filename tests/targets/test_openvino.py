@@ -207,6 +207,18 @@ def test_what_is_refused_for_an_operator_before_it_is_not_named(cli: CommandLine
     assert result["minimality"] == "1-minimal"
 
 
+def test_what_makes_the_inputs_of_a_refused_operation_is_not_named(cli: CommandLine) -> None:
+    save_text(
+        Path("m.onnx"),
+        "(float[2, 3] x) => (float[2, 3] y)",
+        "r = Relu(x) s = Cast<to = 8>(r) c = Cast<to = 1>(s) y = Neg(c)",
+    )
+    words = ("reduce", "m.onnx", "-o", "r.onnx", "--openvino", "--json", "r.json")
+    result = cli(*words, "--no-other-release").ended(0).result
+    assert [node["outputs"] for node in result["culprits"]] == [["s"]]
+    assert result["minimality"] == "1-minimal"
+
+
 def test_the_reference_runs_what_makes_a_sequence(cli: CommandLine) -> None:
     """OpenVINO inserts into no sequence that is an output; the case with smaller tensors is computed by the others."""
     body = "a = Abs(x) s = SplitToSequence<axis = 0, keepdims = 0>(a) y = SequenceInsert(s, v)"

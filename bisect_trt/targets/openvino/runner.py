@@ -56,6 +56,8 @@ _CONSEQUENCE = re.compile(
     re.DOTALL,
 )
 """Operations that are not converted because one before them has no conversion rule."""
+_OPERATION = re.compile(r"(\w+::\w+) (\S+) \([^()]*\) -> \([^()]*\)")
+"""An operation with what makes its inputs, which depends on where a piece is cut."""
 _BITS = {"bf16": "bfloat16"}
 """Types that NumPy lacks, as ml_dtypes calls them; their bits are 16."""
 _OPENVINO_TYPES = {
@@ -330,7 +332,8 @@ def _to_array(tensor: Any) -> Any:
 
 def said(error: Exception) -> str:
     """Return OpenVINO's message on one line, without the places in its source."""
-    return clean_message(_CONSEQUENCE.sub(r"\g<rule>", _SOURCE.sub("", str(error))))
+    text = _CONSEQUENCE.sub(r"\g<rule>", _SOURCE.sub("", str(error)))
+    return clean_message(_OPERATION.sub(r"\1 node \2", text))
 
 
 _THREAD = concurrent.futures.ThreadPoolExecutor(1)
