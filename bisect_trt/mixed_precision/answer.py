@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,22 +134,25 @@ def leave_best(fix: Fix) -> None:
 
 def _leave_best(fix: Fix) -> None:
     task, space = fix.task, fix.task.space
-    # What is on the disk has been validated, though no search has ended with it.
-    if fix.units is None and fix.written is not None:
-        fix.units, fix.minimum = fix.written, Minimum(fix.written, proven=False)
-    if fix.units is None:
+    if fix.units is None and fix.passing is not None:
+        fix.minimum = Minimum(fix.passing, proven=False)
+    units = fix.passing if fix.units is None else fix.units
+    if units is None:
         if task.not_run is not None:
             task.console.answer(task.not_run)
         return
+    # Where there is no room, the answer is printed.
+    with suppress(UsageError):
+        fix.leave(units)
     searched = bool(fix.minimum.units) or fix.minimum.proven
-    units = fix.minimum.units if searched else fix.units
-    fix.minimum = structs.replace(fix.minimum, units=units, proven=False, why=ENDED)
+    minimal = fix.minimum.units if searched else units
+    fix.minimum = structs.replace(fix.minimum, units=minimal, proven=False, why=ENDED)
     fix.why = ENDED
-    fill_in(fix, task.outcome_of(fix.units), None)
-    task.result.culprits = space.culprits(fix.units)
-    count = f"{len(fix.units)} of {space.count(len(task.lowering.units))} in {space.high}"
+    fill_in(fix, task.outcome_of(units), None)
+    task.result.culprits = space.culprits(units)
+    count = f"{len(units)} of {space.count(len(task.lowering.units))} in {space.high}"
     # A file of another set must not stand for this one.
-    if fix.written != fix.units:
+    if fix.written != units:
         task.result.uses = []
         task.result.artifacts["mixed"] = None
         task.console.answer(f"The best so far, {count}, cannot be written.")
@@ -220,7 +224,11 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     result.not_validated = fix.why
     result.curve = curve
     result.trade_off = _numbers_of_trade(fix)
-    sentences = (_trade_off(fix, result.trade_off) or _rounding(fix), _said_of_bf16(fix))
+    sentences = (
+        _trade_off(fix, result.trade_off) or _rounding(fix),
+        _lost(fix),
+        _said_of_bf16(fix),
+    )
     result.rounding = " ".join(filter(None, sentences)) or None
     result.precision = settings.low
     result.lowered = len(task.lowering.units) - len(fix.kept)
@@ -327,9 +335,9 @@ def _atol_option(fix: Fix) -> str:
 
 
 def _numbers_of_trade(fix: Fix) -> TradeOff | None:
-    """The tolerances at which the written set passes, and the set that the tolerance of the search needs."""
-    traded = fix.traded
-    point = fix.point
+    """The tolerances at which the written set or a smaller one passes, and the set that the tolerance of the search needs."""
+    traded = fix.traded or fix.point
+    point = fix.cure
     if traded is None or point is None:
         return None
     return TradeOff(
@@ -343,12 +351,12 @@ def _numbers_of_trade(fix: Fix) -> TradeOff | None:
 
 
 def _trade_off(fix: Fix, trade: TradeOff | None) -> str | None:
-    """Sentences, where the recommended set does not hold: whether values are lost, and how large the error is.
+    """Sentences, where the recommended set does not hold or is large: whether values are lost, and how large the error is.
 
     That no node loses its values alone and that the error is past the tolerance are two facts.
     """
-    traded = fix.traded
-    point = fix.point
+    traded = fix.traded or fix.point
+    point = fix.cure
     if trade is None or traded is None or point is None:
         return None
     space = fix.task.space
@@ -401,18 +409,17 @@ def _rounding(fix: Fix) -> str | None:
         reason = (
             f"rounding to {low} in most of the model adds up past it; no few nodes are the reason."
         )
-    reason = f"No useful mix at this tolerance: {reason}"
-    half = len(fix.task.everything) / 2
-    small = [
-        point
-        for point in fix.curve
-        if max(point.errors) < math.inf and len(point.units) <= min(half, len(fix.kept) - 1)
-    ]
-    if not small:
-        return reason
-    point = min(small, key=lambda point: len(point.units))
-    evidence = f"all {len(point.errors)} fresh samples have errors up to {in_tolerances(max(point.errors))}"
-    return f"{reason} With {space.count(len(point.units))} in {space.high} {evidence}."
+    return f"No useful mix at this tolerance: {reason}"
+
+
+def _lost(fix: Fix) -> str | None:
+    """A sentence, where many units are kept that no tolerance spares."""
+    space = fix.task.space
+    lost = len(fix.kept & space.losing)
+    if not (lost and fix.is_large(fix.kept)):
+        return None
+    low = fix.task.settings.low
+    return f"{space.count(lost)} lose values alone in {low}, or are near to it: a larger tolerance does not spare these."
 
 
 def _use(path: Path, command: str, reason: str, *, passed: bool | None) -> Use:

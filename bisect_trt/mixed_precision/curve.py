@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from msgspec import Struct, structs
 
@@ -49,16 +50,17 @@ _SMALLER = 0.8
 """A set of at most this share of the set on the disk replaces it while the search goes on."""
 _MANY = 7
 """The model is tried in bf16 where more nodes, and more than half of all, stay in fp32."""
-_SHARE = 0.1
+_SHARE = 0.2
 _TIMES = 2
 """A set of more than ``_MANY`` nodes, this share of all, and so many times the smallest set that
 cures the model is not recommended only because it meets the tolerance."""
 _MILD = 2.0
 """Errors of up to so many times the tolerance may be rounding that adds up."""
 _CURED_DB = 20.0
+_CURED_SHARE = 0.1
 """So may ten times the tolerance where only nodes that lose values alone stay in fp32, and more if
-the ratio of the outputs to their errors is at least this: a tenth of the root mean square. That
-depends on no tolerance."""
+the ratio of the outputs to their errors is at least this, and no error past this share of the
+largest value: a tenth, on average and of each element. That depends on no tolerance."""
 _FIRST_PROBES = 48
 _STREAMS = 4
 """After so many probes without a small set most of the error may be rounding in many nodes."""
@@ -73,6 +75,7 @@ class Point(Struct, frozen=True):
         allowed: The share of samples that may fail, none of them severely.
         learned: The number of samples that the set has grown for, so that they are fresh no more.
         outputs: Of each output the worst comparison, where samples fail.
+        first: The file of the first of the samples, which tells rounds apart.
         none_loses: Whether no other unit loses its values alone, on the given samples and on those that fail.
     """
 
@@ -82,6 +85,7 @@ class Point(Struct, frozen=True):
     learned: int = 0
     outputs: tuple[TensorComparison, ...] = ()
     none_loses: bool = False
+    first: Path = Path()
 
     @property
     def failed(self) -> int:
@@ -101,13 +105,10 @@ class Point(Struct, frozen=True):
     @property
     def cures(self) -> bool:
         """Whether the remaining error may be rounding that adds up, however far it is past the tolerance, and no overflow."""
-        ratios = [output.details.snr_db for output in self.outputs if output.details]
-        # A high signal-to-noise ratio in every output is rounding, however many tolerances it is.
-        alike = all(ratio is not None and ratio >= _CURED_DB for ratio in ratios)
         worst = max(self.errors, default=math.inf)
-        if self.none_loses:
-            return worst <= SEVERE or (worst < math.inf and alike)
-        return worst <= _MILD
+        if not self.none_loses:
+            return worst <= _MILD
+        return worst <= SEVERE or (worst < math.inf and all(map(_is_near, self.outputs)))
 
     @property
     def atol(self) -> dict[str, float]:
@@ -172,6 +173,15 @@ class Point(Struct, frozen=True):
         )
 
 
+def _is_near(output: TensorComparison) -> bool:
+    """Return whether the errors are far below the values of an output, however many tolerances they are."""
+    details = output.details
+    values = output.target_range
+    if details is None or details.snr_db is None or output.max_abs is None or values is None:
+        return details is None
+    return details.snr_db >= _CURED_DB and output.max_abs <= _CURED_SHARE * values.absmax
+
+
 def row_of(point: Validation) -> str:
     """Describe the number of samples that fail with a set of the curve, and the worst error."""
     failed = point.samples - point.passed
@@ -189,19 +199,26 @@ def in_tolerances(error: float) -> str:
 
 
 class Fix(Watcher):
-    """The search for a fix that holds; the output file has the best set so far.
+    """The search for a fix that holds; the output file has the best set that did so far.
+
+    While the search goes on, a set that was not seen to hold on fresh samples is never in the file,
+    unless none can judge it.
 
     Attributes:
         task: The search.
         minimum: The units that the given samples need, and whether that is proven.
-        units: The units that are recommended; ``None`` before a set is known that is enough.
+        units: The units that are recommended; ``None`` before a set has run on fresh samples.
+        passing: The smallest set so far that passes on the given samples, by a fifth; ``None`` before there is
+            one, and once there are ``units``.
         written: The units of the set in the output file; ``None`` where nothing is written.
         curve: The sets that were run on fresh samples.
         why: Why none was, if so.
         everywhere: Whether most units, and not a few, have to stay in floats.
         traded: The best set by the tolerance, where that does not hold, or has too many nodes and a
             set that fails by rounding is recommended.
-        atol: The absolute tolerance of each output with which that set passes on given and fresh
+        cure: The set that fails by rounding, where that is recommended; where a set of many units is, a
+            smaller one with finite errors.
+        atol: The absolute tolerance of each output with which ``cure`` passes on given and fresh
             samples.
         passes_in_bf16: Whether the whole model in bf16 passes on the given samples, if that was
             tried; where ``everywhere``.
@@ -211,7 +228,7 @@ class Fix(Watcher):
     """
 
     def __init__(self, task: Task) -> None:
-        """Prepare a search, which writes each much smaller set as it is seen to pass.
+        """Prepare a search.
 
         Raises:
             UsageError: The user's samples do not fit the model, or there is nothing to compare on
@@ -220,6 +237,7 @@ class Fix(Watcher):
         self.task = task
         self.minimum = Minimum(frozenset(), proven=False, why=ENDED)
         self.units: Subset | None = None
+        self.passing: Subset | None = None
         self.written: Subset | None = None
         self.curve: list[Point] = []
         self.why: str | None = ENDED
@@ -228,8 +246,11 @@ class Fix(Watcher):
         self.everywhere = False
         self.passes_in_bf16: bool | None = None
         self.traded: Point | None = None
+        self.cure: Point | None = None
         self.atol: dict[str, float] = {}
         self._fresh = Fresh.of(task)
+        self._why_not_judged = _why_not_judged(task)
+        self._unjudged = self._why_not_judged or self._fresh.why_none
         # Each recommended set contains these units.
         self._start: Subset = frozenset()
         # Sets that fail on the given samples.
@@ -261,7 +282,7 @@ class Fix(Watcher):
         return self._fresh.drawn + dropped * bool(self._dropped)
 
     def probed(self, record: Record) -> None:
-        """Write the set of a candidate that passed, if it is much smaller than the one on the disk."""
+        """Remember the set of a candidate that passed, if it is much smaller; write it where no fresh sample can judge it."""
         task, passed = self.task, self.task.prober.ledger.passed
         if (
             self.units is not None
@@ -271,14 +292,15 @@ class Fix(Watcher):
         ):
             return
         units = passed[-1].units
-        limit = len(task.everything) - 1 if self.written is None else _SMALLER * len(self.written)
+        limit = len(task.everything) - 1 if self.passing is None else _SMALLER * len(self.passing)
         # Nothing is written where the model passes with everything lowered: precision is not the
         # reason then.
         if 0 < len(units) <= limit and task.lowering.candidate(units).key == record.key:
-            # Where there is no room, the search goes on, and the answer is printed.
-            with suppress(UsageError):
-                task.lowering.write(units, task.settings.output)
-                self.written = units
+            self.passing = units
+            if self._unjudged is not None:
+                # Where there is no room, the search goes on, and the answer is printed.
+                with suppress(UsageError):
+                    self._write(units)
 
     def keep(self, units: Subset, *, again: bool = False) -> None:
         """Recommend and write a set, unless it is written already: an engine that is built again is another one.
@@ -288,11 +310,27 @@ class Fix(Watcher):
         """
         self.units = units
         if self.written != units or again:
-            self.task.lowering.write(units, self.task.settings.output)
-            self.written = units
+            self._write(units)
+
+    def leave(self, units: Subset) -> None:
+        """Write the set of the answer; a set that was not seen to hold is named so first, because the command may be killed.
+
+        Raises:
+            UsageError: It cannot be written.
+        """
+        self.units = units
+        point = self.point
+        if self._unjudged is None and not (point and point.holds):
+            why = row_of(point.to_part()) if point else self.why
+            self.task.console.warn(f"{self.task.settings.output.name} was not seen to hold: {why}.")
+        self.keep(units)
+
+    def _write(self, units: Subset) -> None:
+        self.task.lowering.write(units, self.task.settings.output)
+        self.written = units
 
     def search(self, *, nothing_may_pass: bool = False) -> None:
-        """Find the minimal set, and the set that holds on fresh samples; both are written as soon as they are known.
+        """Find the minimal set, and the set that holds on fresh samples, which is written as soon as it is known.
 
         Raises:
             DoesNotReproduce: Precision is not the reason.
@@ -302,7 +340,7 @@ class Fix(Watcher):
         task = self.task
         task.console.progress.expect(len(task.lowering.units), task.settings.most)
         with task.prober.ledger.watched_by(self):
-            suspects = self._costly_suspects()
+            suspects = self._first_suspects()
             nothing = probe_ends(task, suspects or None, nothing_may_pass=nothing_may_pass)
             if nothing is None and suspects is not None:
                 self._validate(suspects)
@@ -315,18 +353,15 @@ class Fix(Watcher):
             task.console.say(f"  {step}")
         self._widen_margin()
         task.result.probes_minimal = len(task.prober.ledger.records)
-        self.keep(self.minimum.units)
         self._run_rounds()
         self._measure_trade()
         self._try_bf16()
+        self.leave(self.kept)
 
-    def _costly_suspects(self) -> Subset | None:
-        """The suspects, where a probe takes minutes and a set can be validated: they are the first to be."""
-        task = self.task
-        unable = _why_not_judged(task) or self._fresh.why_none
-        if task.cheap or task.settings.bits or unable is not None:
-            return None
-        return task.space.suspected
+    def _first_suspects(self) -> Subset | None:
+        """The suspects, where a set of nodes can be validated: they are the first to be."""
+        unable = self.task.settings.bits or self._unjudged
+        return None if unable else self.task.space.suspected
 
     def _suspect_operators(self) -> Subset:
         """Suspect and return the nodes of one operator, or of it and another, if it is enough to keep these."""
@@ -359,6 +394,9 @@ class Fix(Watcher):
         """
         space = self.task.space
         passes = self._is_enough(units)
+        if not passes and self.task.cheap:
+            # The search for the minimal set comes to a larger one soon enough.
+            return
         if not passes:
             space.measure_nodes()
             units = space.suspected
@@ -375,7 +413,7 @@ class Fix(Watcher):
                 self._run_on(units, self._first_round)
 
     def _is_enough(self, units: Subset) -> bool:
-        return bool(units) and self._probe(units) is Verdict.PASS
+        return 0 < len(units) < len(self.task.everything) and self._probe(units) is Verdict.PASS
 
     def _probe(self, units: Subset) -> Verdict:
         return self.task.prober.probe(self.task.lowering.candidate(units)).verdict
@@ -389,11 +427,11 @@ class Fix(Watcher):
         task = self.task
         settings = task.settings
         by_error = settings.bits or (task.space.measured and not settings.compiles)
-        if not by_error or _why_not_judged(task) is not None:
+        if not by_error or self._why_not_judged is not None:
             return search_keep(task, settings.most)
         first = search_keep(task, settings.most or _FIRST_PROBES)
         cure = task.space.losing
-        adds_up = self._is_large(first.units) and (settings.bits or self._is_cured(cure))
+        adds_up = self.is_large(first.units) and (settings.bits or self._leaves_rounding(cure))
         if first.proven or not adds_up:
             return first if first.proven else search_keep(task, settings.most)
         order = task.space.order([])
@@ -401,18 +439,19 @@ class Fix(Watcher):
         reason = f"rounding adds up in many {task.space.noun}s, and the fewest of these were not searched"
         return Minimum(min(grown, first.units, key=len), proven=False, why=reason)
 
-    def _is_large(self, units: Subset, minimum: Subset = frozenset()) -> bool:
+    def is_large(self, units: Subset, minimum: Subset = frozenset()) -> bool:
         """Return whether a set has too many units to be recommended beside a smaller one that cures the model."""
         share = _SHARE * len(self.task.everything)
         return len(units) > max(_MANY, share, _TIMES * len(minimum))
 
-    def _is_cured(self, units: Subset) -> bool:
-        """Return whether the remaining error on the given samples may be rounding."""
+    def _leaves_rounding(self, units: Subset) -> bool:
+        """Return whether the model fails on the given samples with some units kept, by what may be rounding."""
         samples = self._fresh.given_round()
         if samples is None:
             return False
         outcome = run_on(self.task, units, samples, "the given samples")
-        return Point(units, outcome.errors, outputs=outcome.comparisons, none_loses=True).cures
+        point = Point(units, outcome.errors, outputs=outcome.comparisons, none_loses=True)
+        return point.failed > 0 and point.cures
 
     def _widen_margin(self) -> None:
         """Take the minimal set with the best score of its size where a metric judges, since other samples may score lower.
@@ -454,29 +493,35 @@ class Fix(Watcher):
         task = self.task
         minimal = self.minimum.units
         known = minimal | task.space.certain
-        not_judged = _why_not_judged(task)
-        self.why = not_judged or self._fresh.why_none
+        not_judged = self._why_not_judged
+        self.why = self._unjudged
         # Nodes that lose values on any input are kept from the start, if the check agrees.
-        enough = known == minimal or (not_judged is None and self._passes_on_given(known))
-        self._start = known if enough else minimal
+        more = minimal < known < task.everything and not_judged is None
+        self._start = known if more and self._passes_on_given(known) else minimal
         samples = None if self.why else self._first_round or self._fresh.round(0)
         if samples is None:
             self.why = self.why or "the reference does not run on other inputs"
-            self.keep(self._hold_on_other_streams(self._start))
+            self.units = self._hold_on_other_streams(self._start)
             return
         task.console.step("Validate on fresh inputs")
         task.console.say(f"  fresh samples: {self._fresh.drawn}")
         # The smaller set is a point of the curve that some would ship.
         if minimal != self._start and task.cheap:
             self._run_on(minimal, samples)
-        cured = None
-        if self._is_large(minimal) and task.space.measured:
-            cured = self._run_on(task.space.losing, samples)
-        same = cured is not None and cured.units == self._start
-        point = cured if same else self._run_on(self._start, samples)
-        if point is not None and not (cured is not None and cured.cures):
+        cure = self._run_losing(minimal, samples)
+        point = self._run_on(self._start, samples)
+        # Where a probe is a build, a set that leaves rounding alone is worth more than a larger one.
+        if point is not None and (task.cheap or cure is None or not cure.cures):
             self._grow(point)
+        self._run_losing(self.kept, samples)
         self._keep_best()
+
+    def _run_losing(self, kept: Subset, samples: Round) -> Point | None:
+        """Run the nodes that lose values alone on samples, where many more are kept."""
+        space = self.task.space
+        return (
+            self._run_on(space.losing, samples) if space.measured and self.is_large(kept) else None
+        )
 
     def _hold_on_other_streams(self, units: Subset) -> Subset:
         """Return the smallest set that passes on other streams too, where a metric is measured over drawn steps."""
@@ -529,6 +574,9 @@ class Fix(Watcher):
                 return
             order = self._order()
             grown = point.units | task.space.certain
+            # With all units kept nothing is mixed.
+            if grown == task.everything:
+                return
             if grown == point.units:
                 probes = len(task.prober.ledger.records)
                 limit = max(budget // 4, min(budget, _ROUND_PROBES))
@@ -550,9 +598,9 @@ class Fix(Watcher):
             point = after
 
     def _measure_trade(self) -> None:
-        """Measure the tolerances with which a set that does not hold passes, on the given samples too."""
-        point = self.point
-        user_round = None if self.traded is None else self._fresh.given_round()
+        """Measure the tolerances with which a set that fails by rounding passes, on the given samples too."""
+        point = self.cure
+        user_round = None if point is None else self._fresh.given_round()
         if point is not None and user_round is not None:
             outcome = run_on(self.task, point.units, user_round, "the given samples")
             on_given = Point(point.units, outcome.errors, outputs=outcome.comparisons).atol
@@ -585,7 +633,7 @@ class Fix(Watcher):
             self.passes_in_bf16 = None if whole is None else task.prober.probe(whole).passes
 
     def _keep_best(self) -> None:
-        """Write the best set so far that holds the start: the smallest that holds, else the one that fails least."""
+        """Recommend the best set so far with the start in it: the smallest that holds, written at once, or that fails least."""
         best = min(
             (
                 point
@@ -598,13 +646,21 @@ class Fix(Watcher):
         cures = [point for point in self.curve if point.cures]
         smallest = min(cures, key=lambda point: len(point.units), default=best)
         self.traded = None
+        self.cure = None
         if best and smallest and not self.task.settings.bits:
-            large = self._is_large(best.units, smallest.units)
+            large = self.is_large(best.units, smallest.units)
             chosen = smallest if large or not (best.holds or best.cures) else best
             if (large or not best.holds) and max(chosen.errors) < math.inf:
                 self.traded = best
-                best = chosen
-        self.keep(self._start if best is None else best.units)
+                self.cure = best = chosen
+            elif self.is_large(best.units):
+                fewer = [each for each in self.curve if len(each.units) < len(best.units)]
+                finite = [each for each in fewer if max(each.errors) < math.inf]
+                order = sorted(finite, key=lambda each: (not each.cures, len(each.units)))
+                self.cure = next(iter(order), None)
+        self.units = self._start if best is None else best.units
+        if best is not None and best.holds:
+            self.keep(best.units)
 
     def _passes_on_given(self, units: Subset) -> bool:
         """Return whether a larger set passes on the samples that were given; its engine is the one to keep from here on."""
@@ -618,6 +674,10 @@ class Fix(Watcher):
         """Run a set on samples, as a new point of the curve; ``None`` where they cannot be compared."""
         task = self.task
         on_user_samples = self._fresh.given
+        first = samples[0][0].inputs
+        for point in self.curve:
+            if (point.units, point.first) == (units, first):
+                return point
         outcome = run_on(task, units, samples, f"{len(samples)} fresh samples")
         errors = outcome.errors
         # A sample that fails with all nodes kept is no fault of the set.
@@ -638,7 +698,7 @@ class Fix(Watcher):
         self._drawn += 0 if on_user_samples else len(comparable)
         learned = len(self._learned) if on_user_samples else 0
         space = task.space
-        point = Point(units, comparable, space.allowed, learned, outcome.comparisons)
+        point = Point(units, comparable, space.allowed, learned, outcome.comparisons, first=first)
         if not point.holds:
             failing.sort(key=lambda place: -errors[place])
             self._learned.update(failing)
@@ -654,8 +714,11 @@ class Fix(Watcher):
             if space.measured:
                 # On these samples other nodes may lose their values.
                 space.order(self._worst)
-        none_loses = space.measured and space.losing <= units
-        self.curve.append(structs.replace(point, none_loses=none_loses))
+        # Of earlier sets too: on the samples that fail now other nodes may lose their values.
+        self.curve = [
+            structs.replace(each, none_loses=space.measured and space.losing <= each.units)
+            for each in (*self.curve, point)
+        ]
         self._keep_best()
         part = point.to_part()
         label = f"{space.count(len(units))} in {space.high}"

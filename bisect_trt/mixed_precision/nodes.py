@@ -38,6 +38,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import bodies, clone, is_end
 from bisect_trt.onnxlib.roundings import EXACT_OPS
 from bisect_trt.options.searches import PrecisionOptions
+from bisect_trt.probe.oracles import SEVERE
 from bisect_trt.report.parts import Unit
 from bisect_trt.search.oracle import Subset
 from bisect_trt.session.checks import CheckSettings
@@ -133,7 +134,11 @@ class NodeSpace(PrecisionSpace):
             for errors in self._errors
         )
         # By the automatic tolerance: what loses digits is no matter of what the user accepts.
-        self.losing = _certain(by_automatic[0] if by_automatic else self.suspects)
+        self.losing = frozenset(
+            entry.unit
+            for entry in (by_automatic[0] if by_automatic else self.suspects)
+            if entry.score >= (_own_score(SEVERE) if entry.rule == _OWN_ERROR else INSIDE)
+        )
         self.measured = any(self._errors) or bool(self.losing)
 
     def _learn_vanishing(self, samples: Sequence[Sample]) -> None:
@@ -193,6 +198,15 @@ class NodeSpace(PrecisionSpace):
     def describe(self, units: Subset) -> list[Unit]:
         """Names, operators and outputs of the nodes."""
         return [Unit(**structs.asdict(node)) for node in self.culprits(units)]
+
+
+_OWN_ERROR = "own error"
+"""The rule of a node that no range explains. Up to ``SEVERE`` this may be rounding of what others made large."""
+
+
+def _own_score(error: float) -> float:
+    """The score of a unit that breaks the outputs alone by so many tolerances."""
+    return BREAKS + min(math.log10(error) / 50, 0.9)
 
 
 def _certain(suspects: Sequence[Suspect]) -> Subset:
@@ -330,7 +344,7 @@ def suspect(
         rule, reason = _reason(error, overflow, underflow, precision)
         score = 0.0
         if error > 1:
-            score = BREAKS + min(math.log10(error) / 50, 0.9)
+            score = _own_score(error)
         elif headroom:
             score = INSIDE
             rule = "headroom"
@@ -351,7 +365,7 @@ def _reason(error: float, overflow: str, underflow: str, precision: str) -> tupl
     if underflow:
         return "underflow", underflow
     size = f"{error:.3g} times the tolerance" if math.isfinite(error) else "NaN or Inf"
-    return "own error", f"alone in {precision} changes the outputs by {size}"
+    return _OWN_ERROR, f"alone in {precision} changes the outputs by {size}"
 
 
 class _Ranges:

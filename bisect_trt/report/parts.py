@@ -435,8 +435,8 @@ class TradeOff(Part):
     """A set that does not hold, with the tolerance that it passes with, and the best set for the tolerance in use.
 
     Attributes:
-        nodes: The number of units kept in the written set.
-        atol: Of each output the absolute tolerance with which the written model passes.
+        nodes: The number of units kept in the set, which is written unless that is the best set.
+        atol: Of each output the absolute tolerance with which the model with this set passes.
         argmax: Of each output the share of rows with the reference's argmax.
         nodes_for_tolerance: The number of units of the best set for the tolerance in use.
         holds_for_tolerance: Whether that holds on fresh samples.
