@@ -458,8 +458,8 @@ def _source(module: str) -> tuple[set[str], str]:
         line for line, root in roots.items() if root not in ("__future__", "bisect_trt")
     ]
     # Comments belong to what follows them.
-    last = max([*imports, *checking], key=lambda node: node.lineno)
-    definitions = "\n".join(source.splitlines()[last.end_lineno :]).strip("\n") + "\n"
+    last = max((node.end_lineno or 0 for node in (*imports, *checking)), default=0)
+    definitions = "\n".join(source.splitlines()[last:]).strip("\n") + "\n"
     packages = {
         root for root in roots.values() if root not in (*sys.stdlib_module_names, "bisect_trt")
     }

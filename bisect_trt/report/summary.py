@@ -45,7 +45,6 @@ _VERBATIM = ("Proof", "Wrote", "Report", "Next")
 """Rows of paths and commands, which are not wrapped, so that they can be copied."""
 _WHOLE = ("Cause", "Fix")
 """Rows with continuations that limit them: they are shown together or not at all."""
-_SEARCHED = ("diagnose", "reduce", "workaround")
 _SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 Row = tuple[str, str]
 """A label and a text; the label is empty where the row continues the one before."""
@@ -348,7 +347,7 @@ def _nodes(result: Result) -> Iterator[Row]:
     if result.command == "layerwise" and origins:
         first = origins[0]
         yield "Nodes", f"First mismatch: {named(first.node)}: {first.comparison.describe()}"
-    elif culprits and result.command in _SEARCHED and not exported:
+    elif culprits and result.command != "precision" and not exported:
         verb = "fails alone" if len(culprits) == 1 else "fail together"
         yield "Nodes", f"{grouped(culprits)} {verb}{_proof(result)}"
         for line in dict.fromkeys(filter(None, map(in_module, culprits[:_NAMED]))):

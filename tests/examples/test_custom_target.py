@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -42,10 +43,36 @@ def test_diagnose_its_report_and_its_reproducer(work: Path) -> None:
     folder = work / "model-reproducer"
     issue = (folder / "ISSUE.md").read_text()
     assert issue.startswith("# NumPy: wrong values from Relu\n")
-    assert "bisect-trt-numpy-target" in issue
+    assert "onnx and numpy" in (folder / "README.md").read_text() + issue
     assert "'leak': 0.5" in (folder / "reproduce.py").read_text()
-    again = python(work, str(folder / "reproduce.py"))
+    again = python(work, str(folder / "reproduce.py"), others=(work,))
     assert (again.status, "MISMATCH clip" in again.out) == (1, True)
+
+
+def test_it_runs_in_places_and_beside_other_plug_ins(work: Path) -> None:
+    sites = tuple(map(installed.site, ("custom_target", "custom_command", "custom_oracle")))
+    words = ["--numpy", "--on", f"python={sys.executable}", "--max-latency", "0"]
+    found = bisect_trt(work, "prefix", "model.onnx", *words, "--json", "r.json", others=sites)
+    # No model takes no time, so each prefix fails, and nothing proves it.
+    assert found.ended(3).result["culprits"][0]["name"] == "h"
+    assert "Nodes    MatMul 'h' fails alone" in found.out
+
+
+@pytest.mark.slow
+def test_a_runner_that_runs_here_alone(work: Path, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    shutil.copytree(installed.site("custom_target"), here)
+    code = here / "numpy_target.py"
+    maker = "def make_runner(self, settings: TargetSettings) -> object:\n"
+    maker += "        return __import__('numpy_runner').make(self.plain(settings))\n"
+    code.write_text(code.read_text().replace('sent = ("numpy_runner",)', maker))
+    bisect_trt(work, "diagnose", "model.onnx", "--numpy", others=(here,)).ended(0)
+    folder = work / "model-reproducer"
+    assert "bisect-trt and onnx" in (folder / "README.md").read_text()
+    assert python(work, str(folder / "reproduce.py"), others=(here,)).status == 1
+    place = ["--on", f"python={sys.executable}"]
+    refused = bisect_trt(work, "run", "model.onnx", "--numpy", *place, others=(here,))
+    assert "error[" in refused.err, refused.err
 
 
 def test_its_options_are_settings(work: Path) -> None:

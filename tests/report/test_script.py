@@ -21,7 +21,7 @@ from support import case_of, examples, model_of
 
 from bisect_trt.report.reproducer import ISSUE, README, Reproducer, render_script
 from bisect_trt.report.text import code, prose
-from bisect_trt.targets.base import TargetSettings
+from bisect_trt.targets.base import Script, TargetSettings
 from bisect_trt.targets.messages import BuildError, names_of
 from bisect_trt.targets.runtime import Runtime
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
@@ -234,3 +234,13 @@ def test_it_fails_for_its_own_failure_alone(
     (tmp_path / "installed" / "onnxruntime.py").write_text(source)  # in place of ONNX Runtime
     found, out = reproduce(tmp_path, failure, timeout=2 if failure == "time-out" else None)
     assert (found, said in out) == (status, True)
+
+
+def test_a_runner_without_imports_is_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bare_runner.py").write_text("def make(settings):\n    return settings\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    script = render_script(Script("nothing", ("bare_runner",), {}), [], {})
+    compile(script, "reproduce.py", "exec")
+    assert "\ndef make(settings):" in script
