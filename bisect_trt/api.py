@@ -267,6 +267,8 @@ def _run(
     if ending is not None and not answered:
         raise ending
     lines = tuple(f"{label}{text}" for label, text in summary_lines(result))
+    for line in lines:
+        console.say(line)
     return answer_of(result.to_json(), lines)
 
 

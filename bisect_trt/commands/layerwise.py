@@ -96,7 +96,7 @@ def run(call: Call) -> Result:
         result.own_outputs = OwnOutputs(match=passes, reason=original.reason)
         console.say(f"  the model's own outputs, without marks: {original.reason}")
         fill_in(result, subject, layers)
-        tell(subject, layers, console)
+        tell(layers, console)
         # Every tensor matches, and the outputs of the unmarked model do not.
         if layers.hidden:
             console.answer(
@@ -115,7 +115,6 @@ def run(call: Call) -> Result:
             return result.end("not_reproduced", step and f"every tensor matches\n  - {step}")
         first = layers.origins[0]
         result.culprits = subject.describe_searched([subject.network.rank[first]])
-        console.answer(f"First mismatch: {subject.network.describe(first)}.")
         _judge(arbiter, layers, first)
         if passes:
             console.answer("The error does not reach the model's own outputs.")

@@ -19,7 +19,6 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.parts import Failure
 from bisect_trt.report.result import Result
-from bisect_trt.report.text import named
 from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, about_units
 from bisect_trt.search.strategy import minimise, shrink_end
 from bisect_trt.session.call import Call
@@ -71,12 +70,7 @@ def reduce_model(
             another = settings.of_another(number)
             answer = smallest(session, another, search, case)
             minimum, culprits = write_reduced(session, another, answer, case.minimum)
-            failure = session.failure(minimum, culprits, another.output)
-            names = ", ".join(map(named, culprits))
-            session.console.answer(
-                f"{another.output}: another failure ({failure.minimality}): {names}"
-            )
-            return failure
+            return session.failure(minimum, culprits, another.output)
 
         look_for_others(
             session, case, deliver_another if settings.find_all else None, settings.mode

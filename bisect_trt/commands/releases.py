@@ -116,7 +116,6 @@ def run(call: Call) -> Result:
             console.table(("release", "verdict", "reason"), boundaries.rows(), len(pythons))
         if boundaries.history.oldest is None:
             raise _none_fails(boundaries)
-        boundaries.tell(console)
         why = boundaries.doubt()
         if call.has_check and not boundaries.any_passes:
             # A check that cannot run fails in every release too.

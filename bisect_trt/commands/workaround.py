@@ -17,14 +17,9 @@ from bisect_trt.report.result import Result
 from bisect_trt.session.call import Call
 from bisect_trt.steps.diagnosis import Diagnosis, inner_check
 from bisect_trt.steps.inside import look_inside
-from bisect_trt.steps.minimal_case import (
-    describe_answer,
-    tell_modules,
-)
 from bisect_trt.steps.switches import name_cause
 from bisect_trt.steps.workarounds import (
     add_precision,
-    print_ways,
     rewritten,
     unless_none,
     work_around,
@@ -70,10 +65,7 @@ def run(call: Call) -> Result:
         fault = answer.fault
         result.culprits = session.subject.describe_nodes(answer.blamed)
         result.fault = fault.to_part()
-        console.answer(f"{describe_answer(session.subject.network, answer.blamed)}.")
-        tell_modules(session, answer.blamed)
         result.inside = look_inside(session, answer.whole) or UNSET
-        console.answer(fault.sentence)
         diagnosis.arbiter.upgrade(answer.whole, fault)
         # Of rounding, another form may lose less.
         is_searched = fault.is_fixable or fault.whose == "rounding"
@@ -85,7 +77,6 @@ def run(call: Call) -> Result:
             work_around(session, case, fault, settings.output, fixed=fixed)
             find_fix(session, check, search, answer.whole, folder)
             add_precision(result)
-            print_ways(result, console)
         else:
             console.answer("The target is not wrong, so no workaround is needed.")
         session.conclude(answer.case.minimum)

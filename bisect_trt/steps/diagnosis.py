@@ -22,7 +22,7 @@ from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.parts import Amplified, Failure, Inside
-from bisect_trt.report.reproducer import MIXED, MODEL, SCRIPT, Since, pack
+from bisect_trt.report.reproducer import MIXED, MODEL, Since, pack
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Mode
 from bisect_trt.session.call import Call
@@ -35,7 +35,7 @@ from bisect_trt.steps.dynamic_dims import (
     free_where_needed,
     free_where_profiled,
     needed_dimensions,
-    tell_dynamic,
+    note_dynamic,
 )
 from bisect_trt.steps.inside import look_inside
 from bisect_trt.steps.layers import LayerComparison, fill_in, tell
@@ -43,12 +43,10 @@ from bisect_trt.steps.minimal_case import (
     HELD,
     JudgedCase,
     by_blame,
-    describe_answer,
     extract_suspect,
     find_minimum,
     find_suspects,
     look_for_others,
-    tell_modules,
 )
 from bisect_trt.steps.reduced_model import deliver, smallest
 from bisect_trt.steps.refused_format import require_format
@@ -61,7 +59,6 @@ from bisect_trt.steps.workarounds import (
 )
 from bisect_trt.targets.base import TargetSettings
 from bisect_trt.worker.deadline import BudgetSpent
-from bisect_trt.worker.place import rerun_command
 
 MECHANISM = "same-mechanism"
 """The folder in the reproducer's for a larger case."""
@@ -107,8 +104,6 @@ class Diagnosis(Struct, frozen=True):
                 return result
             answer = self.judge(case, suspects)
             delivery = self.deliver(answer)
-        if result.amplified and answer.fault.whose != "target":
-            session.console.answer(result.amplified.sentence)
         explained = Explained([])
         since: Since | None = None
         inside: list[Inside] = []
@@ -253,7 +248,7 @@ class Diagnosis(Struct, frozen=True):
 
         def show(layers: LayerComparison) -> None:
             fill_in(session.result, session.subject, layers)
-            tell(session.subject, layers, session.console)
+            tell(layers, session.console)
 
         return find_suspects(session, show)
 
@@ -264,7 +259,6 @@ class Diagnosis(Struct, frozen=True):
         result.minimality = "unproven"
         result.why = "rounding alone fails the model too, and no node fails alone"
         result.fault = Fault("rounding", amplified.sentence, {"op": amplified.op}).to_part()
-        self.session.console.answer(amplified.sentence)
 
     def reduce(self, suspects: Sequence[int]) -> Case:
         """Search the whole model for the fewest units that still fail."""
@@ -310,10 +304,9 @@ class Diagnosis(Struct, frozen=True):
         result.fault = answer.fault.to_part()
         result.held = answer.candidate.held or UNSET
         result.artifacts |= {"reproducer": str(self.output), "reduced": str(delivery.files[0])}
-        self._tell(answer, result.minimality, self.output, reason=result.why)
         if answer.candidate.held:
             session.console.answer(HELD)
-        tell_dynamic(session, answer.candidate)
+        note_dynamic(session, answer.candidate)
         return delivery
 
     def deliver_another(self, passing: Sequence[Candidate], case: Case, number: int) -> Failure:
@@ -335,9 +328,6 @@ class Diagnosis(Struct, frozen=True):
             title = f"{answer.whole.title}, as {whole.title}"
             if session.prober.probe(replace(answer.whole, title=title, target=whole.target)).fails:
                 failure = structs.replace(failure, minimality="unproven", why=ONLY_A_PIECE)
-        self._tell(
-            answer, failure.minimality, folder, reason=failure.why, prefix="Another failure: "
-        )
         inside = look_inside(session, answer.whole)
         delivery.finish(session, failure.minimality, inside=inside)
         return structs.replace(failure, inside=tuple(inside), fault=answer.fault.to_part())
@@ -352,25 +342,6 @@ class Diagnosis(Struct, frozen=True):
         minimality, _ = session.proof(delivery.minimum)
         delivery.finish(session, minimality)
         return str(folder)
-
-    def _tell(
-        self,
-        answer: JudgedCase,
-        proof: str,
-        folder: Path,
-        *,
-        reason: str | None = None,
-        prefix: str = "",
-    ) -> None:
-        """Print an answer, the side that is wrong, and the command that shows the failure again."""
-        console = self.session.console
-        subject = self.session.subject
-        console.answer(f"{prefix}{describe_answer(subject.network, answer.blamed)} ({proof}).")
-        if reason:
-            console.answer(f"  {reason[0].upper()}{reason[1:]}.")
-        tell_modules(self.session, answer.blamed)
-        console.answer(answer.fault.sentence)
-        console.answer(f"To reproduce it: {rerun_command(folder / SCRIPT, subject.workers.places)}")
 
     def save_best(self) -> None:
         """Write the smallest candidate that has failed so far to the place of the reproducer's model."""

@@ -237,8 +237,8 @@ def needed_dimensions(session: Session, answer: Candidate) -> Candidate:
     return answer if needed else static
 
 
-def tell_dynamic(session: Session, answer: Candidate) -> None:
-    """Print the free dimensions that the answer needs, and put them into the result with their sizes after shrinking."""
+def note_dynamic(session: Session, answer: Candidate) -> None:
+    """Put the free dimensions that the answer needs into the result, with their sizes after shrinking."""
     if not session.result.dynamic or not session.result.dynamic.needed:
         return
     values = session.subject.values(answer, answer.inputs)
@@ -250,7 +250,3 @@ def tell_dynamic(session: Session, answer: Candidate) -> None:
         )
         dimensions.append(FreeDimension(name=symbol, inputs=tuple(inputs)))
     session.result.dynamic = DynamicShapes(needed=True, dimensions=tuple(dimensions))
-    names = ", ".join(f"'{dimension.name}'" for dimension in dimensions)
-    session.console.answer(
-        f"  The model must stay dynamic in {names}: with fixed shapes it passes."
-    )

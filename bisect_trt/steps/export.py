@@ -109,7 +109,6 @@ def judge_export(
     )
     fault = Fault(whose, sentence, {"source": line})
     session.result.fault = fault.to_part()
-    session.console.answer(sentence)
     return fault
 
 

@@ -26,7 +26,6 @@ from bisect_trt.probe.check import comparing
 from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.report.parts import Inside
-from bisect_trt.report.summary import describe_inside
 from bisect_trt.report.text import plural
 from bisect_trt.search.oracle import Mode
 from bisect_trt.session.checks import make_vet
@@ -101,7 +100,6 @@ def look_inside(session: Session, case: Candidate) -> list[Inside]:
         except (BudgetSpent, RebuiltPasses, UnavailableError) as error:
             levels[-1] = structs.replace(levels[-1], why=f"the search inside it ended: {error}")
             level = None
-        session.console.answer(describe_inside(levels[-1]))
     return levels
 
 

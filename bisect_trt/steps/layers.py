@@ -19,7 +19,7 @@ from msgspec import UNSET, Struct, structs
 
 from bisect_trt.onnxlib.cut import is_frozen, isolate
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import in_module, module_of
+from bisect_trt.onnxlib.nodes import module_of
 from bisect_trt.probe.check import Comparing
 from bisect_trt.probe.oracles import outcome_of_comparisons, outcome_of_failure
 from bisect_trt.probe.outcome import Ending, Outcome
@@ -44,7 +44,6 @@ from bisect_trt.worker.protocol import Compare, Compared, Failed, Sample
 MOST_BUILDS = 8
 """A build may take a minute; tensors that no build has shown by then stay unseen."""
 _NONFINITE = (ComparisonKind.INF, ComparisonKind.NAN)
-_SHOWN = 5
 _SHOWN_REASONS = 3
 
 
@@ -545,66 +544,20 @@ def _frozen(subject: Subject) -> Arrays:
     return frozen
 
 
-def tell(subject: Subject, layers: LayerComparison, console: Console) -> None:
-    """Print the result of a layerwise comparison."""
+def tell(layers: LayerComparison, console: Console) -> None:
+    """Print how many tensors mismatch, and why others could not be seen; the summary names the origins."""
     wrong = sum(not comparison.passed for comparison in layers.tensors.values())
     console.say(
         f"  {wrong} of {len(layers.tensors)} tensors mismatch, from {len(layers.origins)} origin(s)"
     )
-    for place, index in enumerate(layers.origins[:_SHOWN]):
-        first, *details = describe_origin(subject, index, layers)
-        console.say(f"  {'first mismatch' if place == 0 else 'later origin'}: {first}")
-        for line in details:
-            console.say(f"    {line}")
-    isolated = sum(not comparison.passed for comparison in layers.own.values())
-    notes = {
-        f"... and {len(layers.origins) - _SHOWN} more origins{IN_JSON}": len(layers.origins)
-        > _SHOWN,
-        f"{len(layers.mild)} layer(s) have far smaller errors than the outputs: rounding{IN_JSON}": layers.mild,
-        "marking hides the failure: with these tensors as outputs the model's own outputs do not fail": layers.hidden,
-        f"not all tensors can be marked at once: {layers.builds} builds with some of them each": layers.builds
-        > 1,
-        f"fed the reference's values, {isolated} of {len(layers.own)} tensors mismatch{IN_JSON}": layers.own,
-        f"{len(layers.own_unseen)} tensors could not be computed alone{IN_JSON}": layers.own_unseen,
-        f"{len(layers.unseen)} tensors could not be seen{IN_JSON}": layers.unseen,
-    }
-    for note in (note for note, applies in notes.items() if applies):
-        console.say(f"  {note}")
+    if layers.hidden:
+        console.say(
+            "  marking hides the failure: with these tensors as outputs the model's own outputs do not fail"
+        )
+    if layers.unseen:
+        console.say(f"  {len(layers.unseen)} tensors could not be seen{IN_JSON}")
     for reason, count in Counter(layers.unseen.values()).most_common(_SHOWN_REASONS):
         console.say(f"    {count} because: {reason}")
-
-
-def describe_origin(subject: Subject, index: int, layers: LayerComparison) -> list[str]:
-    """Return lines about an origin: the errors of its outputs, its operator, the state of its inputs."""
-    network, outputs = subject.network, subject.network.made(index)
-
-    def describe(comparison: TensorComparison) -> str:
-        sample = "" if comparison.sample is None else f"on sample {comparison.sample}, "
-        return f"'{comparison.name}': {sample}{comparison.describe()}"
-
-    wrong = [
-        layers.tensors[name]
-        for name in outputs
-        if name in layers.tensors and not layers.tensors[name].passed
-    ]
-    reads = [layers.tensors[name] for name in network.reads[index] if name in layers.tensors]
-    lines = [
-        *map(describe, wrong),
-        f"made by {network.describe(index)}{in_module(network.plain(index))}",
-    ]
-    lines += [
-        f"  input '{read.name}' matches" if read.passed else f"  input {describe(read)}"
-        for read in reads
-    ]
-    lines += [
-        f"  input '{name}' could not be seen, so the error may begin before it"
-        for name in network.reads[index]
-        if name in layers.unseen
-    ]
-    isolated = (layers.own[name] for name in outputs if name in layers.own)
-    return lines + [
-        f"  fed the reference's values: {describe(comparison)}" for comparison in isolated
-    ]
 
 
 def fill_in(result: Result, subject: Subject, layers: LayerComparison) -> None:

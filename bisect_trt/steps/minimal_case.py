@@ -16,7 +16,6 @@ from msgspec import Struct, structs
 
 from bisect_trt.mixed_precision.nodes import find_losing
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.check import comparing
 from bisect_trt.probe.outcome import Ending
@@ -87,14 +86,6 @@ def describe_answer(network: Network, nodes: Sequence[int]) -> str:
         )
     names = ", ".join(network.describe(index) for index in nodes[:_SHOWN])
     return f"{len(nodes)} nodes fail together: {names}{', ...' if len(nodes) > _SHOWN else ''}"
-
-
-def tell_modules(session: Session, nodes: Sequence[int]) -> None:
-    """Print the modules of the program that nodes come from, where the model's file has them."""
-    network = session.subject.network
-    modules = dict.fromkeys(filter(None, (in_module(network.plain(index)) for index in nodes)))
-    for words in list(modules)[:_SHOWN]:
-        session.console.answer(f" {words}")
 
 
 def find_suspects(session: Session, show: Callable[[LayerComparison], None]) -> list[int]:

@@ -7,19 +7,17 @@ from pathlib import Path
 
 from msgspec import UNSET
 
-from bisect_trt.onnxlib.nodes import Node, in_module
+from bisect_trt.onnxlib.nodes import Node
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate, Probe
-from bisect_trt.report.console import listed
 from bisect_trt.report.result import Result
-from bisect_trt.report.text import named
 from bisect_trt.search.confirm import READ_BACK
 from bisect_trt.search.oracle import Minimum, Subset
 from bisect_trt.session.session import Case, Session
 from bisect_trt.steps.dynamic_dims import (
     needed_dimensions,
-    tell_dynamic,
+    note_dynamic,
 )
 from bisect_trt.steps.inside import look_inside
 from bisect_trt.steps.minimal_case import (
@@ -65,13 +63,7 @@ def deliver(session: Session, settings: Reduce, answer: Candidate, minimum: Mini
     if answer.held:
         result.held = True
         console.answer(f"  {HELD}")
-    tell_dynamic(session, answer)
-    for line in listed(
-        [f"{named(culprit)}{in_module(culprit)}" for culprit in result.culprits], _SHOWN
-    ):
-        console.answer(line)
-    if result.why:
-        console.answer(f"  {result.why}")
+    note_dynamic(session, answer)
     result.inside = look_inside(session, answer) or UNSET
     return result
 

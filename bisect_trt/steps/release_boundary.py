@@ -33,7 +33,6 @@ from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.outcome import Ending, Outcome, raised
 from bisect_trt.probe.prober import write_candidate
 from bisect_trt.probe.workspace import CandidateFiles
-from bisect_trt.report.console import Console
 from bisect_trt.report.reproducer import Since
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Verdict
@@ -368,8 +367,8 @@ class Boundaries(Struct, frozen=True):
         newest = max(place for place in seen if seen[place] is Verdict.PASS)
         return tuple(dict.fromkeys((first, self.releases[newest])))
 
-    def tell(self, console: Console) -> Since:
-        """Print the boundaries, their doubt and the fix, and return them for ``ISSUE.md``."""
+    def since(self) -> Since:
+        """Return the boundaries, their doubt and the fix, for ``ISSUE.md``."""
         oldest = self.history.oldest
         newest = self.history.newest
         assert oldest is not None, "a release fails"
@@ -385,11 +384,7 @@ class Boundaries(Struct, frozen=True):
         sentence += self.refusal
         if doubt := self.doubt():
             sentence += f" {doubt[0].upper()}{doubt[1:]}."
-        console.answer(sentence)
-        fix = self.upgrade
-        if fix is not None:
-            console.answer(f"Fix: {fix}.")
-        return Since(sentence, fix)
+        return Since(sentence, self.upgrade)
 
     def _reason(self, release: str) -> str:
         return self.reasons.get(release, "")[:_REASON_LENGTH]
@@ -547,7 +542,7 @@ def since_when(
     if boundaries.history.oldest is None:
         console.answer(f"No release of {package.name} fails in an environment of its own.")
         return None
-    return boundaries.tell(console)
+    return boundaries.since()
 
 
 def _failing_releases(session: Session, target: TargetSettings) -> list[str]:

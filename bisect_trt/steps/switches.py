@@ -295,7 +295,7 @@ def explain(
     whole = [entry for entry in result.cause_detail.alternatives if entry.whole]
     result.cause = [entry.switches for entry in whole or result.cause_detail.alternatives]
     fixed = {entry.switches: whole_panel.candidate(whole_panel.units(entry)) for entry in whole}
-    sentences = _print(session, result.cause_detail)
+    sentences = _sentences(session, result.cause_detail)
     if costly:
         session.console.say(
             f"  `{session.command('cause', check)}` searches the whole model, for all alternatives"
@@ -344,7 +344,7 @@ def explain_fusions(session: Session, panel: Panel, runs: int) -> str | None:
         title, "whole model", 0, len(panel.switches), fusions, complete=True, doubted=doubts
     )
     session.result.cause_detail = detail
-    [(sentence, _), *_] = _print(session, detail)
+    [(sentence, _), *_] = _sentences(session, detail)
     return None if fusions else sentence
 
 
@@ -455,31 +455,23 @@ def _confirm(
     )
 
 
-def _print(session: Session, detail: CauseDetail) -> list[tuple[str, str]]:
-    """Print the answers, or why there is none; return sentences, each with options or ""."""
-    console = session.console
+def _sentences(session: Session, detail: CauseDetail) -> list[tuple[str, str]]:
+    """Return the answers in sentences, each with options or "", or why there is none."""
     if not detail.alternatives:
         reason = "; ".join(detail.doubted) or (
             f"none of the {tried_of(detail)} of {detail.target} fixes it, nor do all of a kind together"
         )
-        console.answer(f"No cause among the switches: {reason}.")
         return [(f"{reason[0].upper()}{reason[1:]}.", "")]
     answers = list[tuple[str, str]]()
     for entry in detail.alternatives:
         scope = "the model" if entry.whole else "the minimal case, but not the whole model,"
         evidence = f" ({entry.seen})" if entry.seen else ""
         sentence = f"{' and '.join(entry.switches)}: {scope} passes with {entry.turned}{evidence}."
-        console.answer(f"{'Or' if answers else 'Cause'}: {sentence}")
-        console.answer(f"  as options: {shlex.join(entry.options)}")
         # A place is a path or a host of this machine, which a bug report must not have.
         portable = entry.options[: len(entry.options) - len(session.place_words)]
         answers.append((sentence, shlex.join(portable)))
-        for note in (*said_of_compiler(entry), doubted_case(entry)):
-            if note:
-                console.answer(f"  {note}")
-                answers.append((note, ""))
-    if not detail.complete:
-        console.answer("  There are more: the search ended after these.")
+        notes = filter(None, (*said_of_compiler(entry), doubted_case(entry)))
+        answers += ((note, "") for note in notes)
     return answers
 
 

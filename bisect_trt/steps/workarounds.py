@@ -5,7 +5,6 @@ Each is written, read back and confirmed on the whole model before it is recomme
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +17,6 @@ from msgspec import structs
 
 from bisect_trt.aliases import Names
 from bisect_trt.errors import BisectError, first_few, quoted
-from bisect_trt.mixed_precision.curve import in_tolerances
 from bisect_trt.mixed_precision.validation import Fresh, probe_on
 from bisect_trt.onnxlib.cut import mark_outputs
 from bisect_trt.onnxlib.inputs import input_infos, take_input_shapes
@@ -43,7 +41,6 @@ from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
-from bisect_trt.report.console import Console
 from bisect_trt.report.parts import Cost, FreshCount, WorkaroundTried
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import said_of_cost
@@ -496,7 +493,6 @@ def work_around_limits(
     )
     fault = Fault("target", record.reason)
     work_around(session, Case(minimum), fault, output, fixed=fixed)
-    print_ways(result, console)
     session.conclude(minimum)
     return unless_none(result)
 
@@ -534,30 +530,6 @@ def add_precision(result: Result) -> None:
     result.workarounds.append(workaround)
 
 
-def print_ways(result: Result, console: Console) -> None:
-    """Print the workarounds as a table."""
-    workarounds = result.workarounds or []
-    first = next((workaround for workaround in workarounds if workaround.passes), None)
-    if first is None:
-        console.answer("No workaround was found:" if workarounds else "No workaround was searched.")
-    else:
-        place = f" ({first.file})" if first.file else ""
-        console.answer(f"Workaround: {first.what}{place}.")
-    if workarounds:
-        console.table(
-            ("kind", "what", "whole model", "worst error", "file", ""),
-            [*map(_row, workarounds)],
-            len(workarounds),
-        )
-
-
-def _row(workaround: WorkaroundTried) -> Names:
-    verdict = {True: "passes", False: "fails", None: "not tried"}[workaround.passes]
-    worst = workaround.worst_error
-    error = "" if worst is None or not math.isfinite(worst) else in_tolerances(worst)
-    return workaround.kind, workaround.what, verdict, error, workaround.file or "", workaround.why
-
-
 def after_diagnosis(
     session: Session,
     check: CheckSettings,
@@ -593,7 +565,6 @@ def after_diagnosis(
     # The result adds the fix by precision.
     is_worked_around = any(workaround.passes for workaround in workarounds)
     add_precision(result)
-    print_ways(result, console)
     if not is_worked_around:
         console.answer(f"  to search further: {command}")
         if not any(workaround.passes for workaround in result.workarounds or ()):

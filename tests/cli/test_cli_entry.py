@@ -192,11 +192,11 @@ def test_commands_to_copy_do_what_they_say_and_no_more(cli: CommandLine, here: P
     name = "-a 'b$(touch owned);`touch owned`.onnx"
     overflowing(here / "model.onnx").rename(name)
     ran = cli("diagnose", f"./{name}", "--onnxrt", "--fp16").ended(0)
-    shown = next(line for line in ran.out.splitlines() if line.startswith("To reproduce it: "))
+    shown = next(line for line in ran.out.splitlines() if line.startswith("Proof "))
     path = os.pathsep.join(
         [str(Path(sys.executable).parent), os.environ["PATH"]]
     )  # whose python is this one
-    command = ["sh", "-c", shown.partition(": ")[2]]
+    command = ["sh", "-c", shown.removeprefix("Proof").strip()]
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, env={**os.environ, "PATH": path}
     )

@@ -269,7 +269,7 @@ def test_ways_that_pass_by_luck_are_none(here: Path, command: str) -> None:
         "r.json",
     ]
     ran = unsteady(command, here / "model.onnx", *words).ended(3)
-    assert "Workaround: " not in ran.out
+    assert "Fix " not in ran.out
     assert "the check is flaky" in ran.error
 
 

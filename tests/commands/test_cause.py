@@ -251,7 +251,7 @@ def test_a_refused_network_runs_when_it_is_patched(cli: CommandLine, name: str) 
         assert (switch["kind"], switch["passes"], switch["file"]) == ("switch", True, None)
     assert (barrier["kind"], barrier["passes"]) == ("barrier", True)
     assert result["artifacts"]["patched"] == barrier["file"] == "patched.onnx"
-    assert f"Workaround: {switches[0]['what']}." in " ".join(said.split())  # the first that passes
+    assert f"passes with {switches[0]['line']}" in " ".join(said.split())  # the first that passes
     assert barrier["fresh"] == {"samples": 20, "passed": 20}
     assert 0 <= barrier["worst_error"] <= 1
     onnx.checker.check_model(barrier["file"], full_check=True)

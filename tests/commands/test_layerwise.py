@@ -27,7 +27,7 @@ from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
-from bisect_trt.report.result import result_of
+from bisect_trt.report.result import Result, result_of
 from bisect_trt.report.summary import summary
 from bisect_trt.steps.layers import (
     Gathered,
@@ -35,7 +35,7 @@ from bisect_trt.steps.layers import (
     Marking,
     compare_layers,
     compare_own,
-    describe_origin,
+    fill_in,
     find_origins,
     gather,
 )
@@ -326,11 +326,10 @@ def test_small_slices_and_closed_channels_are_no_origins(
 def test_an_origin_with_an_input_that_was_not_seen_says_so(refused: str, tmp_path: Path) -> None:
     path = overflowing(tmp_path / "model.onnx")
     with looking(path, refusing(refused), fp16=True) as look:
-        layers = compare_layers(look)
-        (index,) = layers.origins
-        lines = describe_origin(look.subject, index, layers)
-    said = "  input 'a2_out' could not be seen, so the error may begin before it"
-    assert (said in lines) is (refused == "a2_out")
+        result = Result("layerwise", "found", artifacts={"run": "folder"})
+        fill_in(result, look.subject, compare_layers(look))
+    said = "Its input 'a2_out' could not be seen, so the error may begin before it"
+    assert (said in [text for _, text in summary(result)]) is (refused == "a2_out")
 
 
 def test_the_summary_says_which_inputs_of_origins_were_not_seen(

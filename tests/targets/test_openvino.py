@@ -239,7 +239,8 @@ def test_the_cause_of_a_wrong_value(cli: CommandLine) -> None:
         pytest.skip("this release of OpenVINO computes it right")
     ran = cli("cause", path, "--openvino", "--json", "r.json").ended(0)
     assert ["option:LP_TRANSFORMS_MODE=NO"] in read_json(Path("r.json"))["cause"]
-    assert "as options: --openvino --openvino-property LP_TRANSFORMS_MODE:NO" in ran.out
+    passing = "passes with --openvino --openvino-property LP_TRANSFORMS_MODE:NO"
+    assert passing in " ".join(ran.out.split())
 
 
 def test_what_can_be_turned_is_taken(tmp_path: Path) -> None:
