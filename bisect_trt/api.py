@@ -268,7 +268,7 @@ def _run(
         raise ending
     lines = tuple(f"{label}{text}" for label, text in summary_lines(result))
     for line in lines:
-        console.say(line)
+        console.tell(line, bool(verbose))
     return answer_of(result.to_json(), lines)
 
 

@@ -314,7 +314,7 @@ class Console(Watcher):
         """Begin a step; one that searches ``units`` shows about how many probes that takes."""
         self.steps.append(StepLines(text, self._probes, []))
         self.progress.step(text, units)
-        self._tell(text, self.verbosity > 0, "bold")
+        self.tell(text, self.verbosity > 0, "bold")
 
     def keep(self, text: str) -> None:
         """Keep a line of the current step for the report."""
@@ -327,15 +327,16 @@ class Console(Watcher):
     def say(self, text: str) -> None:
         """Report a decision with its reason."""
         self.keep(text)
-        self._tell(text, self.verbosity > 0)
+        self.tell(text, self.verbosity > 0)
 
     def answer(self, text: str) -> None:
         """Report a line of the answer; an indented line belongs to the line before."""
         self.keep(text)
         self.answers.append(text.rstrip() if self.answers else text.strip())
-        self._tell(text, self.verbosity > 0 or not self._live)
+        self.tell(text, self.verbosity > 0 or not self._live)
 
-    def _tell(self, text: str, shown: bool, style: str = "") -> None:
+    def tell(self, text: str, shown: bool, style: str = "") -> None:
+        """Log a line, and print it if it is ``shown``."""
         self.note(plain(text))
         if shown:
             self._print((plain(text), style))

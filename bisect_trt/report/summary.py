@@ -40,7 +40,7 @@ _NAMED = 3
 _PLAIN = 6
 """Number of nodes that are named one by one, and number where they take few columns; more are grouped by modules."""
 _SHOWN = 4
-_REASON_LENGTH = 120
+_REASON_LENGTH = 160
 _VERBATIM = ("Proof", "Wrote", "Report", "Next")
 """Rows of paths and commands, which are not wrapped, so that they can be copied."""
 _WHOLE = ("Cause", "Fix")
@@ -499,7 +499,7 @@ def _beyond(result: Result, releases: Sequence[str], step: int) -> str:
             return f"passes in {release}"
     if not releases:
         return ""
-    reason = shorten(reasons.get(releases[::step][0], ""), _REASON_LENGTH)
+    reason = shorten(reasons.get(releases[::step][0], "").partition(". ")[0], _REASON_LENGTH)
     return f"no verdict in {_spans([(releases[0], releases[-1])])[0]} ({reason})"
 
 

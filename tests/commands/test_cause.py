@@ -167,7 +167,6 @@ def test_a_case_that_other_switches_fix_than_the_whole_model_is_doubted(
     assert whole.pop("option:session.enable_quant_qdq_cleanup") is same
     assert set(whole.values()) <= {same}
     doubted = "The minimal case still fails with it"
-    assert (doubted in " ".join(ran.out.split())) is not same
     assert (doubted in Path("out/ISSUE.md").read_text()) is not same
 
 
