@@ -37,11 +37,11 @@ from bisect_trt.tensors.state import GREEDY
 _CONVENTIONS = (
     ("present_key_values|present", "past_key_values"),  # Optimum, Olive, the GenAI builder
     ("present", "past"),
-    (r"^(new|next|updated|out|output)_", ""),  # icefall's streaming encoders
+    (r"^(new|next|updated|out|output|r)_", ""),  # icefall's streaming encoders, WeNet's r_att_cache
     (r"^(next|new)_", "prev_"),
-    (r"^out(put)?_", r"in\1_"),  # NeMo's output_states_1 and input_states_1
-    (r"_(next|new|out|output)(?=$|_len$)", ""),
-    (r"_out(put)?$", r"_in\1"),
+    (r"^out(put)?(?=_[a-z]|state)", r"in\1"),  # NeMo's output_states_1 and input_states_1
+    (r"_(next|new|out|output|updated)(?=$|_len$|\.\d)", ""),
+    (r"_out(put)?(?=$|\.\d)", r"_in\1"),
     ("(?<=.)n$", ""),  # hn
     ("(?<=.)n$", "0"),
     ("N$", ""),  # stateN of Silero
@@ -180,6 +180,7 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
     """
     sized = sizes_at(data.input_shapes, 0)
     infos = resized(input_infos(network), sized)
+    kept = {name for name in state.taken if not _ENCODER.search(name)}
     stream = [info for info in infos if info.name not in state.taken]
     inputs: Sequence[Values] = given_samples(data) if data.given else []
     given: Arrays = dict(*inputs[:1])
@@ -190,6 +191,12 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
     end = max((first[name].shape[axis] for name, axis in state.growing.items()), default=0)
     if not inputs:
         inputs = _drawn(network, resized(stream, shapes), data, count)
+    # Captured steps have their whole state; a part of it is a stream with such a name.
+    elif len(inputs) > 1 and 0 < len(held := kept & inputs[-1].keys()) < len(kept):
+        raise InputValuesError(
+            f"each step's inputs hold {quoted(sorted(held))}, which would take an output of the step before; name the state with "
+            "--state IN=OUT."
+        )
     # One sample for many steps is a stream that has not been cut yet.
     elif len(inputs) == 1 < count:
         inputs = _cut(inputs[0], stream, end)

@@ -208,7 +208,7 @@ def describe_steps(steps: Steps) -> str:
     error = ": ".join(filter(None, (names, worst.describe())))
     spans = _spans(steps.failing)
     count = len(steps.right.errors)
-    scope = f" (of the {count} that were run)" if count < steps.steps else ""
+    scope = f" ({count} of {steps.steps} steps were run)" if count < steps.steps else ""
     return (
         f"Step {steps.step} of {steps.steps} is the first that is wrong with the state of the reference: {error}. Wrong steps: "
         f"{first_few(spans, _SHOWN)}{scope}; {free}."

@@ -17,7 +17,7 @@ from support import arrays, onnx_tool
 import bisect_trt
 from bisect_trt.cli.app import perform
 from bisect_trt.cli.parser import parse
-from bisect_trt.errors import BisectError
+from bisect_trt.errors import BisectError, InputValuesError
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.state import find_state, make_steps
 from bisect_trt.options.shared import Data
@@ -240,6 +240,8 @@ def test_greedy_decoding_feeds_the_token_back(here: Path, kind: str) -> None:
         ["cache_last_channel cache_last_channel_next", "cache_len cache_next_len"],
         ["conv_cache conv_cache_out", "r1i r1o"],
         ["past_conv.0 present_conv.0"],
+        ["att_cache r_att_cache", "cnn_cache r_cnn_cache"],
+        ["state_in.0 state_out.0", "k_cache.1 k_cache_out.1", "instate0 outstate0"],
     ],
 )
 def test_pairs_are_found_by_the_names_of_exporters(pairs: list[str]) -> None:
@@ -260,6 +262,22 @@ def stateful(names: list[list[str]]) -> Any:
     nodes.append(helper.make_node("Abs", ["x"], ["y"]))
     graph = helper.make_graph(nodes, "g", [x, *fed], [y, *made])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_what_is_given_in_each_step_beside_the_state_is_no_state(here: Path) -> None:
+    """Else the values of all steps but the first would be dropped."""
+    pairs = [["audio_in", "audio_out"], ["h_in", "h_out"]]
+    network = Network(stateful([["cross.encoder", "cross_out.encoder"], *pairs]))
+    row = np.ones((1, 2), np.float32)
+    for step in (1, 2):
+        np.savez(here / f"x-{step}.npz", x=row, audio_in=row * step)
+    data = Data(load_inputs=(here / "x.npz",))
+    with pytest.raises(InputValuesError, match="hold 'audio_in', which would take an output"):
+        make_steps(network, find_state(network, []), data, 2)
+    (_, second) = make_steps(
+        network, find_state(network, ["h_in=h_out", "cross*=cross_out*"]), data, 2
+    )
+    assert second["audio_in"].tolist() == [[2, 2]]
 
 
 def test_a_glob_stands_for_the_same_text_on_both_sides() -> None:
@@ -536,7 +554,10 @@ def test_a_failure_that_lasts_is_found_by_halving(cli: CommandLine, here: Path) 
     assert (steps["step"], steps["failing"]) == (105, [[105, 200]])
     assert len(steps["own"]["errors"]) == 200
     assert len(steps["right"]["errors"]) <= 12
-    assert f"Wrong steps: 105 to 200 (of the {len(steps['right']['errors'])} that" in ran.out
+    assert (
+        f"Wrong steps: 105 to 200 ({len(steps['right']['errors'])} of 200 steps were run)"
+        in ran.out
+    )
 
 
 CACHE = "float[1, 8, 2]"
