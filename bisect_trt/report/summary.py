@@ -185,7 +185,7 @@ def describe_steps(steps: Steps) -> str:
     wrong = f"the target is wrong from step {own_run.first} on"
     free = f"with its own state {wrong if own_run.first else 'no step is past the tolerance'}"
     if own_run.token:
-        free += f", and the argmax of an output differs from step {own_run.token} on"
+        free += f", with another argmax from step {own_run.token} on"
     if steps.whole:
         first = steps.whole.first
         free += f"; in one run {f'step {first} is wrong first' if first else 'all steps match'}"
@@ -208,7 +208,7 @@ def describe_steps(steps: Steps) -> str:
     error = ": ".join(filter(None, (names, worst.describe())))
     spans = _spans(steps.failing)
     count = len(steps.right.errors)
-    scope = f" ({count} of {steps.steps} steps were run)" if count < steps.steps else ""
+    scope = f" ({count} of {steps.steps} were run)" if count < steps.steps else ""
     return (
         f"Step {steps.step} of {steps.steps} is the first that is wrong with the state of the reference: {error}. Wrong steps: "
         f"{first_few(spans, _SHOWN)}{scope}; {free}."

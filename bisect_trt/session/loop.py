@@ -21,6 +21,7 @@ from msgspec import Struct, msgpack, structs
 
 from bisect_trt.errors import MissingOptionError, ModelRefusedError, first_few
 from bisect_trt.onnxlib.inputs import input_infos
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.state import join_steps
 from bisect_trt.options.shared import Loop
 from bisect_trt.probe.prober import DoesNotReproduce
@@ -86,6 +87,11 @@ class LoopRun(Struct, frozen=True):
         """The number of steps."""
         return len(self.subject.stream)
 
+    @property
+    def reference(self) -> Network:
+        """The graph that the reference runs."""
+        return self.eager.network if isinstance(self.eager, OtherModel) else self.subject.truth
+
     def file(self, kind: str, step: int) -> Path:
         """Return the file of some values of a step: ``inputs``, ``golden``, or the target's ``own`` outputs."""
         return self.folder / f"{kind}-{step}.npz"
@@ -108,7 +114,6 @@ class LoopRun(Struct, frozen=True):
         self.folder.mkdir(exist_ok=True)
         models = self.subject.models
         eager = self.eager
-        network = eager.network if isinstance(eager, OtherModel) else self.subject.truth
         for steps in self._chunks(_CHUNK, "the reference"):
             for step in steps:
                 save_npz(self.file("inputs", step), self.subject.stream[step - 1])
@@ -124,7 +129,7 @@ class LoopRun(Struct, frozen=True):
             )
             request = Collect(
                 models.reference,
-                models.write("loop", network.proto),
+                models.write("loop", self.reference.proto),
                 inputs,
                 golden,
                 state=self.subject.state.taken,
@@ -184,10 +189,9 @@ class LoopRun(Struct, frozen=True):
 
     def samples(self, step: int) -> list[Arrays]:
         """Return the inputs of a wrong step with its state; steps before come first where it fails only after other runs."""
-        sample = Sample(self.file("inputs", step), self.file("golden", step), self.before(step))
-        reply = self.subject.workers.ask(structs.replace(self._request(sample), same=False))
+        alone = self._compare(range(step, step + 1), own_state=False, same=False)
         needed = {step}
-        if not isinstance(reply, Failed) and all(each.passed for each in reply.comparisons):
+        if all(each.passed for each in alone[step]):
             # The target may keep something of its first run, or of the last.
             needed |= {1, step - 1 or step}
             self.subject.console.warn(
@@ -207,7 +211,7 @@ class LoopRun(Struct, frozen=True):
             )
             yield steps
 
-    def _compare(self, steps: range, *, own_state: bool) -> Errors:
+    def _compare(self, steps: range, *, own_state: bool, same: bool = True) -> Errors:
         samples = [
             Sample(self.file("inputs", step), self.file("golden", step), self.before(step))
             for step in steps
@@ -215,7 +219,7 @@ class LoopRun(Struct, frozen=True):
         if own_state:
             samples[0] = structs.replace(samples[0], before=self.before(steps[0], "own"))
         saved = (self.file("own", steps[-1]),) * len(steps)
-        request = self._request(*samples)
+        request = structs.replace(self._request(*samples), same=same)
         if own_state:
             request = structs.replace(request, feeds_back=True, save_outputs=saved)
         reply = self.subject.workers.ask(request)
@@ -322,12 +326,13 @@ class LoopRun(Struct, frozen=True):
         """Run all steps at once on both sides; return the errors in the part of each step, none where that is not possible."""
         subject = self.subject
         inputs = join_steps(subject.network, subject.state, subject.stream)
-        if inputs is None:
+        # A module has no free axes.
+        if inputs is None or isinstance(self.eager, Eager):
             return {}
         golden = NpzFile(self.file("golden", 1))
         sides: list[dict[str, list[Array]]] = []
-        for target in (None, self.target):
-            values = subject.models.run("whole", subject.network.proto, inputs, target)
+        for network, target in ((self.reference, None), (subject.network, self.target)):
+            values = subject.models.run("whole", network.proto, inputs, target)
             if isinstance(values, Failed):
                 return {}
             # Only an axis that is as many times longer as there are steps is the axis of steps.

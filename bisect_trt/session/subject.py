@@ -579,9 +579,8 @@ class Subject:
             outputs,
         )
         title = f"{self.units.count(bare)} of {len(self.units)} units"
-        searched = bare.intersection(self.units.searched) or bare
-        ends = dict.fromkeys(self.network.order[pick(searched)] for pick in (min, max))
-        self.console.progress.piece = f" {' to '.join(map(self.network.describe, ends))}"
+        last = self.network.describe(self.network.order[max(bare)])
+        self.console.progress.piece = f" up to {last}"
         candidate = Candidate(piece, piece.inputs, piece.outputs, title, bare, held=held)
         return candidate if self.freed is None else self.freed.dress(candidate)
 

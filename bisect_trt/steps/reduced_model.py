@@ -25,7 +25,7 @@ from bisect_trt.steps.minimal_case import (
     by_blame,
 )
 from bisect_trt.steps.shrink import shrink
-from bisect_trt.tensors.files import Arrays, save_npz
+from bisect_trt.tensors.files import save_npz
 
 _SHOWN = 12
 
@@ -94,12 +94,10 @@ def write_reduced(
         console.say("  the same bytes were probed once more just now")
     record = prober.probe(again)
     subject = session.subject
-    alone: Arrays = {}
     for path, names in ((settings.inputs, answer.inputs), (settings.golden, answer.outputs)):
-        values = subject.values(answer, names)
-        save_npz(path, values)
-        alone |= values
-    if subject.earlier(answer) and not prober.probe(replace(read_back, values=alone)).fails:
+        save_npz(path, subject.values(answer, names))
+    alone = replace(read_back, values=subject.values(answer, answer.inputs + answer.outputs))
+    if subject.earlier(answer) and not prober.probe(alone).fails:
         console.warn(
             f"it fails only after other samples in the same session, and {settings.inputs} has the last one: "
             "`bisect-trt diagnose` writes all"

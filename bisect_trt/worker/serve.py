@@ -346,14 +346,12 @@ class Worker:
         def fed(sample: Feed) -> Feed:
             return sample if before is None else {**sample, **run(before, sample)}
 
-        numbers = count(1)
-
         def outputs(sample: Feed) -> Feed:
-            self._begin(next(numbers), data.count)
             results = run(session, fed(sample))
             return results if after is None else {**results, **run(after, {**sample, **results})}
 
         session = self._runtime(request.target).load(request.model, fed(first))
+        self._tell(LOADED)
         # What a step may score with labels differs from step to step.
         alone: dict[int, float] | None = {} if data.state and not data.labelled else None
         value = data.score(metric, data.run(outputs), alone)

@@ -81,7 +81,7 @@ def test_progress_names_the_step_that_is_searched(
     lines = capfd.readouterr().err
     assert "steps 1 to 9 of 9 on the target" in lines
     assert "Write a reproducer to m-reproducer, and run it (step 7 of 9)" in lines
-    assert re.search(r" \(step 7 of 9\) Mul 'big'$", lines, re.MULTILINE)
+    assert re.search(r" \(step 7 of 9\) up to Mul 'big'$", lines, re.MULTILINE)
 
 
 def test_feedback_that_magnifies_rounding_is_drift(cli: CommandLine, here: Path) -> None:
@@ -505,6 +505,21 @@ def test_two_exports_that_part_in_a_step(cli: CommandLine, here: Path) -> None:
     )
 
 
+def test_two_exports_part_in_one_run_too(cli: CommandLine, here: Path) -> None:
+    ends = (
+        "(int64[1, s] input_ids, float[1, p, 2] past) => (float[1, s, 2] y, float[1, t, 2] present)"
+    )
+    body = "y = Gather(table, input_ids) present = Concat<axis = 1>(past, y)"
+    table = np.ones((5, 2), np.float32)
+    for name in ("old", "new"):
+        save_text(here / f"{name}.onnx", ends, body, {"table": table}, opset=17)
+        table[3] = 2
+    np.savez("x.npz", input_ids=np.array([[0, 1, 4, 3, 2]]))
+    words = ("diagnose", "new.onnx", "--onnxrt", "--load-inputs", "x.npz", "--json", "r.json")
+    steps = cli(*words, "--steps", "5", "--reference", "old.onnx").ended(0).result["steps"]
+    assert (steps["step"], steps["whole"]["first"]) == (4, 4)
+
+
 HALF = "float16[1, 4]"
 CASTS = SUMS[1].replace("h0", "w").replace("Identity(s)", "Cast<to = {kind}>(s)")
 
@@ -554,10 +569,7 @@ def test_a_failure_that_lasts_is_found_by_halving(cli: CommandLine, here: Path) 
     assert (steps["step"], steps["failing"]) == (105, [[105, 200]])
     assert len(steps["own"]["errors"]) == 200
     assert len(steps["right"]["errors"]) <= 12
-    assert (
-        f"Wrong steps: 105 to 200 ({len(steps['right']['errors'])} of 200 steps were run)"
-        in ran.out
-    )
+    assert f"Wrong steps: 105 to 200 ({len(steps['right']['errors'])} of 200 were run)" in ran.out
 
 
 CACHE = "float[1, 8, 2]"
