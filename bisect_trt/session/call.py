@@ -149,6 +149,7 @@ class Call(Struct):
             *decisive[1:],
             *written(self[CompareOptions])[:1],
             *["--check" if self.oracle is None else self.oracle.flag] * self.has_check,
+            *["--reference"] * (self._reference is not None),
         ]
         if decisive and conflicting:
             raise ConflictError(

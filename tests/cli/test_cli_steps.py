@@ -505,6 +505,14 @@ def test_two_exports_that_part_in_a_step(cli: CommandLine, here: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("command", ["diagnose", "run"])
+def test_a_metric_is_not_of_another_export(cli: CommandLine, here: Path, command: str) -> None:
+    save_text(here / "m.onnx", *SUMS)
+    words = (command, "m.onnx", "--onnxrt", "--reference", "m.onnx", "--steps", "4")
+    ran = cli(*words, "--metric", "cosine", "--min", "0.9")
+    ran.refused("BT1003", "--metric and --reference each decide whether a candidate fails")
+
+
 def test_two_exports_part_in_one_run_too(cli: CommandLine, here: Path) -> None:
     ends = (
         "(int64[1, s] input_ids, float[1, p, 2] past) => (float[1, s, 2] y, float[1, t, 2] present)"
