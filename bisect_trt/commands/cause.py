@@ -8,6 +8,7 @@ from bisect_trt.options.searches import Cause
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.result import Result
+from bisect_trt.report.summary import why_no_cause
 from bisect_trt.session.call import Call
 from bisect_trt.steps.arbiter import Arbiter
 from bisect_trt.steps.refused_format import require_format
@@ -36,11 +37,10 @@ def run(call: Call) -> Result:
         console.say(f"  yes: {record.reason}")
         require_format(session, record, arbiter)
         console.step("2. Which of the target's switches fix it?")
-        [(sentence, _), *_] = explain(session, check, wanted=call[Cause].compiler_switch).sentences
+        explain(session, check, wanted=call[Cause].compiler_switch)
         # A switch that fixes it says where, and not who is wrong.
         arbiter.judge(replace(session.subject.original, sample=session.outcome(record).sample or 1))
-        return (
-            result.end()
-            if result.cause
-            else result.end("inconclusive", f"{sentence[0].lower()}{sentence[1:-1]}")
-        )
+        detail = call.result.cause_detail
+        if result.cause or not detail:
+            return result.end()
+        return result.end("inconclusive", why_no_cause(detail))

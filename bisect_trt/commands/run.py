@@ -39,7 +39,7 @@ from bisect_trt.report.plots import check_plots, draw_plots
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import Json
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.session.advice import advice
+from bisect_trt.session.advice import advice, refused_sizes
 from bisect_trt.session.call import Call
 from bisect_trt.session.checks import CheckSettings, make_scale, tolerance_options
 from bisect_trt.session.session import Session
@@ -271,8 +271,9 @@ def build(
         result.partition = parts
         partition = f" {describe_partition(parts)}" if parts else ""
         console.answer(f"It does not build: {reply.message}.{partition}")
-        if assumed := _sizes(subject):
-            console.answer(assumed)
+        if refused := refused_sizes(subject):
+            reason = f"{refused.message}.{advice(subject, refused)}"
+            console.answer(f"ONNX Runtime does not run it with these sizes either: {reason}")
         return result.end("not_reproduced", reply.message)
     audit = audit_precision(target, reply.layers)
     result.layers = result.layers or list(reply.layers)
@@ -280,16 +281,6 @@ def build(
     result.precision_audit = audit
     console.answer(f"It builds: {audit.sentence}")
     return result.end()
-
-
-def _sizes(subject: Subject) -> str:
-    """Return what may make the model run, where ONNX Runtime refuses the sizes that were assumed, too; else nothing."""
-    if not subject.assumed:
-        return ""
-    reply = subject.models.run("assumed", subject.network.proto, subject.samples[0])
-    if not isinstance(reply, Failed):
-        return ""
-    return f"ONNX Runtime does not run it with these sizes either: {reply.message}.{advice(subject, reply)}"
 
 
 def explain_fusions(session: Session, target: TargetSettings, options: RunOptions) -> None:

@@ -72,7 +72,7 @@ def run(call: Call) -> Result:
         if is_searched:
             fixed: Mapping[Names, Candidate] = {}
             if fault.whose != "precision":
-                fixed = name_cause(session, check, answer.whole).fixed
+                fixed = name_cause(session, check, answer.whole)
             console.step("Search barriers and rewrites")
             work_around(session, case, fault, settings.output, fixed=fixed)
             find_fix(session, check, search, answer.whole, folder)

@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import platform
 import re
+import shlex
 import sys
 import zipfile
 from collections import defaultdict
@@ -26,8 +27,9 @@ from onnx import printer
 
 from bisect_trt.errors import OutputFileError, first_few
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS
+from bisect_trt.report.parts import CauseDetail
 from bisect_trt.report.result import environment
-from bisect_trt.report.summary import describe_placement
+from bisect_trt.report.summary import describe_placement, notes_of, why_no_cause
 from bisect_trt.report.text import Entry, block, code, prose
 from bisect_trt.targets.base import Script, TargetSettings
 from bisect_trt.targets.messages import names_of
@@ -127,7 +129,7 @@ class Reproducer(Struct, frozen=True):
         blamed: Places of the model's nodes, the culprits first.
         places: Versions and devices of each place where the target ran, if not here.
         since: Since which release it fails, where that was examined.
-        cause: Sentences about the switches that fix it, each with options or ``""``.
+        cause: The switches that fix it, or why none is known.
         inside: Sentences about the nodes that fail in the body of its node.
         layers: The nodes with the execution provider that runs each, where the target reports it.
         earlier: The inputs of samples that are run before, in the same session, where a failure
@@ -152,7 +154,7 @@ class Reproducer(Struct, frozen=True):
     blamed: Sequence[int] = ()
     fault: str | None = None
     is_bug: bool = True
-    cause: Sequence[tuple[str, str]] = ()
+    cause: CauseDetail | None = None
     places: Sequence[Mapping[str, str]] = ()
     since: Since | None = None
     inside: Sequence[str] = ()
@@ -344,7 +346,14 @@ def _templates() -> jinja2.Environment:
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    markdown.filters |= {"block": block, "code": code, "prose": prose}
+    markdown.filters |= {
+        "block": block,
+        "code": code,
+        "notes_of": notes_of,
+        "prose": prose,
+        "shell": shlex.join,
+        "why_no_cause": why_no_cause,
+    }
     markdown.globals |= {
         "model": MODEL,
         "inputs": INPUTS,

@@ -427,21 +427,25 @@ def _cause(result: Result) -> Iterator[Row]:
         )
         if entry.whole:
             yield "", _sentence(entry.seen)
-        yield from (("", note) for note in (*said_of_compiler(entry), doubted_case(entry)) if note)
+        yield from (("", note) for note in notes_of(entry))
     if not detail.alternatives:
-        reason = (
-            "; ".join(detail.doubted)
-            or f"the failure stays with each of the {tried_of(detail)} changed"
-        )
-        yield "Cause", f"not found in {detail.target}: {reason}"
+        yield "Cause", f"not found in {detail.target}: {why_no_cause(detail)}"
+
+
+def why_no_cause(detail: CauseDetail) -> str:
+    """Return why no switch is known to fix the failure."""
+    return (
+        "; ".join(detail.doubted)
+        or f"the failure stays with each of the {tried_of(detail)} changed"
+    )
 
 
 _MOST_LAYERS = 8
 """The largest number of layers of an engine in a sentence."""
 
 
-def said_of_compiler(entry: Switches) -> Iterator[str]:
-    """Yield what an answer changes in the engine, and how it is set without bisect-trt."""
+def notes_of(entry: Switches) -> Iterator[str]:
+    """Yield what switches change in the engine, how they are set without bisect-trt, and what the minimal case does not show."""
     if (changed := entry.layers) is not None:
         if changed.fusion is not None:
             tactic = "" if changed.steady else " Some builds with it pass, so its tactic decides."
@@ -454,19 +458,16 @@ def said_of_compiler(entry: Switches) -> Iterator[str]:
     if (setting := entry.elsewhere) is not None:
         doubt = "" if setting.documented else " This is undocumented, and may go with a release."
         yield f"Without bisect-trt: {setting.name}='{setting.value}'.{doubt}"
+    if entry.whole and entry.case is False:
+        larger = "" if entry.larger is None else f" The larger case in {entry.larger} passes."
+        yield (
+            f"The minimal case still fails with it, so that it shows the same mechanism is unproven.{larger}"
+        )
 
 
 def _layers(layers: Sequence[EngineLayer]) -> str:
     words = [f"{' + '.join(layer.nodes)} ({layer.kind})" for layer in layers]
     return first_few(words, _MOST_LAYERS) if words else "none"
-
-
-def doubted_case(entry: Switches) -> str:
-    """Return why the minimal case may not show what fails in the whole model; empty if both pass with the same switches."""
-    if not entry.whole or entry.case is not False:
-        return ""
-    doubt = "The minimal case still fails with it, so that it shows the same mechanism is unproven."
-    return doubt if entry.larger is None else f"{doubt} The larger case in {entry.larger} passes."
 
 
 def tried_of(detail: CauseDetail) -> str:

@@ -57,12 +57,8 @@ def _compiled(subject: Subject) -> str:
 
 def _sizes(subject: Subject) -> str:
     """Try other sizes of the free dimensions that were set to 1, and name the first ones that run."""
-    if not subject.assumed:
-        return ""
-    run = subject.models.run
-    proto = subject.network.proto
     # The reference, which runs here, says nothing about a place, nor about sizes that it runs itself.
-    if subject.workers.places or not isinstance(run("assumed", proto, subject.samples[0]), Failed):
+    if subject.workers.places or refused_sizes(subject) is None:
         return ""
     for shapes in _other_shapes(subject):
         infos = resized(input_infos(subject.network), shapes)
@@ -70,10 +66,18 @@ def _sizes(subject: Subject) -> str:
             (sample, *_) = make_inputs(infos, subject.data, 1)
         except UsageError:
             return ""
-        if not isinstance(run("sized", proto, sample), Failed):
+        if not isinstance(subject.models.run("sized", subject.network.proto, sample), Failed):
             words = (f"{name}:[{','.join(map(str, shape))}]" for name, shape in shapes.items())
             return f"It runs with --input-shapes {' '.join(words)}."
     return ""
+
+
+def refused_sizes(subject: Subject) -> Failed | None:
+    """Return how ONNX Runtime refuses the sizes that were assumed; ``None`` if it runs them, or all are given."""
+    if not subject.assumed:
+        return None
+    reply = subject.models.run("assumed", subject.network.proto, subject.samples[0])
+    return reply if isinstance(reply, Failed) else None
 
 
 def _other_shapes(subject: Subject) -> Iterator[dict[str, tuple[int, ...]]]:

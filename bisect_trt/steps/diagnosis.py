@@ -6,7 +6,7 @@ first steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import UNSET, Struct, structs
 
+from bisect_trt.aliases import Names
 from bisect_trt.errors import quoted
 from bisect_trt.onnxlib.qdq import find_quantized
 from bisect_trt.options.compare import CompareOptions
@@ -53,7 +54,7 @@ from bisect_trt.steps.refused_format import require_format
 from bisect_trt.steps.reproducer import Left, leave_reproducer, make_folder
 from bisect_trt.steps.rounding import rounding_alone
 from bisect_trt.steps.shrink import shrink
-from bisect_trt.steps.switches import Explained, name_cause
+from bisect_trt.steps.switches import name_cause
 from bisect_trt.steps.workarounds import (
     after_diagnosis,
 )
@@ -104,7 +105,7 @@ class Diagnosis(Struct, frozen=True):
                 return result
             answer = self.judge(case, suspects)
             delivery = self.deliver(answer)
-        explained = Explained([])
+        fixed: Mapping[Names, Candidate] = {}
         since: Since | None = None
         inside: list[Inside] = []
         try:
@@ -117,10 +118,10 @@ class Diagnosis(Struct, frozen=True):
             failing = answer.candidate if answer.fault.right else answer.whole
             since = arbiter.upgrade(failing, answer.fault)
             if answer.fault.is_bug:
-                explained = name_cause(
+                fixed = name_cause(
                     session, self.check, answer.whole, partial(self.keep_larger, answer)
                 )
-            further = partial(self.deliver_another, [*explained.fixed.values()])
+            further = partial(self.deliver_another, [*fixed.values()])
             look_for_others(session, case, further if self.own.find_all else None)
             if answer.fault.is_fixable:
                 from bisect_trt.mixed_precision.answer import find_fix  # noqa: PLC0415 - not needed before the first probe
@@ -146,7 +147,7 @@ class Diagnosis(Struct, frozen=True):
         finally:
             # The texts have the number of probes of the whole run.
             delivery.finish(
-                session, result.minimality, self.archive, explained.sentences, since, inside
+                session, result.minimality, self.archive, result.cause_detail or None, since, inside
             )
             if self.archive is not None:
                 result.artifacts["archive"] = str(self.archive)

@@ -417,10 +417,6 @@ def look_for_others(
         except BudgetSpent:
             if deliver is not None:
                 raise
-    if deliver is not None and session.result.more_failures is False:
-        session.console.answer(
-            f"That is all: {len(failures)} found, and the rest of the model does not fail."
-        )
 
 
 def _search_others(
@@ -431,25 +427,15 @@ def _search_others(
     mode: Mode,
 ) -> None:
     """Add to ``failures`` what fails without those before it."""
-    console = session.console
     searched = session.subject.units.searched
     # Units that are not searched only make weights.
     covered = case.minimum.units.intersection(searched) or case.minimum.units
     while candidates := _failing_rest(session, case, covered, sure=deliver is not None):
-        if deliver is None:
-            console.answer(
-                "Without these nodes the rest of the model still fails (--all finds each failure)."
-            )
+        if deliver is None or len(failures) == MOST_FAILURES:
             return
-        if len(failures) == MOST_FAILURES:
-            console.answer(
-                f"The rest of the model still fails; the search stops after {MOST_FAILURES} failures."
-            )
-            return
-        console.step(f"The rest of the model fails too: failure {len(failures) + 1}")
+        session.console.step(f"The rest of the model fails too: failure {len(failures) + 1}")
         another = _search_rest(session, case, candidates, mode)
         if another is None:
-            console.answer("The rest of the model failed, and passed when it was probed again.")
             return
         failures.append(deliver(another, len(failures) + 1))
         covered |= another.minimum.units.intersection(searched) or another.minimum.units

@@ -471,8 +471,6 @@ def ask_releases(
         reasons = {releases[place]: record.reason for place, record in sorted(records.items())}
         boundaries = Boundaries(package.name, releases, history or verdicts, reasons)
         boundaries.fill_in(session.result)
-    verdict_of = (f"{release} {verdict}" for release, verdict, _ in boundaries.rows())
-    session.console.say(f"  {', '.join(verdict_of)}")
     # Fresh inputs have no values but the reference's.
     if boundaries.upgrade and not session.result.reference_doubt:
         environments = {

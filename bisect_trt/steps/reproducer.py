@@ -20,7 +20,7 @@ from bisect_trt.onnxlib.nodes import clone, first_output
 from bisect_trt.options.searches import Diagnose
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record
-from bisect_trt.report.parts import Inside, Minimality, Proof
+from bisect_trt.report.parts import CauseDetail, Inside, Minimality, Proof
 from bisect_trt.report.reproducer import (
     FILES,
     MODEL,
@@ -112,7 +112,7 @@ class Left(Struct, frozen=True):
         session: Session,
         minimality: Minimality,
         archive: Path | None = None,
-        cause: Sequence[tuple[str, str]] = (),
+        cause: CauseDetail | None = None,
         since: Since | None = None,
         inside: Sequence[Inside] = (),
     ) -> None:
@@ -122,13 +122,20 @@ class Left(Struct, frozen=True):
             session: The session.
             minimality: What the answer says of the nodes.
             archive: The ``.zip`` to write, if any.
-            cause: Sentences about the switches that fix it, each with options or ``""``.
+            cause: The switches that fix it, or why none is known.
             since: The release in which it appeared.
             inside: What fails inside the node of the answer, an entry for each body.
 
         Raises:
             UsageError: A file cannot be written.
         """
+        if cause is not None and (places := len(session.place_words)):
+            # A place is a path or a host of this machine, which a bug report must not have.
+            portable = (
+                structs.replace(entry, options=entry.options[:-places])
+                for entry in cause.alternatives
+            )
+            cause = structs.replace(cause, alternatives=tuple(portable))
         search = _describe_search(session, minimality)
         texts = structs.replace(self.reproducer, found=search, cause=cause, since=since)
         if not self.disguised:

@@ -6,7 +6,6 @@ pass.
 
 from __future__ import annotations
 
-import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.parts import CauseDetail, Switches
-from bisect_trt.report.summary import doubted_case, said_of_compiler, tried_of
+from bisect_trt.report.summary import why_no_cause
 from bisect_trt.search.keep import Alternatives, find_alternatives, shortest_prefix
 from bisect_trt.search.oracle import (
     Ask,
@@ -122,18 +121,6 @@ def suspected_operators(session: Session) -> frozenset[str]:
     readers = {index for index in network.order if named.intersection(network.parents(index))}
     around = named | readers | {parent for index in readers for parent in network.parents(index)}
     return frozenset(network.nodes[index].op_type for index in around)
-
-
-class Explained(Struct, frozen=True):
-    """The answers in sentences, with the options that set the target so, or why there is none; and the models that they fix.
-
-    Attributes:
-        sentences: The sentences, each with the options that it names, or ``""``.
-        fixed: The whole model with the switches of each answer that fixes it, by their names.
-    """
-
-    sentences: list[tuple[str, str]]
-    fixed: Mapping[Names, Candidate] = {}
 
 
 class Answers(Struct, frozen=True):
@@ -238,8 +225,8 @@ def explain(
     case: Candidate | None = None,
     wanted: Names = (),
     keep: Callable[[Case], str] | None = None,
-) -> Explained:
-    """Find the fewest switches that fix the whole model, put them into the result and print them.
+) -> Mapping[Names, Candidate]:
+    """Find the fewest switches that fix the whole model, and put them into the result.
 
     Args:
         session: The model, which fails.
@@ -248,6 +235,9 @@ def explain(
             whole model, that is searched too, unless each probe is a build.
         wanted: The switches of the compiler that the user asks for; no others are searched then.
         keep: Writes a larger case, if the minimal one shows another mechanism; returns its folder.
+
+    Returns:
+        The whole model with the switches of each answer that fixes it, by their names.
 
     Raises:
         UsageError: The target has no switches.
@@ -275,7 +265,7 @@ def explain(
             session.console.say(
                 f"  not found in {_MOST_COSTLY} builds; `{session.command('cause', check)}` searches further"
             )
-            return Explained([])
+            return {}
         whole_panel = structs.replace(panel, base=original, target=target)
         small = None if case is None or costly else structs.replace(panel, base=case)
         detail = _confirm(session, engines, whole_panel, found, small)
@@ -295,12 +285,11 @@ def explain(
     whole = [entry for entry in result.cause_detail.alternatives if entry.whole]
     result.cause = [entry.switches for entry in whole or result.cause_detail.alternatives]
     fixed = {entry.switches: whole_panel.candidate(whole_panel.units(entry)) for entry in whole}
-    sentences = _sentences(session, result.cause_detail)
     if costly:
         session.console.say(
             f"  `{session.command('cause', check)}` searches the whole model, for all alternatives"
         )
-    return Explained(sentences, fixed)
+    return fixed
 
 
 def make_counters(session: Session, check: CheckSettings, wanted: Names) -> Panel:
@@ -323,7 +312,7 @@ def make_counters(session: Session, check: CheckSettings, wanted: Names) -> Pane
 
 
 def explain_fusions(session: Session, panel: Panel, runs: int) -> str | None:
-    """Find the fusion without which no build fails, put it into the result and print it.
+    """Find the fusion without which no build fails, and put it into the result.
 
     Args:
         session: The model, of which some builds fail.
@@ -344,8 +333,7 @@ def explain_fusions(session: Session, panel: Panel, runs: int) -> str | None:
         title, "whole model", 0, len(panel.switches), fusions, complete=True, doubted=doubts
     )
     session.result.cause_detail = detail
-    [(sentence, _), *_] = _sentences(session, detail)
-    return None if fusions else sentence
+    return None if fusions else why_no_cause(detail)
 
 
 def _with_larger(
@@ -455,32 +443,12 @@ def _confirm(
     )
 
 
-def _sentences(session: Session, detail: CauseDetail) -> list[tuple[str, str]]:
-    """Return the answers in sentences, each with options or "", or why there is none."""
-    if not detail.alternatives:
-        reason = "; ".join(detail.doubted) or (
-            f"none of the {tried_of(detail)} of {detail.target} fixes it, nor do all of a kind together"
-        )
-        return [(f"{reason[0].upper()}{reason[1:]}.", "")]
-    answers = list[tuple[str, str]]()
-    for entry in detail.alternatives:
-        scope = "the model" if entry.whole else "the minimal case, but not the whole model,"
-        evidence = f" ({entry.seen})" if entry.seen else ""
-        sentence = f"{' and '.join(entry.switches)}: {scope} passes with {entry.turned}{evidence}."
-        # A place is a path or a host of this machine, which a bug report must not have.
-        portable = entry.options[: len(entry.options) - len(session.place_words)]
-        answers.append((sentence, shlex.join(portable)))
-        notes = filter(None, (*said_of_compiler(entry), doubted_case(entry)))
-        answers += ((note, "") for note in notes)
-    return answers
-
-
 def name_cause(
     session: Session,
     check: CheckSettings,
     case: Candidate | None = None,
     keep: Callable[[Case], str] | None = None,
-) -> Explained:
+) -> Mapping[Names, Candidate]:
     """Search the cause as a step of a diagnosis, first for the minimal case; an error is printed and does not end it.
 
     Args:
@@ -496,7 +464,7 @@ def name_cause(
         session.console.say(f"  {error} To continue: {session.command('cause', check)}")
     except BisectError as error:
         session.console.say(f"  unknown: {error}")
-    return Explained([])
+    return {}
 
 
 def larger_case(

@@ -483,7 +483,7 @@ def work_around_limits(
     console.step(f"Which of {len(subject.units)} units take it there?", len(subject.units))
     minimum = find_minimum(session, Mode.AUTO)
     result.culprits = subject.describe_searched(minimum.units)
-    fixed = name_cause(session, check).fixed
+    fixed = name_cause(session, check)
     console.step("Search barriers and rewrites")
     # Else a form that slows the baseline down would pass.
     yardstick = subject.models.write("yardstick", subject.original.proto)

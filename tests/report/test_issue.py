@@ -101,13 +101,15 @@ def test_what_a_newer_release_mends_is_said_first_unless_it_is_no_bug() -> None:
 def test_options_of_a_cause_can_be_pasted(tmp_path: Path) -> None:
     words = ("--onnxrt", "--on", "env=onnxruntime==1.16.3 numpy<2")
     line = shlex.join(words)
-    assert f"S\\<1. As options: `{line}`\n" in structs.replace(
-        issue(), cause=[("S<1.", line)]
-    ).render(ISSUE)
     result = Result("cause", "found")
     result.artifacts["run"] = "run"
-    entry = Switches(("s",), "s off", whole=True, case=None, seen="seen", options=words)
+    entry = Switches(("s",), "s<1", whole=True, case=None, seen="seen", options=words)
     result.cause_detail = CauseDetail("T", "", 1, 1, (entry,), complete=True, doubted=())
+    said = f"s: the model passes with s\\<1 (seen). As options: `{line}`\n"
+    assert said in structs.replace(issue(), cause=result.cause_detail).render(ISSUE)
+    none = structs.replace(result.cause_detail, alternatives=())
+    said = "## Cause in TensorRT\n\nThe failure stays with each of the 1 switches changed.\n"
+    assert said in structs.replace(issue(), cause=none).render(ISSUE)
     assert ("Cause", f"s: the model passes with {line}") in summary(result)
     write_report(result, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text().replace("<wbr>", "")

@@ -19,6 +19,7 @@ from markdown_it import MarkdownIt
 from onnx import helper
 from support import case_of, examples, model_of
 
+from bisect_trt.report.parts import CauseDetail, Switches
 from bisect_trt.report.reproducer import ISSUE, README, Reproducer, render_script
 from bisect_trt.report.text import code, prose
 from bisect_trt.targets.base import Script, TargetSettings
@@ -80,7 +81,9 @@ def markdown(name: str) -> list[str]:
     seen = [
         TensorComparison(name, False, ComparisonKind.SHAPE, reference_shape=(1,), target_shape=(2,))
     ]
-    about: dict[str, Any] = {"fault": name, "cause": [(name, f"--x {name}"), (name, "")]}
+    entry = Switches((name,), name, whole=True, case=False, seen=name, options=(name,), larger=name)
+    cause = CauseDetail(name, "", 1, 1, (entry,), complete=True, doubted=())
+    about: dict[str, Any] = {"fault": name, "cause": cause}
     here = TargetSettings()
     wrong = Reproducer(model, None, False, {}, {}, seen, name, here, "Found.", "shape", **about)
     refused = Reproducer(
