@@ -228,6 +228,20 @@ def test_a_release_that_is_wrong_for_one_length(
     assert result["fault"]["whose"] == "target"
 
 
+def test_openvino_is_wrong_from_sixteen_places_on_behind_fewer(tmp_path: Path) -> None:
+    """A step is right alone: the kernel of attention without a mask keeps something of a shorter cache."""
+    onnx.save(FAMILIES["eight_bits"](*SIZES["small"], seed=7), str(tmp_path / "model.onnx"))
+    diagnosed(tmp_path, "--openvino", "--on", "env=openvino==2026.4.1 numpy")
+    result = read_json(tmp_path / "r.json")
+    assert result["steps"]["failing"] == [[16, STEPS]]
+    names = [node["name"] for node in result["culprits"]]
+    assert names == [f"layers.0/{name}" for name in ("scores", "scale", "softmax", "mix")]
+    assert result["minimality"] == "1-minimal"
+    assert result["fault"]["whose"] == "target"
+    assert result["cause"] == [["option:SNIPPETS_MODE=DISABLE"]]
+    assert (tmp_path / "model-reproducer" / "earlier-1.npz").exists()
+
+
 @pytest.mark.parametrize("planted", PLANTED, ids=str)
 def test_two_exports_part_in_that_step(planted: Planted, tmp_path: Path) -> None:
     """The fault is in the file, and the model without it is the reference."""
