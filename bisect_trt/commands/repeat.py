@@ -17,6 +17,7 @@ from pathlib import Path
 from msgspec import Struct, structs
 
 from bisect_trt.errors import ConflictError, RunFolderError
+from bisect_trt.onnxlib.nodes import drawing_nodes
 from bisect_trt.options.searches import Repeat
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.candidate import Candidate
@@ -254,6 +255,12 @@ def _conclude(story: Repetition) -> None:
     console.answer(
         f"It fails in {bad} of {good + bad} {noun}s: {result.rate:.1%} ({interval}).{broke}"
     )
+    network = story.session.subject.network
+    drawing = drawing_nodes(network.proto) if bad else []
+    for index in drawing[:1]:
+        console.answer(
+            f"{network.describe(index)} draws random numbers, so two {noun}s need not agree."
+        )
     if names := [result.artifacts[name] for name in FOLDERS.values() if name in result.artifacts]:
         console.say(f"  their files are in {', '.join(map(str, names))}")
     result.end()
@@ -262,7 +269,7 @@ def _conclude(story: Repetition) -> None:
     elif missing:
         result.end("inconclusive", f"no {' or '.join(missing)} {noun} was seen in {runs}")
         console.answer(f"Stopped before --until {story.until}: {result.why}; -n allows more.")
-    elif not good:
+    elif not good and not drawing:
         result.why = f"it fails in every {noun}"
         command = "diagnose" if story.session.prober.check.judges_runtime else "reduce"
         console.answer(

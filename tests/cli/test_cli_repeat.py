@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from building import save_text
 from conftest import CommandLine
 from resident import unsteady
 from support import line, save, script
@@ -183,3 +184,12 @@ def test_layers_that_trtexec_exports_are_compared(cli: CommandLine) -> None:
         Path("bad.json").read_text().replace("conv0", "fc").replace("tanh0", "relu")
     )
     assert "no layer in common" in cli("diff", "good.json", "other.json").err
+
+
+def test_a_model_that_draws_numbers_is_not_called_deterministic(cli: CommandLine) -> None:
+    save_text(
+        Path("m.onnx"), "(float[4] x) => (float[4] y)", "n = RandomNormalLike(x) y = Add(x, n)"
+    )
+    ran = cli("repeat", "m.onnx", "--onnxrt", "-n", "3", "--same-engine", "--seed", "1").ended(0)
+    assert "draws random numbers, so two runs need not agree" in " ".join(ran.out.split())
+    assert "deterministic" not in ran.out
