@@ -199,7 +199,7 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
         )
     # One sample for many steps is a stream that has not been cut yet.
     elif len(inputs) == 1 < count:
-        inputs = _cut(inputs[0], stream, end)
+        inputs = _cut(inputs[0], stream, end, count)
     steps: list[Sample] = []
     for number, sample in enumerate(inputs[:count], 1):
         fed = {name: value for name, value in sample.items() if name not in state.taken}
@@ -313,14 +313,18 @@ def _counted(info: TensorInfo, start: int, end: int, batch: int = 1) -> Array | 
     return np.tile(row, copies if lengths else [*copies[:-1], 1]) if dims else row.reshape(())
 
 
-def _cut(sample: Values, stream: Sequence[TensorInfo], past: int) -> list[Arrays]:
+def _cut(sample: Values, stream: Sequence[TensorInfo], past: int, count: int) -> list[Arrays]:
     """Cut a sample into steps: along axes longer than the model's, and else along the last free axis, one by one.
 
     Args:
         sample: Values by input.
         stream: The inputs that are no state.
         past: The number of tokens before the first step, which masks cover too.
+        count: The number of steps of greedy decoding, in which a prompt is the first.
     """
+    fed = [info for info in stream if info.name in sample and _counted(info, 0, 1) is None]
+    if all(_ENCODER.search(info.name) for info in fed):
+        return [dict(sample), *[{info.name: sample[info.name] for info in fed}] * (count - 1)]
     cuts: dict[str, tuple[int, int]] = {}
     for info in stream:
         sizes = sample[info.name].shape if info.name in sample else ()

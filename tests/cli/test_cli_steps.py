@@ -227,6 +227,28 @@ def test_greedy_decoding_feeds_the_token_back(here: Path, kind: str) -> None:
     assert (fed[1]["hn"] - fed[0]["hn"]).tolist() == [[table[token]]]
 
 
+def test_a_prompt_is_the_first_step_of_greedy_decoding(here: Path) -> None:
+    """It is one sample; what an encoder made is fed in each step, and masks follow from the step."""
+    ends = (
+        "(int64[1, s] input_ids, int64[1, t] attention_mask, float[1, 2] encoder_states, float[1, p, 2] past) "
+        "=> (float[1, s, 2] y, float[1, q, 2] present)"
+    )
+    body = "y = Gather(table, input_ids) present = Concat<axis = 1>(past, y)"
+    network = Network(text_model(ends, body, {"table": np.ones((5, 2))}))
+    given = {"input_ids": np.array([[1, 2, 3]]), "attention_mask": np.ones((1, 3), np.int64)}
+    np.savez(here / "x.npz", **given, encoder_states=np.ones((1, 2), np.float32))  # type: ignore[arg-type]
+    state = find_state(network, ["input_ids=argmax(y)", "past=present"])
+    first, *later = make_steps(network, state, Data(load_inputs=(here / "x.npz",)), 4)
+    assert first["input_ids"].tolist() == [[1, 2, 3]]
+    assert [step["attention_mask"].shape for step in (first, *later)] == [
+        (1, 3),
+        (1, 4),
+        (1, 5),
+        (1, 6),
+    ]
+    assert all("encoder_states" in step and "input_ids" not in step for step in later)
+
+
 @pytest.mark.parametrize(
     "pairs",
     [
