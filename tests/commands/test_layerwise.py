@@ -124,6 +124,15 @@ def test_groups_that_hide_it_say_nothing_of_it(tmp_path: Path) -> None:
     assert "hides the failure" in layers.unseen["big_out"]
 
 
+@pytest.mark.parametrize("words", [(), ("--latency",)])
+def test_debug_tensors_are_for_values_on_tensorrt(
+    cli: CommandLine, here: Path, words: tuple[str, ...]
+) -> None:
+    model = overflowing(here / "model.onnx")
+    ran = cli("layerwise", model, "--onnxrt", "--debug-tensors", *words)
+    ran.refused("BT1003", "--debug-tensors")
+
+
 def test_tensors_that_the_compiler_fuses_away_are_not_wrong(tmp_path: Path) -> None:
     """A target with debug tensors runs the model without marks, and hands out the tensors that it keeps."""
     path = overflowing(tmp_path / "model.onnx")
