@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count, takewhile
 from pathlib import Path
 
 from bisect_trt.errors import (
@@ -32,6 +31,7 @@ from bisect_trt.steps.release_boundary import (
 from bisect_trt.steps.second_opinion import Disagreement, ask_evaluator
 from bisect_trt.targets.base import Package, TargetSettings
 from bisect_trt.targets.options import Target
+from bisect_trt.tensors.files import numbered
 
 
 def _require_nodes(network: Network, names: Sequence[str]) -> None:
@@ -134,11 +134,10 @@ def _open_reproducer(call: Call, folder: Path) -> None:
     if call.source is not None:
         values = values or call.source.inputs is not None
         call.source = replace(call.source, model=model)
-    if not values and (folder / INPUTS).is_file():
-        # In the order in which reproduce.py runs them.
-        earlier = map(folder.joinpath, map(EARLIER.format, count(1)))
-        files = [*takewhile(Path.is_file, earlier), folder / INPUTS]
-        call.options.change(Data, load_inputs=files)
+    # In the order in which reproduce.py runs them.
+    files = [*numbered(folder / EARLIER.replace("-{}", "")), folder / INPUTS]
+    if not values:
+        call.options.change(Data, load_inputs=[*filter(Path.is_file, files)])
 
 
 def _none_fails(boundaries: Boundaries) -> BisectError:

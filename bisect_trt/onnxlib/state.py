@@ -322,9 +322,10 @@ def _cut(sample: Values, stream: Sequence[TensorInfo], past: int, count: int) ->
         past: The number of tokens before the first step, which masks cover too.
         count: The number of steps of greedy decoding, in which a prompt is the first.
     """
-    fed = [info for info in stream if info.name in sample and _counted(info, 0, 1) is None]
-    if all(_ENCODER.search(info.name) for info in fed):
-        return [dict(sample), *[{info.name: sample[info.name] for info in fed}] * (count - 1)]
+    uncounted = [info.name for info in stream if _counted(info, 0, 1) is None]
+    fed = {name: sample[name] for name in uncounted if name in sample}
+    if all(map(_ENCODER.search, fed)):
+        return [dict(sample), *[fed] * (count - 1)]
     cuts: dict[str, tuple[int, int]] = {}
     for info in stream:
         sizes = sample[info.name].shape if info.name in sample else ()
