@@ -266,7 +266,7 @@ def _run(
             leave_record(result, folder, (), console, None)
     if ending is not None and not answered:
         raise ending
-    lines = tuple(f"{label}{text}" for label, text in summary_lines(result))
+    lines = tuple(map("".join, summary_lines(result)))
     for line in lines:
         console.tell(line, bool(verbose))
     return answer_of(result.to_json(), lines)

@@ -137,12 +137,21 @@ def describe_inside(level: Inside) -> str:
         place += f", iteration {level.iteration}"
     if not level.nodes:
         return f"Inside {place}: no node is named: {level.why}"
-    verb = "fails alone" if len(level.nodes) == 1 else "fail together"
     reason = f": {level.why}" if level.why else ""
     fault = level.fault
+    loss = ""
     if fault and fault.value:
-        verb += f", as {fault.precision} cannot represent {fault.value:.5g}"
-    return f"Inside {place}: {grouped(level.nodes)} {verb} ({level.minimality}{reason})"
+        loss = f", as {fault.precision} cannot represent {fault.value:.5g}"
+    return f"Inside {place}: {failing(level.nodes)}{loss} ({level.minimality}{reason})"
+
+
+def failing(nodes: Sequence[Node]) -> str:
+    """Return which nodes fail, in a sentence."""
+    if not nodes:
+        return (
+            "No node is needed to fail: an output that is an input or a weight of the model differs"
+        )
+    return f"{grouped(nodes)} {'fail together' if nodes[1:] else 'fails alone'}"
 
 
 _KINDS = 6
@@ -348,8 +357,7 @@ def _nodes(result: Result) -> Iterator[Row]:
         first = origins[0]
         yield "Nodes", f"First mismatch: {named(first.node)}: {first.comparison.describe()}"
     elif culprits and result.command != "precision" and not exported:
-        verb = "fails alone" if len(culprits) == 1 else "fail together"
-        yield "Nodes", f"{grouped(culprits)} {verb}{_proof(result)}"
+        yield "Nodes", f"{failing(culprits)}{_proof(result)}"
         for line in dict.fromkeys(filter(None, map(in_module, culprits[:_NAMED]))):
             yield "", line.strip()
     for level in result.inside or ():

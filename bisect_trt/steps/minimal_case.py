@@ -76,18 +76,6 @@ class JudgedCase(Struct, frozen=True):
     fault: Fault
 
 
-def describe_answer(network: Network, nodes: Sequence[int]) -> str:
-    """The answer in a sentence, the culprits first."""
-    if len(nodes) == 1:
-        return f"{network.describe(nodes[0])} fails alone"
-    if not nodes:
-        return (
-            "No node is needed to fail: an output that is an input or a weight of the model differs"
-        )
-    names = ", ".join(network.describe(index) for index in nodes[:_SHOWN])
-    return f"{len(nodes)} nodes fail together: {names}{', ...' if len(nodes) > _SHOWN else ''}"
-
-
 def find_suspects(session: Session, show: Callable[[LayerComparison], None]) -> list[int]:
     """Find the nodes that compute a wrong tensor from right ones, by marking every tensor as an output.
 

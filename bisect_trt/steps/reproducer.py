@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from msgspec import Struct, structs
-from onnx import NodeProto
 
 from bisect_trt.errors import OutputFileError
 from bisect_trt.onnxlib.cleanup import anonymise, strip
 from bisect_trt.onnxlib.load import load_all_inside
+from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import clone, first_output
 from bisect_trt.options.searches import Diagnose
 from bisect_trt.probe.candidate import Candidate
@@ -31,12 +31,12 @@ from bisect_trt.report.reproducer import (
     pack,
     writing,
 )
-from bisect_trt.report.summary import describe_inside
+from bisect_trt.report.summary import describe_inside, failing
 from bisect_trt.search.oracle import Minimum
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
-from bisect_trt.steps.minimal_case import JudgedCase, describe_answer
+from bisect_trt.steps.minimal_case import JudgedCase
 from bisect_trt.steps.placement import place_nodes
 from bisect_trt.targets.base import TargetSettings
 from bisect_trt.worker.place import rerun_command
@@ -159,13 +159,6 @@ def _describe_search(session: Session, minimality: Minimality) -> str:
     )
 
 
-def _describe_disguised(nodes: Sequence[NodeProto]) -> str:
-    """Return which nodes fail, by other names than in the original."""
-    if len(nodes) == 1:
-        return f"{nodes[0].op_type} '{nodes[0].name}' fails alone"
-    return f"{len(nodes)} nodes fail together"
-
-
 def leave_reproducer(
     session: Session, check: CheckSettings, answer: JudgedCase, folder: Path, own: Diagnose
 ) -> Left:
@@ -186,17 +179,12 @@ def leave_reproducer(
     disguised = _disguise(session, candidate, check.runtime, folder) if own.anonymise else None
     candidate, record = disguised or _read_back(session, candidate, folder)
     outcome = session.outcome(record)
-    sentence = describe_answer(subject.network, answer.blamed)
-    if disguised:
-        sentence = _describe_disguised(candidate.proto.graph.node)
+    network = Network(candidate.proto) if disguised else subject.network
+    blamed = network.order if disguised else answer.blamed
     target = candidate.settings(check.runtime)
     lowered = subject.models.lowered(folder / MODEL, target)
     ran = None if isinstance(lowered, Failed) else lowered
     carried, files = carry(target, folder / FILES)
-    places = {
-        first_output(node): place for place, node in enumerate(answer.candidate.proto.graph.node)
-    }
-    names = (first_output(subject.network.nodes[index]) for index in answer.blamed)
     inputs = subject.values(candidate, candidate.inputs)
     reproducer = Reproducer(
         candidate.proto,
@@ -205,7 +193,7 @@ def leave_reproducer(
         inputs,
         subject.values(candidate, candidate.outputs),
         outcome.comparisons,
-        sentence,
+        failing(list(map(network.plain, blamed))),
         carried,
         _describe_search(session, "unproven"),
         outcome.signature,
@@ -213,7 +201,7 @@ def leave_reproducer(
         check.timeout,
         check.tolerance.validate,
         files,
-        blamed=[places[name] for name in names if name in places],
+        blamed=_places_of(subject, answer),
         fault=without_paths(answer.fault.sentence, subject),
         is_bug=answer.fault.is_bug,
         places=[seen.table() for seen in subject.seen.values()],
@@ -246,6 +234,15 @@ def leave_reproducer(
         steady,
         disguised is not None,
     )
+
+
+def _places_of(subject: Subject, answer: JudgedCase) -> list[int]:
+    """Return the places of the blamed nodes in the graph of the answer."""
+    places = {
+        first_output(node): place for place, node in enumerate(answer.candidate.proto.graph.node)
+    }
+    names = (first_output(subject.network.nodes[index]) for index in answer.blamed)
+    return [places[name] for name in names if name in places]
 
 
 def _read_back(session: Session, candidate: Candidate, folder: Path) -> tuple[Candidate, Record]:
