@@ -486,17 +486,21 @@ def tried_of(detail: CauseDetail) -> str:
 
 
 def _releases(result: Result) -> Iterator[Row]:
-    """Yield the first release that fails, and the first that passes again."""
-    failing = result.failing
-    package = result.package
-    if failing and package:
-        releases = [*(result.releases or {})]
-        older = releases[: releases.index(failing[0][0])]
-        newer = releases[releases.index(failing[-1][-1]) + 1 :]
-        start = _beyond(result, older, -1) or "no older release was probed"
-        # There may be newer ones that --to excludes.
-        end = _beyond(result, newer, 1) or "the newest that was probed"
-        yield "Since", f"{start}, fails in {', '.join(_spans(failing))}, {end} ({package})"
+    """Yield the releases that fail, and the nearest that pass."""
+    if result.failing:
+        yield "Since", f"{describe_releases(result)} ({result.package})"
+
+
+def describe_releases(result: Result) -> str:
+    """Return which releases of the package fail, and the nearest that pass."""
+    failing = result.failing or []
+    releases = [*(result.releases or {})]
+    older = releases[: releases.index(failing[0][0])]
+    newer = releases[releases.index(failing[-1][-1]) + 1 :]
+    start = _beyond(result, older, -1) or "no older release was probed"
+    # There may be newer ones that --to excludes.
+    end = _beyond(result, newer, 1) or "the newest that was probed"
+    return f"{start}, fails in {', '.join(_spans(failing))}, {end}"
 
 
 def _beyond(result: Result, releases: Sequence[str], step: int) -> str:

@@ -35,6 +35,7 @@ from bisect_trt.probe.prober import write_candidate
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.report.reproducer import Since
 from bisect_trt.report.result import Result
+from bisect_trt.report.summary import describe_releases
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.ordered import Edge, History, find_edges
 from bisect_trt.session.checks import CheckSettings
@@ -367,21 +368,9 @@ class Boundaries(Struct, frozen=True):
         newest = max(place for place in seen if seen[place] is Verdict.PASS)
         return tuple(dict.fromkeys((first, self.releases[newest])))
 
-    def since(self) -> Since:
-        """Return the boundaries, their doubt and the fix, for ``ISSUE.md``."""
-        oldest = self.history.oldest
-        newest = self.history.newest
-        assert oldest is not None, "a release fails"
-        assert newest is not None, "a release fails"
-        first = self.releases[oldest.failing]
-        before = self.passing(oldest)
-        after = self.passing(newest)
-        sentence = f"{self.package} {before} passes, {first} fails; "
-        if before is None:
-            sentence = f"{self.package} {first}, the oldest release with a verdict, fails; "
-        last = f"{self.releases[newest.failing]}, the newest release with a verdict, still fails."
-        sentence += last if after is None else f"{after} passes again."
-        sentence += self.refusal
+    def since(self, result: Result) -> Since:
+        """Return the boundaries that a result has, their doubt and the fix, for ``ISSUE.md``."""
+        sentence = f"{self.package} {describe_releases(result)}."
         if doubt := self.doubt():
             sentence += f" {doubt[0].upper()}{doubt[1:]}."
         return Since(sentence, self.upgrade)
@@ -540,7 +529,7 @@ def since_when(
     if boundaries.history.oldest is None:
         console.answer(f"No release of {package.name} fails in an environment of its own.")
         return None
-    return boundaries.since()
+    return boundaries.since(session.result)
 
 
 def _failing_releases(session: Session, target: TargetSettings) -> list[str]:
