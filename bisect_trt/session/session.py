@@ -330,7 +330,7 @@ class Session(Struct, frozen=True):
             culprits=tuple(culprits), minimality=minimality, why=reason, reduced=str(path)
         )
 
-    def never_passes(self, answer: Subset | None = None) -> str | None:
+    def never_passes(self, answer: Subset = frozenset()) -> str | None:
         """Return why nothing is proven, where what must pass does not: the model without the answer, or Identity nodes only.
 
         A check that cannot run, and a runtime that refuses every such model, fail all candidates. A
@@ -338,11 +338,11 @@ class Session(Struct, frozen=True):
         alone is no proof against that.
 
         Args:
-            answer: The units of the answer; ``None`` if they are not nodes.
+            answer: The units of the answer; empty if they are not nodes.
         """
         prober, check = self.prober, self.prober.check
         by_user = check.runs_user_code and not prober.measured
-        single = answer is None or len(answer.intersection(self.subject.units.searched)) <= 1
+        single = len(answer.intersection(self.subject.units.searched)) <= 1
         if check.asks_user or (prober.ledger.passed and not (by_user and single)):
             return None
         if (

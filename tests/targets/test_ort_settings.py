@@ -141,6 +141,6 @@ def test_the_reference_has_the_custom_operators_too(cli: CommandLine) -> None:
         "out",
     )
     ran = cli("diagnose", path, *words, *options).ended(0)
-    assert "'big' fails alone (1-minimal)." in ran.out
+    assert "'big' fails alone (1-minimal)" in ran.out
     assert [each.name for each in Path("out/files").iterdir()] == [f"1-{Path(library).name}"]
     assert "MISMATCH e" in reproduced("out").out
