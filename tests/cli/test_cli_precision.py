@@ -293,8 +293,11 @@ def test_a_larger_set_that_holds_has_its_option_only_where_it_can_be_written(
 
 
 @pytest.mark.slow
-def test_a_set_that_cures_and_does_not_hold_has_its_tolerance(cli: CommandLine, here: Path) -> None:
-    """No set holds: the one that is written is tried with the tolerance that is named for it."""
+def test_a_set_that_cures_and_does_not_hold_has_its_tolerance(
+    cli: CommandLine, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No set holds in one round: the one that is written is tried with the tolerance that is named for it."""
+    monkeypatch.setattr("bisect_trt.mixed_precision.curve._ROUNDS", 1)
     blocks(here / "model.onnx", [400.0] * 4)
     save_sample()
     line = (*SAFE, "--load-inputs", "inputs.npz", "--fresh-samples", "20")
@@ -643,7 +646,8 @@ def test_a_fix_that_does_not_hold_is_no_proven_answer(
     """One round shows it, and there is no second: the curve has what was seen."""
     monkeypatch.setattr("bisect_trt.mixed_precision.curve._ROUNDS", 1)
     sum_of_roundings(here / "model.onnx")
-    result = cli(*SAFE, "--atol", "5e-4", "--rtol", "0").ended(3).result
+    # With more the set that is validated first shows enough of the nodes that others need.
+    result = cli(*SAFE, "--atol", "3e-4", "--rtol", "0").ended(3).result
     assert result["why"].startswith("the fix does not hold: ")
     assert not any(point["holds"] for point in result["curve"] if point["recommended"])
 
