@@ -354,7 +354,8 @@ class Session(Struct, frozen=True):
         rest = self.subject.rest(answer) if answer else None
         try:
             for candidate in filter(None, (rest, self.subject.identity)):
-                if prober.probe(candidate).passes:
+                seen = prober.probe(candidate)
+                if seen.passes:
                     title = f"{candidate.title}, twice more"
                     again = Probe(replace(candidate, title=title), again=True, runs=2)
                     # A check that fails at random also passes at random.
@@ -365,7 +366,7 @@ class Session(Struct, frozen=True):
                     return None
         except BudgetSpent as error:
             return None if prober.ledger.passed else f"no probe has passed: {error}"
-        return NEVER_PASSES
+        return NEVER_PASSES if seen.fails else f"{NEVER_PASSES}: {seen.reason}"
 
     def _other_end(self) -> str:
         """Return how a check command ended otherwise than on the original, if it did."""

@@ -284,3 +284,11 @@ def test_another_exit_status_that_counts_as_the_failure_is_named(
     ran = cli(*words, "--overwrite", "--fail-code", "2", *check).ended(0)
     assert node_names(here / "out.onnx") == ["<6>"]
     assert "count as failing" not in ran.out
+
+
+def test_the_answer_has_the_reason_why_nothing_passes(
+    cli: CommandLine, here: Path, model: Path
+) -> None:
+    check = script(here / "check.sh", f"{has('<1>')} && exit 1\nexit 125")
+    words = ("reduce", model, "-o", "r.onnx", "--json", "r.json", "--check", check, "{model}")
+    assert cli(*words).ended(3).result["why"].endswith(": exit status 125: cannot be judged")
