@@ -412,8 +412,12 @@ class Fix(Watcher):
             if self._first_round is not None:
                 self._run_on(units, self._first_round)
 
+    def _mixes(self, units: Subset) -> bool:
+        """Return whether a set leaves a node lowered; all groups may be taken out of a quantized model."""
+        return bool(self.task.settings.bits) or units != self.task.everything
+
     def _is_enough(self, units: Subset) -> bool:
-        return 0 < len(units) < len(self.task.everything) and self._probe(units) is Verdict.PASS
+        return bool(units) and self._mixes(units) and self._probe(units) is Verdict.PASS
 
     def _probe(self, units: Subset) -> Verdict:
         return self.task.prober.probe(self.task.lowering.candidate(units)).verdict
@@ -496,7 +500,7 @@ class Fix(Watcher):
         not_judged = self._why_not_judged
         self.why = self._unjudged
         # Nodes that lose values on any input are kept from the start, if the check agrees.
-        more = minimal < known < task.everything and not_judged is None
+        more = known != minimal and self._mixes(known) and not_judged is None
         self._start = known if more and self._passes_on_given(known) else minimal
         samples = None if self.why else self._first_round or self._fresh.round(0)
         if samples is None:
@@ -574,8 +578,7 @@ class Fix(Watcher):
                 return
             order = self._order()
             grown = point.units | task.space.certain
-            # With all units kept nothing is mixed.
-            if grown == task.everything:
+            if not self._mixes(grown):
                 return
             if grown == point.units:
                 probes = len(task.prober.ledger.records)
