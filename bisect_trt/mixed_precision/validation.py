@@ -57,9 +57,11 @@ class Fresh:
             samples = [*samples, *(subject.in_range(samples[0], share) for share in (0, 1))]
         like = FreshSamples.like(samples, table_sizes(subject.network), subject.settings.data.seed)
         self._like = like if ways is None else structs.replace(like, ways=ways)
-        self._given = user_samples(subject, given)
+        steps = subject.wrong_steps
+        self._given = [*user_samples(subject, given), *steps]
         self.given = bool(given)
         self.drawn = f"from {', '.join(given)}" if given else self._like.describe()
+        self.drawn += f"; {len(steps)} other wrong steps" if steps else ""
 
     @classmethod
     def of(cls, task: Task) -> Fresh:
@@ -85,7 +87,8 @@ class Fresh:
             return None
         if not self._count:
             return "--fresh-samples is 0"
-        return None if self._like.varies else "no value of the inputs can vary"
+        varies = self._like.varies or self._given
+        return None if varies else "no value of the inputs can vary"
 
     def round(self, number: int) -> Round | None:
         """Return the samples of a round, different from earlier rounds unless they are the user's.
@@ -96,7 +99,7 @@ class Fresh:
             ``None`` where the reference does not run the model.
         """
         samples = self._predicted(f"validation-{number}", self._given)
-        if not self.given:
+        if self._like.varies and not self.given:
             first = self._subject.reference.select(self._subject.network.outputs)
             sample_bytes = sum(
                 value.nbytes for value in (*self._subject.samples[0].values(), *first.values())

@@ -180,7 +180,6 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
     """
     sized = sizes_at(data.input_shapes, 0)
     infos = resized(input_infos(network), sized)
-    kept = {name for name in state.taken if not _ENCODER.search(name)}
     stream = [info for info in infos if info.name not in state.taken]
     inputs: Sequence[Values] = given_samples(data) if data.given else []
     given: Arrays = dict(*inputs[:1])
@@ -191,15 +190,11 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
     end = max((first[name].shape[axis] for name, axis in state.growing.items()), default=0)
     if not inputs:
         inputs = _drawn(network, resized(stream, shapes), data, count)
-    # Captured steps have their whole state; a part of it is a stream with such a name.
-    elif len(inputs) > 1 and 0 < len(held := kept & inputs[-1].keys()) < len(kept):
-        raise InputValuesError(
-            f"each step's inputs hold {quoted(sorted(held))}, which would take an output of the step before; name the state with "
-            "--state IN=OUT."
-        )
     # One sample for many steps is a stream that has not been cut yet.
     elif len(inputs) == 1 < count:
         inputs = _cut(inputs[0], stream, end, count)
+    elif len(inputs) > 1:
+        _check_state({name for name in state.taken if not _ENCODER.search(name)}, inputs[-1])
     steps: list[Sample] = []
     for number, sample in enumerate(inputs[:count], 1):
         fed = {name: value for name, value in sample.items() if name not in state.taken}
@@ -218,6 +213,20 @@ def make_steps(network: Network, state: State, data: Data, count: int) -> list[S
             f"--steps {count}: the inputs hold {len(inputs)} step{'s' * (len(inputs) != 1)}; give more, or fewer --steps."
         )
     return steps
+
+
+def _check_state(state: set[str], captured: Values) -> None:
+    """Check that a captured step has its whole state; a part of it is a stream with such a name.
+
+    Raises:
+        InputValuesError: It has a part.
+    """
+    held = state & captured.keys()
+    if 0 < len(held) < len(state):
+        raise InputValuesError(
+            f"each step's inputs hold {quoted(sorted(held))}, which would take an output of the step before; name the state with "
+            "--state IN=OUT."
+        )
 
 
 def _size_of_tokens(fed: Mapping[str, Array]) -> tuple[int, int]:
@@ -326,14 +335,7 @@ def _cut(sample: Values, stream: Sequence[TensorInfo], past: int, count: int) ->
     fed = {name: sample[name] for name in uncounted if name in sample}
     if all(map(_ENCODER.search, fed)):
         return [dict(sample), *[fed] * (count - 1)]
-    cuts: dict[str, tuple[int, int]] = {}
-    for info in stream:
-        sizes = sample[info.name].shape if info.name in sample else ()
-        for axis, (dim, size) in enumerate(zip(info.shape or (), sizes, strict=False)):
-            chunk = dim if isinstance(dim, int) else 1
-            # What an encoder made is the same in all steps.
-            if size > chunk > 0 and not _ENCODER.search(f"{info.name} {dim}"):
-                cuts[info.name] = axis, chunk
+    cuts = _axes_of_steps(sample, stream)
     counts = [
         # A mask covers the past as well, and grows with it.
         (sample[name].shape[axis] - past * bool(_MASK.search(name))) // chunk
@@ -346,6 +348,19 @@ def _cut(sample: Values, stream: Sequence[TensorInfo], past: int, count: int) ->
             places = range(past + end) if _MASK.search(name) else range(end - chunk, end)
             step[name] = sample[name].take(places, axis=axis)
     return steps
+
+
+def _axes_of_steps(sample: Values, stream: Sequence[TensorInfo]) -> dict[str, tuple[int, int]]:
+    """Return of each input that is longer than the model's the axis, and its size in a step."""
+    cuts: dict[str, tuple[int, int]] = {}
+    for info in stream:
+        sizes = sample[info.name].shape if info.name in sample else ()
+        for axis, (dim, size) in enumerate(zip(info.shape or (), sizes, strict=False)):
+            chunk = dim if isinstance(dim, int) else 1
+            # What an encoder made is the same in all steps.
+            if size > chunk > 0 and not _ENCODER.search(f"{info.name} {dim}"):
+                cuts[info.name] = axis, chunk
+    return cuts
 
 
 def _drawn(network: Network, stream: Sequence[TensorInfo], data: Data, count: int) -> list[Sample]:

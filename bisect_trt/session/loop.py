@@ -38,7 +38,14 @@ from bisect_trt.session.subject import Subject
 from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, required_severity
-from bisect_trt.tensors.files import Arrays, NpzFile, replacing, save_npz, save_samples
+from bisect_trt.tensors.files import (
+    Arrays,
+    NpzFile,
+    replacing,
+    save_npz,
+    save_samples,
+    shapes_of,
+)
 from bisect_trt.tensors.info import Array, rounded
 from bisect_trt.tensors.state import state_after
 from bisect_trt.tensors.tolerance import ToleranceOptions
@@ -52,6 +59,9 @@ _CHUNK = 64
 """Steps in one request; a target that compiles gets all of them, since it builds the model in each."""
 _MOST_QUESTIONS = 200
 """Runs of a step to find the inputs, and as many to find the places, that carry a drift."""
+_MOST_STEPS = 16
+_MOST_BYTES = 1 << 30
+"""Other wrong steps on which a fix is run, and the size of what they are fed."""
 _LEAST_POINTS = 8
 """Steps that a rate of growth needs."""
 _OUTLIER = 5
@@ -104,6 +114,29 @@ class LoopRun(Struct, frozen=True):
         """Return the inputs of a step, with the state of the reference."""
         state = state_after(self.subject.state.taken, self.before(step))
         return {**self.subject.stream[step - 1], **state}
+
+    def in_types(self, steps: Iterable[int]) -> list[Arrays]:
+        """Return what steps are fed, in the types of the model's inputs."""
+        types = {info.name: info.dtype for info in input_infos(self.subject.network)}
+        return [
+            {name: rounded(value, types[name]) for name, value in self.fed(step).items()}
+            for step in steps
+        ]
+
+    def other_samples(self, wrong: Sequence[Sequence[int]], sample: Arrays) -> list[Arrays]:
+        """Return what some wrong steps after the first are fed.
+
+        Args:
+            wrong: Stretches of wrong steps, each the first and the last.
+            sample: What the first is fed.
+        """
+        steps = [step for first, last in wrong for step in range(first, last + 1)][1:]
+        size = sum(value.nbytes for value in sample.values())
+        most = min(_MOST_STEPS, max(_MOST_BYTES // max(size, 1), 1))
+        others = self.in_types(steps[:: -(-len(steps) // most) or 1])
+        # An engine is built for the shapes of its inputs.
+        fixed = self.target.target.compiles
+        return [other for other in others if not fixed or shapes_of(other) == shapes_of(sample)]
 
     def run_reference(self) -> None:
         """Run the reference; steps that a run before this one has made stay.
@@ -197,7 +230,7 @@ class LoopRun(Struct, frozen=True):
             self.subject.console.warn(
                 f"step {step} alone is right, so the search runs step 1 and the step before it first, in the same session"
             )
-        return [self.fed(each) for each in sorted(needed)]
+        return self.in_types(sorted(needed))
 
     def _chunks(self, size: int, runtime: str) -> Iterator[range]:
         """Yield the numbers of the steps of each request, and show where the run is."""
@@ -553,13 +586,11 @@ def enter_step(
         raise DoesNotReproduce(describe_steps(steps))
     console.progress.place = f" (step {steps.step} of {run.steps})"
     file = run.file("step", steps.step)
-    samples = [
-        {name: rounded(value, types[name]) for name, value in sample.items()}
-        for sample in run.samples(steps.step)
-    ]
+    samples = run.samples(steps.step)
     save_samples(file, samples)
     result.steps = structs.replace(steps, inputs=str(file))
     data = replace(
         subject.settings.data, input_shapes={}, load_inputs=(file,), data_loader_script=None
     )
     subject.feed(structs.replace(subject.settings, data=data, loop=Loop()))
+    subject.wrong_steps = run.other_samples(steps.failing, samples[-1])

@@ -123,10 +123,12 @@ class Subject:
         facts: What follows from the network and the samples; another object once these change.
         state: What a step of a loop takes from the one before.
         stream: What each step of a loop is fed beside that.
+        wrong_steps: What some other wrong steps of the loop are fed; a fix should hold on them.
     """
 
     state = State({}, {})
     stream: Sequence[Sample] = ()
+    wrong_steps: Sequence[Sample] = ()
     freed: Freed | None = None
     ir_version: Mapping[str, int] | None = None
     # Whether it has warned of tensors without a reference value.
@@ -580,7 +582,7 @@ class Subject:
         )
         title = f"{self.units.count(bare)} of {len(self.units)} units"
         last = self.network.describe(self.network.order[max(bare)])
-        self.console.progress.piece = f" up to {last}"
+        self.console.progress.piece = f": up to {last}"
         candidate = Candidate(piece, piece.inputs, piece.outputs, title, bare, held=held)
         return candidate if self.freed is None else self.freed.dress(candidate)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from building import save_text, text_model
 from conftest import CommandLine
@@ -68,6 +69,25 @@ def test_an_overflow_is_found_at_its_step_and_node(cli: CommandLine, here: Path)
     assert again.ended(0).result["culprits"] == ran.result["culprits"]
 
 
+def test_a_fix_of_one_step_holds_in_the_others(cli: CommandLine, here: Path) -> None:
+    """Another node is past fp16 from step 9 on; step 7 is the first that is wrong."""
+    ends, body, weights = SUMS
+    ends = f"{ends[:-1]}, {ONE} z)"
+    body = f"{body} late = Mul(s, many) z = Mul(late, small)"
+    save_text(here / "m.onnx", ends, body, {**weights, "many": 7700.0})
+    ones(12)
+    words = (*FP16, "--steps", "12", "--load-inputs", "x.npz", "--json", "r.json")
+    result = cli("diagnose", "m.onnx", *words, "-o", "out").ended(0).result
+    assert result["steps"]["step"] == 7
+    assert "late" in {name for node in result["keep_fp32"] for name in node["outputs"]}
+    assert "; 5 other wrong steps" in result["validation"]["drawn"]
+    session = onnxruntime.InferenceSession("out/mixed.onnx")
+    state = np.zeros((1, 4), np.float32)
+    for step in range(1, 13):
+        y, state, z = session.run(None, {"x": np.ones((1, 4), np.float32), "h0": state})
+        np.testing.assert_allclose([y, z], [np.full((1, 4), step), 0.77 * state], rtol=0.01)
+
+
 @pytest.mark.slow
 def test_progress_names_the_step_that_is_searched(
     here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -81,7 +101,7 @@ def test_progress_names_the_step_that_is_searched(
     lines = capfd.readouterr().err
     assert "steps 1 to 9 of 9 on the target" in lines
     assert "Write a reproducer to m-reproducer, and run it (step 7 of 9)" in lines
-    assert re.search(r" \(step 7 of 9\) up to Mul 'big'$", lines, re.MULTILINE)
+    assert re.search(r" \(step 7 of 9\): up to Mul 'big'$", lines, re.MULTILINE)
 
 
 def test_feedback_that_magnifies_rounding_is_drift(cli: CommandLine, here: Path) -> None:
