@@ -442,10 +442,12 @@ def _cause(result: Result) -> Iterator[Row]:
 
 def why_no_cause(detail: CauseDetail) -> str:
     """Return why no switch is known to fix the failure."""
-    return (
-        "; ".join(detail.doubted)
-        or f"the failure stays with each of the {tried_of(detail)} changed"
-    )
+    if detail.doubted:
+        return "; ".join(detail.doubted)
+    # A switch of the compiler that leaves the engine as it is is not tried.
+    if not detail.tried:
+        return f"none of the {detail.switches} switches acts on the model"
+    return f"the failure stays with each of the {tried_of(detail)} changed"
 
 
 _MOST_LAYERS = 8

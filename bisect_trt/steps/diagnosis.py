@@ -300,6 +300,7 @@ class Diagnosis(Struct, frozen=True):
         session.console.step(f"Write a reproducer to {self.output}, and run it")
         delivery = leave_reproducer(session, self.check, answer, self.output, self.own)
         session.conclude(delivery.minimum)
+        session.console.keep(f"  the minimal case is {result.minimality}")
         result.reported().proof = delivery.proof
         result.culprits = session.subject.describe_nodes(answer.blamed)
         result.fault = answer.fault.to_part()

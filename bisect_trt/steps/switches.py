@@ -329,9 +329,8 @@ def explain_fusions(session: Session, panel: Panel, runs: int) -> str | None:
     fusions = tuple(engines.fusions())
     title = panel.target.target.title
     doubts = tuple(engines.doubts())
-    detail = CauseDetail(
-        title, "whole model", 0, len(panel.switches), fusions, complete=True, doubted=doubts
-    )
+    count = len(panel.switches)
+    detail = CauseDetail(title, "whole model", count, count, fusions, complete=True, doubted=doubts)
     session.result.cause_detail = detail
     return None if fusions else why_no_cause(detail)
 

@@ -43,6 +43,7 @@ SAMPLES: dict[str, Any] = {
     "avoid_tactics": ("conv=1:2",),
     "pin_tactics": ("conv=1:2",),
     "record": "builds",
+    "debug_tensors": True,
     "load_timing_cache": "files/1-timings",
     "save_timing_cache": "/nowhere/timings",
     "load_engine": "model.engine",
@@ -55,6 +56,7 @@ SAMPLES: dict[str, Any] = {
 """A value of each setting that is not its default."""
 UNSAID = {
     "record",
+    "debug_tensors",
     "reads",
     "load_engine",
     "calibration_cache",

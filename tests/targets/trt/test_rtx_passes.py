@@ -146,7 +146,7 @@ def test_a_bad_tactic_of_a_fusion_is_told_from_a_bad_fusion(
     ("switch", "says"),
     [
         ("kgen:fusion_fuel=0..1", "passes with the largest value"),
-        ("l2cm:enable=off", "none of the"),
+        ("l2cm:enable=off", "none of the 1 switches acts"),
         ("no_such=off", 'the compiler ignores no_such=off: unknown option "-no_such"'),
     ],
 )
