@@ -222,6 +222,18 @@ def test_the_safe_set_holds_on_fresh_samples(cli: CommandLine, given_sample: lis
 
 
 @pytest.mark.slow
+def test_what_nothing_fails_without_is_not_said_to_fail(cli: CommandLine, here: Path) -> None:
+    """The square is past fp16 on other samples alone."""
+    body = "big = Mul(x, k) square = Mul(big, big) y = Sqrt(square)"
+    save_text(here / "m.onnx", "(float[2, 64] x) => (float[2, 64] y)", body, {"k": 300.0})
+    np.savez("x.npz", x=np.linspace(0.1, 0.8, 128, dtype=np.float32).reshape(2, 64))
+    words = ("precision", "m.onnx", "--onnxrt", "--fp16", "-o", "o.onnx", "--load-inputs", "x.npz")
+    ran = cli(*words, "--json", "r.json").ended(0)
+    assert ran.result["keep_fp32"]
+    assert ran.result["minimal"] == []
+    assert "fail without it" not in ran.out
+
+
 def test_what_overflows_on_fresh_samples_is_kept_by_one_probe_a_round(
     cli: CommandLine, here: Path
 ) -> None:
