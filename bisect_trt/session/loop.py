@@ -133,7 +133,8 @@ class LoopRun(Struct, frozen=True):
         steps = [step for first, last in wrong for step in range(first, last + 1)][1:]
         size = sum(value.nbytes for value in sample.values())
         most = min(_MOST_STEPS, max(_MOST_BYTES // max(size, 1), 1))
-        others = self.in_types(steps[:: -(-len(steps) // most) or 1])
+        spread = steps[:: -(-len(steps) // most) or 1]
+        others = self.in_types(sorted({*spread, *self._extremes(steps)[:most]}))
         # An engine is built for the shapes of its inputs.
         fixed = self.target.target.compiles
         return [other for other in others if not fixed or shapes_of(other) == shapes_of(sample)]
@@ -231,6 +232,16 @@ class LoopRun(Struct, frozen=True):
                 f"step {step} alone is right, so the search runs step 1 and the step before it first, in the same session"
             )
         return self.in_types(sorted(needed))
+
+    def _extremes(self, steps: Iterable[int]) -> list[int]:
+        """Return of each input the step that has its largest magnitude, which may be past a range there alone."""
+        peaks: dict[str, tuple[float, int]] = {}
+        for step in steps:
+            for name, value in self.fed(step).items():
+                if value.dtype.kind == "f" and value.size:
+                    peak = float(np.abs(value).max()), step
+                    peaks[name] = max(peaks.get(name, peak), peak)
+        return [step for _, step in peaks.values()]
 
     def _chunks(self, size: int, runtime: str) -> Iterator[range]:
         """Yield the numbers of the steps of each request, and show where the run is."""

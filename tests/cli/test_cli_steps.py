@@ -88,6 +88,22 @@ def test_a_fix_of_one_step_holds_in_the_others(cli: CommandLine, here: Path) -> 
         np.testing.assert_allclose([y, z], [np.full((1, 4), step), 0.77 * state], rtol=0.01)
 
 
+def test_a_fix_of_one_step_holds_in_the_step_with_the_largest_values(
+    cli: CommandLine, here: Path
+) -> None:
+    """Another node is past fp16 in step 33 alone."""
+    ends, body, weights = SUMS
+    ends = f"({ONE} u, {ends[1:-1]}, {ONE} z)"
+    save_text(here / "m.onnx", ends, f"{body} square = Mul(u, u) z = Sqrt(square)", weights)
+    rows = np.ones((40, 4), np.float32)
+    rows[32] = 300
+    np.savez("x.npz", x=np.ones((40, 4), np.float32), u=rows)
+    words = (*FP16, "--steps", "40", "--load-inputs", "x.npz", "--json", "r.json")
+    result = cli("diagnose", "m.onnx", *words, "-o", "out").ended(0).result
+    assert result["steps"]["step"] == 7
+    assert "square" in {name for node in result["keep_fp32"] for name in node["outputs"]}
+
+
 @pytest.mark.slow
 def test_progress_names_the_step_that_is_searched(
     here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
