@@ -57,7 +57,7 @@ class Fresh:
             samples = [*samples, *(subject.in_range(samples[0], share) for share in (0, 1))]
         like = FreshSamples.like(samples, table_sizes(subject.network), subject.settings.data.seed)
         self._like = like if ways is None else structs.replace(like, ways=ways)
-        steps = subject.wrong_steps
+        steps = subject.wrong_steps()
         self._given = [*user_samples(subject, given), *steps]
         self.given = bool(given)
         self.drawn = f"from {', '.join(given)}" if given else self._like.describe()

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from itertools import chain, count, groupby, takewhile
 from pathlib import Path
 from statistics import linear_regression, median
@@ -604,4 +605,5 @@ def enter_step(
         subject.settings.data, input_shapes={}, load_inputs=(file,), data_loader_script=None
     )
     subject.feed(structs.replace(subject.settings, data=data, loop=Loop()))
-    subject.wrong_steps = run.other_samples(steps.failing, samples[-1])
+    # The states of all wrong steps are read, which only a fix needs.
+    subject.wrong_steps = cache(partial(run.other_samples, steps.failing, samples[-1]))

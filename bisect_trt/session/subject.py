@@ -123,12 +123,12 @@ class Subject:
         facts: What follows from the network and the samples; another object once these change.
         state: What a step of a loop takes from the one before.
         stream: What each step of a loop is fed beside that.
-        wrong_steps: What some other wrong steps of the loop are fed; a fix should hold on them.
+        wrong_steps: Returns what some other wrong steps of the loop are fed; a fix should hold on them.
     """
 
     state = State({}, {})
     stream: Sequence[Sample] = ()
-    wrong_steps: Sequence[Sample] = ()
+    wrong_steps: Callable[[], Sequence[Sample]] = list
     freed: Freed | None = None
     ir_version: Mapping[str, int] | None = None
     # Whether it has warned of tensors without a reference value.
