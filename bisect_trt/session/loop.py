@@ -15,7 +15,7 @@ from functools import cache, partial
 from itertools import chain, count, groupby, takewhile
 from pathlib import Path
 from statistics import linear_regression, median
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec import Struct, msgpack, structs
@@ -116,9 +116,14 @@ class LoopRun(Struct, frozen=True):
         state = state_after(self.subject.state.taken, self.before(step))
         return {**self.subject.stream[step - 1], **state}
 
+    @property
+    def types(self) -> dict[str, np.dtype[Any]]:
+        """The types of the model's inputs."""
+        return {info.name: info.dtype for info in input_infos(self.subject.network)}
+
     def in_types(self, steps: Iterable[int]) -> list[Arrays]:
         """Return what steps are fed, in the types of the model's inputs."""
-        types = {info.name: info.dtype for info in input_infos(self.subject.network)}
+        types = self.types
         return [
             {name: rounded(value, types[name]) for name, value in self.fed(step).items()}
             for step in steps
@@ -570,7 +575,7 @@ def enter_step(
     for name, output in subject.state.taken.items():
         console.say(f"  '{name}' takes '{output}' of the step before")
     run.run_reference()
-    types = {info.name: info.dtype for info in input_infos(subject.network)}
+    types = run.types
     returned = state_after(subject.state.taken, run.file("golden", 1))
     if cast := [
         f"'{name}' from {value.dtype} to {types[name]}"
