@@ -74,7 +74,7 @@ def run(call: Call) -> Result:
             if fault.whose != "precision":
                 fixed = name_cause(session, check, answer.whole)
             console.step("Search barriers and rewrites")
-            work_around(session, case, fault, settings.output, fixed=fixed)
+            work_around(session, case, fault.whose, settings.output, fixed=fixed)
             find_fix(session, check, search, answer.whole, folder)
             add_precision(result)
         else:

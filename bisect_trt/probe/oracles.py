@@ -17,7 +17,7 @@ from bisect_trt.errors import OutputFileError, ValueRefusedError
 from bisect_trt.options.spec import written
 from bisect_trt.probe.check import Check, Conditions
 from bisect_trt.probe.engine_cache import ENGINE, EngineCache
-from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.outcome import CRASHED, Ending, Outcome
 from bisect_trt.probe.user_checks import CommandCheck, note_command
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.targets.base import TargetSettings
@@ -30,8 +30,6 @@ from bisect_trt.worker.protocol import BuildEngine, Compare, Compared, Failed, S
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-CRASHED = "the target crashed"
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,7 @@ def outcome_of_failure(failed: Failed) -> Outcome:
     reasons = {
         "build": f"the target refuses the model: {failed.message}",
         "run": f"the target fails while running: {failed.message}",
-        "crash": f"{CRASHED} ({failed.signature.removeprefix('signal ')})",
+        "crash": f"the target crashed ({failed.signature.removeprefix(CRASHED)})",
     }
     return Outcome(Ending.BROKEN, failed.signature, reasons.get(failed.kind, failed.message))
 

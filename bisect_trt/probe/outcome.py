@@ -168,5 +168,7 @@ def raised(signature: str) -> str:
     return signature.partition(": ")[2] if signature.startswith(BARE_EXIT) else ""
 
 
-BROKEN_PREFIXES = ("signal ", "time-out", OVER_MEMORY, "build: ", "run: ")
+CRASHED = "signal "
+"""Start of the signature of a crash."""
+BROKEN_PREFIXES = (CRASHED, "time-out", OVER_MEMORY, "build: ", "run: ")
 """Starts of the signatures of ``Ending.BROKEN``."""

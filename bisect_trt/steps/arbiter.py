@@ -16,10 +16,12 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.check import Comparing, comparing
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.report.faults import Fault, Rule, newer_differs
+from bisect_trt.report.parts import WrongSide
 from bisect_trt.report.reproducer import Since
 from bisect_trt.session.checks import CheckSettings, make_check
 from bisect_trt.session.session import Session
-from bisect_trt.steps.arbitration import Fault, arbitrate, exact_tolerance
+from bisect_trt.steps.arbitration import arbitrate, exact_tolerance
 from bisect_trt.steps.second_opinion import Disagreement, Vote, ask_evaluator, right_here
 from bisect_trt.targets.base import TargetSettings, reference_settings
 from bisect_trt.tensors.tolerance import ToleranceOptions
@@ -87,10 +89,7 @@ class Arbiter(Struct, frozen=True):
         if newest is None or newest.outcome is None or newest.outcome.ending is not Ending.PASSED:
             return fault
         release = f"{newest.package} {newest.release}"
-        sentence = (
-            f"The reference is off: {release}, a newer one, computes the values of the target."
-        )
-        return structs.replace(fault, whose="reference", sentence=sentence)
+        return structs.replace(fault, rule=Rule.NEWER, message=release)
 
     def upgrade(self, case: Candidate, fault: Fault) -> Since | None:
         """Return the verdict of a newer release on a failing case: of the target, or of the reference if that is to blame."""
@@ -110,9 +109,8 @@ class Arbiter(Struct, frozen=True):
 
     def refuse(self, sentence: str) -> None:
         """Record that no model of this format runs, and ask newer releases about the original."""
-        fault = Fault("unknown", sentence)
-        self.session.result.fault = fault.to_part()
-        self.upgrade(self.session.subject.original, fault)
+        self.session.result.fault = WrongSide("unknown", sentence)
+        self.upgrade(self.session.subject.original, Fault(Rule.UNREADABLE))
 
     def doubted(self, error: DoesNotReproduce) -> DoesNotReproduce:
         """Return the error with the next step, if the reference, which the target matches, may be wrong."""
@@ -160,11 +158,7 @@ class Arbiter(Struct, frozen=True):
         if newest.outcome.ending is not Ending.MISMATCHED:
             return None
         release = f"{newest.package} {newest.release}"
-        self._tell(
-            f"The reference may be wrong: {release} computes other values than the release of this environment "
-            f"({newest.outcome.reason}), and ONNX's reference evaluator has no vote. If the values of {release} are "
-            "right, upgrade."
-        )
+        self._tell(newer_differs(release, newest.outcome.reason))
         command = session.command("diagnose", self.check)
         command += f" --on env={newest.package}=={newest.release}"
         return f"`{command}`: finds the node that differs"

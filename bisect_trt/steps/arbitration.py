@@ -8,7 +8,7 @@ method :meth:`~Opinions.judge` compares them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -25,14 +25,13 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import clone, drawing_nodes, drop, label
 from bisect_trt.onnxlib.roundings import EXACT_OPS, lower_roundtrip, lows_of, widened
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.oracles import CRASHED
-from bisect_trt.probe.outcome import Ending
-from bisect_trt.report.parts import Whose, WrongSide
-from bisect_trt.report.text import Entry, Json
+from bisect_trt.probe.outcome import CRASHED, Ending
+from bisect_trt.report.faults import FEW_ULPS, NOT_NUMBERS, STRING, Difference, Fault, Lost, Rule
+from bisect_trt.report.parts import Loss
+from bisect_trt.report.text import Entry
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
 from bisect_trt.steps.rounding import (
-    FEW_ULPS,
     MUCH_WORSE,
     ULP,
     UNITS,
@@ -58,66 +57,6 @@ from bisect_trt.worker.protocol import Failed
 _TRIALS = 6
 _MOST_TENSORS = 64
 """The largest number of tensors of a case that are rounded one by one."""
-_NOT_NUMBERS = {"shape": "its shape", "dtype": "its type", "missing": "an output that is missing"}
-_STRINGS = "its strings"
-
-
-class Fault(Struct, frozen=True):
-    """The side that is wrong.
-
-    Attributes:
-        whose: The target, the reference or the low precision; ``rounding`` where fp32 itself is
-            that far off; ``tie`` where a decision is so close that both results are right;
-            ``random`` where a node draws random numbers; ``unknown`` where that cannot be decided.
-        sentence: The reason, with the figures.
-        figures: The same as numbers: the largest absolute error of each side, and what the rule
-            compared.
-        is_seen: Whether the target differs when the case is run once more.
-        right: The inputs, and the outputs that the reference lacks: the evaluator's where the
-            reference is to blame, the target's where the evaluator has no vote.
-    """
-
-    whose: Whose
-    sentence: str
-    figures: Json = {}
-    is_seen: bool = True
-    right: Values = {}
-
-    @property
-    def is_bug(self) -> bool:
-        """Whether it may be worth a bug report to the vendor of the target."""
-        return self.whose in ("target", "unknown")
-
-    @property
-    def is_fixable(self) -> bool:
-        """Whether another setting of the target, or another form of the model, may make it pass."""
-        return self.whose in ("target", "precision", "unknown")
-
-    def to_part(self) -> WrongSide:
-        """Return the field ``fault`` of the result."""
-        return WrongSide(self.whose, self.sentence, **self.figures)
-
-
-class _Error(Struct, frozen=True):
-    """The difference of two sides."""
-
-    passed: bool
-    severity: float  # in tolerances, of the element furthest past its own
-    largest: float  # absolute
-    words: str  # in place of a number
-
-    def __str__(self) -> str:
-        finite = math.isfinite(self.severity) and math.isfinite(self.largest)
-        return f"{self.largest:.3g}" if finite else self.words
-
-    def times(self, divisor: _Error) -> float:
-        """Return how many times worse it is, absolute or in tolerances; 1 where both are NaN or Inf."""
-        if not math.isfinite(divisor.severity):
-            return 1.0
-        if not math.isfinite(self.severity):
-            return math.inf
-        absolute = self.largest / divisor.largest if 0 < divisor.largest < math.inf else 0.0
-        return max(absolute, self.severity / max(divisor.severity, 1.0))
 
 
 class Opinions(Struct, frozen=True, dict=True):
@@ -132,7 +71,8 @@ class Opinions(Struct, frozen=True, dict=True):
         right: The outputs of ONNX's reference evaluator, which count as right.
         wide: Whether the evaluator computed in float64.
         rounded: The reference's with each tensor rounded to ``low``, or in fp32 perturbed at random
-            by its rounding. Empty where rounding cannot make such a difference.
+            by its rounding. The reason why there are none is a message, or the low precisions that
+            are not emulated; empty where rounding cannot make such a difference.
         low: The low precision of the target, where it is emulated here.
         keep: The nodes that the target keeps in fp32, by address.
         plain: The outputs of the evaluator in fp32, where rounding may explain the difference.
@@ -142,6 +82,7 @@ class Opinions(Struct, frozen=True, dict=True):
         run: Runs another model on the reference.
         marked_target: The outputs of the target with the tensors of deciding nodes among them,
             which may hide the failure.
+        crashed: Whether the target crashed.
         network: The whole model, which the node that makes a tensor is named of.
     """
 
@@ -156,6 +97,7 @@ class Opinions(Struct, frozen=True, dict=True):
     reference_name: str
     run: Run
     marked_target: Values = {}
+    crashed: bool = False
     network: Network | None = None
     wide: bool = True
     rounded: Computed = ""
@@ -166,7 +108,7 @@ class Opinions(Struct, frozen=True, dict=True):
     def judge(self) -> Fault:
         """Decide which side is wrong: the first rule that applies decides."""
         if isinstance(self.target, str):
-            return self._refused(self.target)
+            return self._refused()
         rules = (self._drawn, self._turned, self._passes, self._rounded, self._reference_is_off)
         return (
             next((fault for rule in rules if (fault := rule()) is not None), None)
@@ -185,7 +127,7 @@ class Opinions(Struct, frozen=True, dict=True):
         return f"ONNX's reference evaluator{' in float64' if self.wide else ''}"
 
     @cached_property
-    def own(self) -> _Error | None:
+    def own(self) -> Difference | None:
         """The error of the reference; ``None`` if the evaluator does not run the case."""
         if isinstance(self.right, str) or not self.outputs:
             return None
@@ -193,7 +135,7 @@ class Opinions(Struct, frozen=True, dict=True):
         return self._error(self.right, self.reference, exact)
 
     @cached_property
-    def seen(self) -> _Error:
+    def seen(self) -> Difference:
         """The difference between target and reference."""
         return self._error(self.reference, self._made)
 
@@ -203,7 +145,7 @@ class Opinions(Struct, frozen=True, dict=True):
 
     def _error(
         self, right: Values, values: Values, tolerance: ToleranceOptions | None = None
-    ) -> _Error:
+    ) -> Difference:
         outputs = {*self.outputs}
         expected = {
             name: value
@@ -221,84 +163,46 @@ class Opinions(Struct, frozen=True, dict=True):
             else comparison.max_abs
             for comparison in comparisons
         ]
-        words = next(
-            (
-                _NOT_NUMBERS[comparison.kind.value]
-                for comparison in wrong
-                if comparison.kind.value in _NOT_NUMBERS
-            ),
-            _STRINGS
-            if any(comparison.target_dtype == "string" for comparison in wrong)
-            else "NaN or Inf",
-        )
+        kinds = [comparison.kind.value for comparison in wrong]
+        if any(comparison.target_dtype == "string" for comparison in wrong):
+            kinds.append(STRING)
+        kind = next((kind for kind in kinds if kind in NOT_NUMBERS), "")
         worst = max((comparison.severity for comparison in wrong), default=0.0)
-        return _Error(not wrong, worst, max(errors, default=0.0), words)
+        return Difference(not wrong, worst, max(errors, default=0.0), kind)
 
-    def _fault(self, whose: Whose, sentence: str, **figures: object) -> Fault:
+    def _fault(self, rule: Rule, **figures: object) -> Fault:
         """Return a fault with the figures that are known, and others."""
-        facts: Entry = (
-            {}
-            if self.own is None
-            else {"reference_error": self.own.largest, "arbiter": self.arbiter}
-        )
-        if self._made:
-            facts |= {"target_error": self.seen.largest, "severity": self.seen.severity}
+        alone = None
         if not isinstance(self.rounded, str) and self._made:
-            rounding = self._error(self.reference, self.rounded)
-            facts |= {"rounding_error": rounding.largest, "precision": self.low or "fp32"}
-            facts["times_worse"] = self.seen.times(rounding)
-        return Fault(whose, sentence, facts | figures)
+            alone = self._error(self.reference, self.rounded)
+        known: Entry = {
+            "target": self.target_name,
+            "reference": self.reference_name,
+            "arbiter": self.arbiter,
+            "low": self.low,
+            "own": self.own,
+            "seen": self.seen if self._made else None,
+            "alone": alone,
+        }
+        known |= figures
+        return Fault(rule, **known)
 
-    def _unknown(self, reason: str, **figures: object) -> Fault:
-        return self._fault(
-            "unknown", f"Which side is wrong cannot be decided: {reason}.", **figures
-        )
-
-    def _bug(
-        self, reason: str, lack: str = "", figures: Mapping[str, object] | None = None
-    ) -> Fault:
-        return self._fault(
-            "target", f"It is a bug in {self.target_name}{lack}: {reason}.", **(figures or {})
-        )
-
-    def _no_arbiter(self) -> str:
-        line = " ".join(str(self.right).split())
-        return f"{self.arbiter} has no vote on the case ({line if len(line) <= 160 else f'{line[:157]}...'})"
-
-    def _refused(self, message: str) -> Fault:
+    def _refused(self) -> Fault:
         """The target does not run the case."""
-        runtimes = f"{self.arbiter} and {self.reference_name}"
         if self.own is None:
-            neither = (
-                self._no_arbiter()
-                if self.outputs
-                else f"{self.reference_name} does not run it either"
-            )
-            return self._unknown(f"{self.target_name} does not run the case, and {neither}")
+            rule = Rule.REFUSED if self.outputs else Rule.REFUSED_TWICE
+            return self._fault(rule, message=str(self.right))
         # Where the evaluator computes other values, it does not vouch for the model.
         if not self.own.passed and self.drawing is None:
-            return self._unknown(
-                f"{self.target_name} does not run the case, and {runtimes} differ by {self.own}"
-            )
-        lack = (
-            ", which crashes"
-            if message.startswith(CRASHED)
-            else ", or an operator that it does not support"
-        )
-        return self._bug(f"{runtimes} both run it", lack)
+            return self._fault(Rule.DISPUTED)
+        return self._fault(Rule.CRASHED if self.crashed else Rule.UNSUPPORTED)
 
     def _drawn(self) -> Fault | None:
         """The case draws random numbers."""
         if (node := self.drawing) is None:
             return None
-        advice = "make the random tensor an input of the model, or give the node a seed so that one runtime repeats itself"
-        if node.op_type == "Dropout":
-            advice = "export the model in eval mode (`model.eval()` in PyTorch), or set its training_mode to false"
-        sentence = (
-            f"{node.op_type} '{label(node)}' draws random numbers, so two runtimes need not agree. This is not a bug in "
-            f"{self.target_name}. To compare them, {advice}."
-        )
-        return Fault("random", sentence, {"node": label(node), "op": node.op_type})
+        rule = Rule.DROPPED if node.op_type == "Dropout" else Rule.DRAWN
+        return Fault(rule, self.target_name, op=node.op_type, node=label(node))
 
     def _turned(self) -> Fault | None:
         """Decisions explain the difference: a tie if fp32 turns them too, else the fault of the target's low precision."""
@@ -341,28 +245,14 @@ class Opinions(Struct, frozen=True, dict=True):
             right = []
         if first is None or not self._error(values, made).passed:
             return None
-        differ = f"{count} decision{'s' if count > 1 else ''} of {first.op_type} '{label(first)}'"
         figures: Entry = {"op": first.op_type, "node": label(first), "decisions": count}
         if is_tie:
-            differ += f" differ{'' if count > 1 else 's'}"
-            return Fault(
-                "tie",
-                f"A tie: {differ}, within the rounding of its inputs. Neither side is wrong.",
-                figures,
-            )
-        sentence = (
-            f"Rounding to {precision.value} turns {differ}, which fp32 decides clearly. This is not a bug in "
-            f"{self.target_name}: keep the nodes that compute its inputs in a wider precision."
-        )
-        return self._fault("precision", sentence, **figures)
+            return Fault(Rule.TIE, **figures)
+        return self._fault(Rule.TURNED, low=precision.value, **figures)
 
     def _passes(self) -> Fault | None:
         """The target makes no error any more."""
-        if not self.seen.passed:
-            return None
-        return structs.replace(
-            self._unknown("run once more, the target does not fail"), is_seen=False
-        )
+        return self._fault(Rule.GONE) if self.seen.passed else None
 
     def _rounded(self) -> Fault | None:
         """Rounding alone, without the target, makes the same error, or approximations in the low precision do."""
@@ -371,32 +261,24 @@ class Opinions(Struct, frozen=True, dict=True):
         alone = self._error(self.reference, self.rounded)
         if alone.passed or self.seen.times(alone) > MUCH_WORSE:
             return self._approximated()
-        what = f"these values: rounding alone, without the target, is off by {alone}"
-        advice = "keep these nodes in a wider precision"
-        figures: Entry = {}
-        if self.low is None:
-            # It is a bug if neither the reference nor another computation in fp32 loses these digits:
-            # a sum may be added one by one, or in pairs.
-            if self.own and not isinstance(self.right, str):
-                beside = self._error(self.right, self._made)
-                plain = self._error(self.right, self.plain) if self.plain else self.own
-                if min(beside.times(self.own), beside.times(plain)) >= MUCH_WORSE:
-                    return None
-            advice = "subtract the mean, or scale, before"
-        else:
-            what, figures = self._lost(self.low, finite=math.isfinite(alone.severity)) or (what, {})
-        sentence = f"{self.low or 'fp32'} cannot represent {what}. This is not a bug in {self.target_name}: {advice}."
-        return self._fault("rounding" if self.low is None else "precision", sentence, **figures)
+        if self.low is not None:
+            lost = self._lost(self.low, finite=math.isfinite(alone.severity))
+            return self._fault(Rule.LOST if lost else Rule.TOO_ROUNDED, lost=lost)
+        # It is a bug if neither the reference nor another computation in fp32 loses these digits: a sum
+        # may be added one by one, or in pairs.
+        if self.own and not isinstance(self.right, str):
+            beside = self._error(self.right, self._made)
+            plain = self._error(self.right, self.plain) if self.plain else self.own
+            if min(beside.times(self.own), beside.times(plain)) >= MUCH_WORSE:
+                return None
+        return self._fault(Rule.ROUNDED)
 
-    def _lost(self, low: str, *, finite: bool) -> tuple[str, Entry] | None:
+    def _lost(self, low: str, *, finite: bool) -> Lost | None:
         """Find the first tensor of the case that overflows, or else makes the error if it alone is rounded.
 
         Args:
             low: The low precision.
             finite: Whether rounding leaves finite errors, so that nothing overflows.
-
-        Returns:
-            The loss in words, and as figures.
         """
         values = self._tensors()
         rounded = {name: _in_low(value, low) for name, value in values.items()}
@@ -417,8 +299,8 @@ class Opinions(Struct, frozen=True, dict=True):
         becomes: Array,
         past: Array,
         low: str,
-    ) -> tuple[str, Entry]:
-        """Return the loss of one tensor that is rounded, in words and as figures.
+    ) -> Lost:
+        """Return the loss of one tensor that is rounded.
 
         Args:
             values: The values of all tensors of the case.
@@ -431,13 +313,10 @@ class Opinions(Struct, frozen=True, dict=True):
         with np.errstate(invalid="ignore"):
             size = np.nan_to_num(np.abs(value.astype(np.float64) - becomes))
         small = np.where(np.abs(value) < FP16_NORMAL, becomes, value)
-        loss = "digits"
-        maker = ""
+        loss: Loss = "digits"
+        maker = None
         if self.network is not None and name in self.network.producer:
-            maker = f" of {_computed_by(self.network, name)}"
-        reason = f"'{name}'{maker} becomes "
-        if any(name == tensor.name for tensor in self.model.graph.initializer):
-            reason = f"the constant {reason}"
+            maker = _computed_by(self.network, name)
         if past.any():
             loss = "overflow"
             size = np.where(past, np.abs(value), 0)
@@ -447,14 +326,11 @@ class Opinions(Struct, frozen=True, dict=True):
             size = np.where(zero if zero.any() else value != small, size, 0)
         place = np.unravel_index(np.argmax(size), value.shape)
         lost = float(value[place])
-        what = f"this value: {lost:.7g} in {reason}{float(becomes[place]):.7g}"
         if loss == "overflow":
-            limit = FP16_MAX if low == "fp16" else float(np.finfo(np.float32).max)
             lost = abs(lost)
-            what = f"this value: {lost:.5g} exceeds its maximum, {limit:.5g}"
-        elif loss == "underflow":
-            what += ", as all below 3e-8" if zero.any() else ", as few digits are left below 6e-5"
-        return what, {"value": lost, "loss": loss, "tensor": name}
+        limit = FP16_MAX if low == "fp16" else float(np.finfo(np.float32).max)
+        stored = any(name == tensor.name for tensor in self.model.graph.initializer)
+        return Lost(loss, name, lost, float(becomes[place]), limit, maker, stored)
 
     def _tensors(self) -> Values:
         """Return the float32 tensors of the case, in topological order."""
@@ -510,45 +386,34 @@ class Opinions(Struct, frozen=True, dict=True):
         error = self._error(self.reference, alone)
         if error.passed or self.seen.times(error) > MUCH_WORSE:
             return None
-        sentence = (
-            f"{self.low} is too coarse for these nodes: if each is off by up to {FEW_ULPS} units in the last place, "
-            f"as approximations are, the case is off by {error} without the target. This is not a bug in "
-            f"{self.target_name}: keep these nodes in a wider precision."
-        )
-        return self._fault("precision", sentence)
+        return self._fault(Rule.APPROXIMATED, beside=error)
 
     def _reference_is_off(self) -> Fault | None:
         """The reference does not match float64; the target may. Or nothing else is known."""
         if isinstance(self.right, str) or self.own is None or self.own.passed:
             if self.rounded and isinstance(self.rounded, str):
-                return self._unknown(self.rounded)
+                return self._fault(
+                    Rule.UNROUNDED if self.low else Rule.NOT_EMULATED, message=self.rounded
+                )
             if self.own is not None:
                 return None
             claimed = {**self.inputs, **self._made}
-            return structs.replace(self._unknown(self._no_arbiter()), right=claimed)
+            return self._fault(Rule.NO_VOTE, message=str(self.right), right=claimed)
         difference = self._error(self.right, self._made)
-        off = f"compared with {self.arbiter}, {self.target_name} is off by {difference}, and {self.reference_name} by {self.own}"
-        figures = {"target_error": difference.largest}
-        if difference.passed:
-            fault = self._fault("reference", f"The reference is off: {off}.", **figures)
-            outputs = {
-                name: value.astype(self.reference[name].dtype)
-                for name, value in self.right.items()
-                if name in self.reference
-            }
-            return structs.replace(fault, right={**self.inputs, **outputs})
-        times = difference.times(self.own)
-        figures["times_worse"] = times
-        return (
-            self._unknown(off, **figures) if times < MUCH_WORSE else self._bug(off, figures=figures)
-        )
+        if not difference.passed:
+            is_bug = difference.times(self.own) >= MUCH_WORSE
+            return self._fault(Rule.TARGET_OFF if is_bug else Rule.BOTH_OFF, beside=difference)
+        outputs = {
+            name: value.astype(self.reference[name].dtype)
+            for name, value in self.right.items()
+            if name in self.reference
+        }
+        right = {**self.inputs, **outputs}
+        return self._fault(Rule.REFERENCE_OFF, beside=difference, right=right)
 
     def _target_is_off(self) -> Fault:
         """The reference matches float64, and the target is further off than rounding makes it."""
-        off = f"it is off by {self.seen}, and {self.reference_name} agrees with {self.arbiter} to within {self.own}"
-        if self.low is not None and not isinstance(self.rounded, str):
-            off += f"; rounding to {self.low} alone is off by {self._error(self.reference, self.rounded).largest:.3g}"
-        return self._bug(off)
+        return self._fault(Rule.ALONE)
 
 
 def _computed_by(network: Network, name: str) -> str:
@@ -587,20 +452,14 @@ def arbitrate(
     right = reference_settings().target.title
     reference = f"the reference ({right})"
     if target.build_only:
-        if isinstance(
-            _run(subject, answer.proto, dict(subject.values(answer, answer.inputs))), str
-        ):
-            return Fault(
-                "unknown",
-                f"Which side is wrong cannot be decided: {reference} does not run the case either.",
-            )
-        lack = "or an operator, a type or a shape that it does not support"
-        return Fault("target", f"It is a bug in {name}, {lack}: {reference} runs the case.")
+        golden = _run(subject, answer.proto, dict(subject.values(answer, answer.inputs)))
+        rule = Rule.BUILT_NOWHERE if isinstance(golden, str) else Rule.NOT_BUILT
+        return Fault(rule, name, reference)
     if name == right:  # one runtime with two configurations
         name = target.describe()
         wide = ", in fp32 because it has no bf16 kernels" if subject.models.computes_wide else ""
         reference = f"the reference ({right} on the CPU, graph optimisations off{wide})"
-    newer = ""
+    releases = None
     versions = {str(seen.target.get("version", "")) for seen in subject.seen.values()}
     if (
         len(versions) == 1 and "" not in versions
@@ -609,7 +468,7 @@ def arbitrate(
         name = name.replace(target.target.title, f"{target.target.title} {version}", 1)
         here = max(installed_versions(reference_settings()), key=Version, default=version)
         if target.target.title == right and Version(version) > Version(here):
-            newer = f" {right} {version} is newer than the reference ({here}): if its values are right, upgrade."
+            releases = (f"{right} {version}", here)
     refusal = (
         None
         if outcome is None or outcome.ending in (Ending.MISMATCHED, Ending.PASSED)
@@ -655,6 +514,7 @@ def arbitrate(
         reference,
         run,
         shown,
+        outcome is not None and outcome.signature.startswith(CRASHED),
         subject.network,
         not isinstance(exact, str),
         rounded,
@@ -664,15 +524,8 @@ def arbitrate(
     ).judge()
     if refusal and subject.models.computes_wide and target.target.title == right:
         # The reference lacks the same kernel: it runs another model than the target is asked for.
-        return Fault(
-            "precision",
-            f"{name} has no bf16 kernel for the case, and {reference} runs it. This is not a bug: run the model in fp32 or fp16.",
-        )
-    return (
-        structs.replace(fault, sentence=fault.sentence + newer)
-        if fault.whose == "unknown"
-        else fault
-    )
+        return Fault(Rule.NO_KERNEL, name, reference)
+    return structs.replace(fault, releases=releases)
 
 
 def _in_float64(subject: Subject, model: onnx.ModelProto, inputs: Values) -> Computed:
@@ -697,19 +550,17 @@ def _round(
     """Run the reference with rounding: to the low precision of the target, or perturbed by the rounding of fp32.
 
     Returns:
-        The low precision, if it is emulated; and the outputs, or why there are none: empty where
-        rounding makes no difference.
+        The low precision, if it is emulated; and the outputs, or why there are none, as
+        :class:`Opinions` has them.
     """
     # TF32 only widens the tolerance.
     lows = tuple(low for low in settings.low_precisions if low != "tf32")
     if len(lows) == 1 and lows[0] in LOW_TYPES:
         low = lows[0]
         outputs = _attempt(lambda: run(lower_roundtrip(model, settings.keep, low=LOW_TYPES[low])))
-        return low, f"rounding to {low} cannot be emulated ({outputs})" if isinstance(
-            outputs, str
-        ) else outputs
+        return low, outputs
     if lows:
-        return None, f"rounding to {' and '.join(lows)} is not emulated here"
+        return None, " and ".join(lows)
     # The last place of fp32 does not measure lower types.
     if refused or not is_continuous(model) or lows_of(model.graph):
         return None, ""

@@ -22,7 +22,7 @@ from bisect_trt.options.searches import Diagnose, Reduce
 from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import DoesNotReproduce
-from bisect_trt.report.parts import Amplified, Failure, Inside
+from bisect_trt.report.parts import Amplified, Failure, Inside, WrongSide
 from bisect_trt.report.reproducer import MIXED, MODEL, Since, pack
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Mode
@@ -31,7 +31,6 @@ from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Case, RebuiltPasses, Session, saving_best
 from bisect_trt.session.subject import Subject
 from bisect_trt.steps.arbiter import Arbiter
-from bisect_trt.steps.arbitration import Fault
 from bisect_trt.steps.dynamic_dims import (
     free_where_needed,
     free_where_profiled,
@@ -129,7 +128,12 @@ class Diagnosis(Struct, frozen=True):
 
                 find_fix(session, self.check, self.search, answer.whole, self.output)
                 after_diagnosis(
-                    session, self.check, case, answer.fault, self.output, steady=delivery.steady
+                    session,
+                    self.check,
+                    case,
+                    answer.fault.whose,
+                    self.output,
+                    steady=delivery.steady,
                 )
                 boundary = since_when(
                     session, self.check, answer.whole, self.output, asked=self.own.releases
@@ -259,7 +263,7 @@ class Diagnosis(Struct, frozen=True):
         result.status = "inconclusive"
         result.minimality = "unproven"
         result.why = "rounding alone fails the model too, and no node fails alone"
-        result.fault = Fault("rounding", amplified.sentence, {"op": amplified.op}).to_part()
+        result.fault = WrongSide("rounding", amplified.sentence, op=amplified.op)
 
     def reduce(self, suspects: Sequence[int]) -> Case:
         """Search the whole model for the fewest units that still fail."""

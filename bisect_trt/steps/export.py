@@ -11,20 +11,18 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
-from bisect_trt.errors import quoted
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.onnxlib.qdq import find_quantized
 from bisect_trt.onnxlib.roundings import lows_of
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.report.parts import Whose
-from bisect_trt.report.text import named
+from bisect_trt.report.faults import Exported
+from bisect_trt.report.parts import Whose, WrongSide
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.eager import Eager
 from bisect_trt.session.other_model import OtherModel
 from bisect_trt.session.session import Session
-from bisect_trt.steps.arbitration import Fault
 from bisect_trt.steps.rounding import rounding_alone
 from bisect_trt.steps.second_opinion import Disagreement, Vote, ask_evaluator
 from bisect_trt.targets.base import reference_settings
@@ -42,7 +40,7 @@ _ROUGH = 0.1
 
 def judge_export(
     session: Session, eager: Eager | OtherModel, tolerance: ToleranceOptions
-) -> Fault | None:
+) -> WrongSide | None:
     """Compare the exported model on the reference with the module or the other model, and decide which is wrong.
 
     The fault goes into the result, the first wrong node among its culprits; both are printed.
@@ -80,36 +78,27 @@ def judge_export(
     # Where the evaluator agrees with ONNX Runtime, two read the file alike, so the file is wrong.
     opinion = ask_evaluator(subject, exact)
     whose: Whose = "unknown"
-    quantizes = False
-    sentence = f"The export or {runtime} is wrong: ONNX's reference evaluator has no vote."
+    explained = ""
+    quantizes = rounding is None and _quantizes(subject.network, eager)
     if rounding is not None:
         whose = "rounding"
-        sentence = f"Neither the export nor {runtime} is wrong. {rounding.sentence}"
-    elif quantizes := _quantizes(subject.network, eager):
-        sentence = f"The model is quantized and {eager.title} is not, so they differ by design."
-        sentence += " `bisect-trt precision --reference FLOAT.onnx` checks the scales."
-    elif opinion is Vote.AGREES:
+        explained = rounding.sentence
+    elif opinion is Vote.AGREES and not quantizes:
         whose = "export"
-        sentence = f"The export is wrong: ONNX's reference evaluator agrees with {runtime}."
-    elif isinstance(opinion, Disagreement):
+    elif isinstance(opinion, Disagreement) and not quantizes:
         whose = "reference"
-        sentence = opinion.sentence
-    line = None
-    if ignored := [
-        name for name in subject.network.inputs if name not in subject.network.consumers
-    ]:
-        sentence += f" The export ignores the input {quoted(ignored)}."
-    if rounding is None and not quantizes:
-        line, place = _locate(
-            session, eager, case, [comparison.name for comparison in mismatches], lows
-        )
-        sentence += place
-    sentence += (
-        f" Sample {number}, '{mismatches[0].name}' of {eager.title}: {mismatches[0].describe()}."
+        explained = opinion.sentence
+    consumers = subject.network.consumers
+    ignored = tuple(name for name in subject.network.inputs if name not in consumers)
+    fault = Exported(
+        whose, eager.title, runtime, number, mismatches[0], explained, quantizes, ignored
     )
-    fault = Fault(whose, sentence, {"source": line})
-    session.result.fault = fault.to_part()
-    return fault
+    if rounding is None and not quantizes:
+        fault = _locate(
+            session, eager, case, fault, [comparison.name for comparison in mismatches], lows
+        )
+    session.result.fault = part = fault.to_part()
+    return part
 
 
 def _quantizes(network: Network, eager: Eager | OtherModel) -> bool:
@@ -133,20 +122,22 @@ def _locate(
     session: Session,
     eager: Eager | OtherModel,
     case: Candidate,
+    fault: Exported,
     wrong: Collection[str],
     lows: Mapping[str, Precision],
-) -> tuple[str | None, str]:
+) -> Exported:
     """Find the first line of the module with values that the exported model lacks, and its first wrong node.
 
     Args:
         session: The model, and the result, which the node is added to.
         eager: The module or the other model.
         case: The model with the number of a sample.
+        fault: The difference, without a place.
         wrong: The outputs that differ.
         lows: The precisions below fp32 of tensors, by name.
 
     Returns:
-        The line, where known, and both in sentences.
+        The fault with both.
     """
     subject = session.subject
     network = subject.network
@@ -159,18 +150,13 @@ def _locate(
         if index in bad:
             bad |= {read for read in operation.reads if not operations[read].same}
     first = operations[min(bad)]
-    sentence = ""
+    source = ""
     if first.line is not None:
         file, _, at = first.line.rpartition(":")
-        sentence = f" First line with values that it lacks: {first.line}: {linecache.getline(file, int(at)).strip()}."
-    elif first.node is not None:
-        sentence = f" First node of {eager.title} with values that it lacks: {named(first.node)}."
+        source = linecache.getline(file, int(at)).strip()
     number = next((operations[each] for each in sorted(bad) if operations[each].is_number), None)
-    if number is not None:
-        sentence += f" {number.line} takes values out of a tensor: the export holds the values of its example."
     decision = next((each for each in operations[min(bad) :: -1] if each.is_decision), None)
-    if decision is not None:
-        sentence += f" Before it, {decision.line} branches on a tensor: a traced export holds the branch of its example."
+    node = None
 
     def first_of(nodes: Collection[int], same: Collection[str]) -> int:
         """Return the first of some nodes and of those that compute what they read and what is not right."""
@@ -188,8 +174,15 @@ def _locate(
             index = number_of_it
         node = network.plain(index)
         session.result.culprits = [node]
-        sentence += f" First wrong tensor: '{node.outputs[0]}' of {named(node)}{in_module(node)}."
-    return first.line, sentence
+    return structs.replace(
+        fault,
+        line=first.line,
+        source=source,
+        other=first.node,
+        number=number and number.line,
+        branch=decision and decision.line,
+        node=node,
+    )
 
 
 def _finder(tensors: Values, lows: Mapping[str, Precision]) -> Callable[[Array], frozenset[str]]:

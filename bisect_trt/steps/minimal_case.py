@@ -39,7 +39,7 @@ from bisect_trt.targets.base import TargetSettings
 from bisect_trt.worker.deadline import BudgetSpent
 
 if TYPE_CHECKING:
-    from bisect_trt.steps.arbitration import Fault
+    from bisect_trt.report.faults import Fault
     from bisect_trt.steps.layers import LayerComparison
 
 Delivery = Callable[[Case, int], Failure]

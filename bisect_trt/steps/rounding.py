@@ -27,6 +27,7 @@ from bisect_trt.onnxlib.nodes import (
 )
 from bisect_trt.onnxlib.roundings import EXACT_OPS
 from bisect_trt.onnxlib.shapes import element_type
+from bisect_trt.report.faults import describe_amplified
 from bisect_trt.report.parts import Amplified
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.subject import Subject
@@ -47,8 +48,6 @@ ULP = 2.0**-23
 """One unit in the last place of float32, relative to the value."""
 UNITS = {Precision.TF32: 2.0**-10, Precision.FP16: 2.0**-10, Precision.BF16: 2.0**-7}
 """One unit in the last place of lower precisions, relative to the value."""
-FEW_ULPS = 4
-"""Kernels of low precision approximate a function to this many units in the last place."""
 _TRIALS = 2
 _MEANINGLESS = 0.1
 """No tolerance above this share of an output is recommended."""
@@ -129,21 +128,15 @@ def rounding_alone(
     by_rounding = alone[furthest.name].max_abs or 0.0
     off = furthest.max_abs or 0.0
     op, spread = _amplifier(subject, run)
-    sentence = "Rounding explains the difference: if every tensor of the reference is perturbed in its last place, "
-    sentence += (
-        f"'{furthest.name}' changes by {by_rounding:.3g}; on the target it is off by {off:.3g}."
-    )
-    sentence += f" {op} amplifies errors most." if op else ""
-    sentence += " Use real inputs (--load-inputs)"
-    if by_rounding < _MEANINGLESS * finite_rms(golden[furthest.name]):
-        sentence += f", or a larger tolerance (--atol {2 * by_rounding:.2g})"
+    meaningful = by_rounding < _MEANINGLESS * finite_rms(golden[furthest.name])
+    atol = 2 * by_rounding if meaningful else None
     return Amplified(
         output=furthest.name,
         moved=by_rounding,
         off=off,
         op=op,
         spread=spread,
-        sentence=f"{sentence}.",
+        sentence=describe_amplified(furthest.name, by_rounding, off, op, atol),
     )
 
 

@@ -23,6 +23,7 @@ from bisect_trt.probe.candidate import Candidate, Probe
 from bisect_trt.probe.check import Check, Comparing
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import write_candidate
+from bisect_trt.report.faults import differs_first
 from bisect_trt.report.reproducer import Since
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
@@ -58,10 +59,7 @@ class Disagreement(Struct, frozen=True):
     @property
     def sentence(self) -> str:
         """The finding."""
-        return (
-            f"The reference may be wrong: {reference_settings().target.title} of this environment and ONNX's reference "
-            f"evaluator differ first in {self.node} ({self.difference})."
-        )
+        return differs_first(reference_settings().target.title, self.node, self.difference)
 
 
 class Vote(Enum):

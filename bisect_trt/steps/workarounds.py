@@ -41,7 +41,7 @@ from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
-from bisect_trt.report.parts import Cost, FreshCount, WorkaroundTried
+from bisect_trt.report.parts import Cost, FreshCount, Whose, WorkaroundTried
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import said_of_cost
 from bisect_trt.search.keep import keep_if_enough, smallest_enough
@@ -49,7 +49,6 @@ from bisect_trt.search.oracle import Mode, Subset
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Case, Session
 from bisect_trt.session.space import Space
-from bisect_trt.steps.arbitration import Fault
 from bisect_trt.steps.minimal_case import find_minimum
 from bisect_trt.steps.second_opinion import FRESH_INPUTS
 from bisect_trt.steps.switches import name_cause
@@ -414,7 +413,7 @@ def _spliced(fragments: Sequence[Fragment], network: Network) -> onnx.ModelProto
 def work_around(
     session: Session,
     case: Case,
-    fault: Fault,
+    whose: Whose,
     output: Path,
     most: int = _MOST,
     *,
@@ -426,7 +425,7 @@ def work_around(
     Args:
         session: The model's session.
         case: The minimal case.
-        fault: Which side is wrong.
+        whose: Which side is wrong.
         output: The file of a patched model.
         most: The largest number of questions about each kind.
         everywhere: Whether to try barriers outside the culprit too, and all kinds after one that
@@ -435,7 +434,7 @@ def work_around(
     """
     order = session.subject.network.order
     nodes = frozenset(order[unit] for unit in case.minimum.units)
-    ranged = fault.whose == "precision"
+    ranged = whose == "precision"
     workarounds: list[WorkaroundTried] = []
     try:
         if ranged:
@@ -479,7 +478,7 @@ def work_around_limits(
     subject = session.subject
     result = session.result
     console.step(f"Is the target past its limits ({len(subject.network.nodes)} nodes)?")
-    record = session.probe_original(search)
+    session.probe_original(search)
     console.step(f"Which of {len(subject.units)} units take it there?", len(subject.units))
     minimum = find_minimum(session, Mode.AUTO)
     result.culprits = subject.describe_searched(minimum.units)
@@ -491,8 +490,7 @@ def work_around_limits(
     session = structs.replace(
         session, probing=replace(prober, check=prober.check.under(yardstick=yardstick))
     )
-    fault = Fault("target", record.reason)
-    work_around(session, Case(minimum), fault, output, fixed=fixed)
+    work_around(session, Case(minimum), "target", output, fixed=fixed)
     session.conclude(minimum)
     return unless_none(result)
 
@@ -534,7 +532,7 @@ def after_diagnosis(
     session: Session,
     check: CheckSettings,
     case: Case,
-    fault: Fault,
+    whose: Whose,
     folder: Path,
     *,
     steady: bool,
@@ -557,7 +555,7 @@ def after_diagnosis(
         return
     try:
         workarounds = work_around(
-            session, case, fault, folder / PATCHED, _IN_A_DIAGNOSIS, everywhere=False
+            session, case, whose, folder / PATCHED, _IN_A_DIAGNOSIS, everywhere=False
         )
     except BisectError as error:
         # An error here does not end the diagnosis.
