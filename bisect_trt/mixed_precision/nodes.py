@@ -107,13 +107,16 @@ class NodeSpace(PrecisionSpace):
     ) -> Sensitivity:
         """Return a meter of errors of nodes in units of a tolerance, of ``small`` values alone if so."""
         subject = self.subject
-        outputs = subject.reference.select(subject.network.outputs).items()
+        network = subject.network
+        outputs = subject.reference.select(network.outputs).items()
+        # An output may also be an input, a weight, or a part of a sequence: no node makes these.
+        computed = {*network.computed}
         finite = {
             name: value
             for name, value in outputs
-            if value.dtype == np.float32 and np.isfinite(value).all()
+            if name in computed and value.dtype == np.float32 and np.isfinite(value).all()
         }
-        nodes = [subject.network.order[unit] for unit in units]
+        nodes = [network.order[unit] for unit in units]
         allowed = replace(tolerance, precision=Precision(self._precision)).resolve(finite)
         return Sensitivity(subject, nodes, self._precision, allowed, small=small)
 

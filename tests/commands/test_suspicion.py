@@ -221,6 +221,27 @@ def test_the_error_of_each_node_alone_is_that_of_the_model_with_this_node_lowere
         )
 
 
+def test_outputs_that_no_node_makes_do_not_change_what_is_measured(here: Path) -> None:
+    """Some exporters return inputs, weights and lists as well."""
+    plain = sketch("wide = Mul(x, c300) over = Mul(wide, wide) back = Mul(over, small)")
+    more = sketch("wide = Mul(x, c300) over = Mul(wide, wide) back = Mul(over, small)")
+    more.graph.node.append(onnx.helper.make_node("SplitToSequence", ["x"], ["list"], "list"))
+    more.graph.output.extend(
+        [
+            *(tensor_info(name, onnx.TensorProto.FLOAT, None) for name in ("x", "c300")),
+            onnx.helper.make_tensor_sequence_value_info("list", onnx.TensorProto.FLOAT, None),
+        ]
+    )
+    found = []
+    for name, model in (("plain", plain), ("more", more)):
+        onnx.save(model, str(here / f"{name}.onnx"))
+        (here / name).mkdir()
+        with subject_of(here / f"{name}.onnx", None, here / name) as subject:
+            found.append(by_name(subject))
+    assert found[0] == found[1]
+    assert "over" in found[0]
+
+
 def test_nodes_are_not_measured_where_that_takes_too_long(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
