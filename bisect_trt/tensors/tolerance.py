@@ -122,6 +122,8 @@ def precision_of(dtype: np.dtype[Any]) -> Precision:
 _FP32 = 1e-5
 """Polygraphy's, absolute and relative."""
 _FP32_OF_RMS = 2e-4
+_OF_INTEGERS = 1e-6
+"""Relative: an index below a million is exact, and what a float of noise beyond that is cast to may differ."""
 
 
 class ResolvedTolerance(NamedTuple):
@@ -186,7 +188,7 @@ def automatic_tolerance(
       classes is far below its largest value, which alone is read. Within this tolerance that stays where it is, unless another
       is within twice the tolerance.
 
-    Integers and bools are not rounded, and keep 1e-5.
+    Integers and bools are not rounded: those below a million have to be equal, for they may be indices.
 
     Args:
         reference: The reference's tensor, of any shape and numeric type.
@@ -194,7 +196,7 @@ def automatic_tolerance(
         peak: Of probabilities and heatmaps: the least value that matters, if the largest is below.
     """
     if not (reference.dtype.kind == "c" or is_floating(reference)):
-        return ResolvedTolerance(_FP32, _FP32)
+        return ResolvedTolerance(_FP32, _OF_INTEGERS)
     fraction, floor, rtol = _fractions(precision)
     size = finite_rms(reference)
     if peak is not None and precision is not Precision.FP32:

@@ -214,6 +214,14 @@ def test_integer_errors_are_exact_however_far_apart(
         assert result.max_rel == pytest.approx(error / abs(reference))
 
 
+@given(st.sampled_from([np.int32, np.uint32, np.int64]), st.integers(1, 999_999))
+def test_no_index_below_a_million_is_off_by_one(dtype: type[np.integer[Any]], index: int) -> None:
+    """A vocabulary has some 200,000 tokens."""
+    reference = np.array([index], dtype)
+    assert compared("x", reference, reference, Tolerance()).passed
+    assert not compared("x", reference, reference - dtype(1), Tolerance()).passed
+
+
 @pytest.mark.parametrize("stat", ErrorStat)
 @pytest.mark.parametrize(("lost", "kind"), [(np.nan, "nan"), (np.inf, "inf"), (-np.inf, "inf")])
 def test_what_the_target_loses_is_the_worst_and_no_rounding(
