@@ -284,6 +284,7 @@ class Opinions(Struct, frozen=True, dict=True):
         rounded = {name: _in_low(value, low) for name, value in values.items()}
         past = {name: np.isinf(rounded[name]) & np.isfinite(values[name]) for name in values}
         tried = [name for name in values if (values[name] != rounded[name]).any()]
+        tried.sort(key=lambda name: not past[name].any())
         few = () if self.keep else tried[:_MOST_TENSORS]
         alone = (name for name in few if self._explains(values, name, rounded[name]))
         overflowing = (name for name in values if past[name].any() and not finite)

@@ -60,6 +60,20 @@ def test_what_fp16_cannot_hold_is_no_bug(cli: CommandLine, command: str) -> None
         )
 
 
+def test_what_overflows_is_named_before_what_loses_digits(cli: CommandLine) -> None:
+    """The model, which `cause` judges as it is, has more tensors than are rounded one by one; none of its outputs is Inf."""
+    body = [f"h{place + 1} = Mul(h{place}, near)" for place in range(70)]
+    body += ["wide = Mul(h70, far)", "over = Mul(wide, wide)", "y = Div(far, over)"]
+    weights = {"near": 1.0011, "far": 300.0}
+    ends = "(float[8] h0) => (float[8] y)"
+    save_text(Path("model.onnx"), ends, " ".join(body), weights)
+    np.savez("x.npz", h0=np.linspace(1, 2, 8, dtype=np.float32))
+    data = ("--load-inputs", "x.npz", "--no-other-release")
+    cli("cause", "model.onnx", "--onnxrt", "--fp16", *data, "--json", "r.json").ended(0)
+    fault = read_json(Path("r.json"))["fault"]
+    assert (fault["loss"], fault["tensor"]) == ("overflow", "over")
+
+
 def fused_past_the_largest(path: Path) -> Path:
     """A Conv that cancels, so that rounding alone is seen, and a Mul by as much as its weights are large.
 
