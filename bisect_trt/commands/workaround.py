@@ -12,7 +12,6 @@ from bisect_trt.mixed_precision.answer import find_fix
 from bisect_trt.options.searches import Diagnose, Workaround
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.report.reproducer import MIXED
 from bisect_trt.report.result import Result
 from bisect_trt.session.call import Call
 from bisect_trt.steps.diagnosis import Diagnosis, inner_check
@@ -20,7 +19,7 @@ from bisect_trt.steps.inside import look_inside
 from bisect_trt.steps.switches import name_cause
 from bisect_trt.steps.workarounds import (
     add_precision,
-    rewritten,
+    beside,
     unless_none,
     work_around,
     work_around_limits,
@@ -41,23 +40,19 @@ def run(call: Call) -> Result:
     console = call.console
     result = call.result
     check = inner_check(call, call[Target].required(), settings.timeout)
-    folder = settings.output.parent
-    call.may_write(
-        settings.output,
-        rewritten(settings.output),
-        folder / MIXED,
-        overwrite=settings.overwrite,
-    )
+    output = settings.output
+    mixed = beside(output, "mixed")
+    call.may_write(output, beside(output, "rewrite"), mixed, overwrite=settings.overwrite)
     opened = call.open()
     with opened.searching(check) as session:
         result.workarounds = []
         if check.limits is not None:
-            return work_around_limits(session, check, call[Search], settings.output)
+            return work_around_limits(session, check, call[Search], output)
         search = replace(call[Search], shrink=False)
         options = Diagnose(
             session.subject.settings.path, no_other_release=settings.no_other_release
         )
-        diagnosis = Diagnosis(session, check, search, options, folder)
+        diagnosis = Diagnosis(session, check, search, options, output.parent)
         case, suspects = diagnosis.find_case()
         if case is None:
             return result
@@ -74,8 +69,8 @@ def run(call: Call) -> Result:
             if fault.whose != "precision":
                 fixed = name_cause(session, check, answer.whole)
             console.step("Search barriers and rewrites")
-            work_around(session, case, fault.whose, settings.output, fixed=fixed)
-            find_fix(session, check, search, answer.whole, folder)
+            work_around(session, case, fault.whose, output, fixed=fixed)
+            find_fix(session, check, search, answer.whole, mixed)
             add_precision(result)
         else:
             console.answer("The target is not wrong, so no workaround is needed.")

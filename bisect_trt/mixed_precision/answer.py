@@ -35,7 +35,6 @@ from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import IN_JSON, Console, listed
 from bisect_trt.report.parts import FOR_FRESH, NEEDED, Comparison, TradeOff, Unit, Use
-from bisect_trt.report.reproducer import MIXED
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import why_no_use
 from bisect_trt.report.text import named
@@ -584,7 +583,7 @@ def _in_fp32(
 
 
 def find_fix(
-    session: Session, check: CheckSettings, search: Search, case: Candidate, folder: Path
+    session: Session, check: CheckSettings, search: Search, case: Candidate, output: Path
 ) -> None:
     """After a diagnosis: if the minimal case passes in fp32, look for the nodes to keep in fp32, and leave that model.
 
@@ -601,7 +600,7 @@ def find_fix(
     by_layer = compiles and subject.about(target) == "layer"
     check = replace(check, tolerance=with_peaked(check.tolerance, subject.network))
     own = PrecisionOptions(
-        subject.settings.path, folder / MIXED, fresh_samples=_FRESH_SAMPLES, overwrite=True
+        subject.settings.path, output, fresh_samples=_FRESH_SAMPLES, overwrite=True
     )
     most = _MOST_COSTLY_PROBES if compiles else _MOST_PROBES
     settings = PrecisionSettings(

@@ -783,10 +783,11 @@ class Story(msgspec.Struct):
 
 
 class Proof(Part):
-    """The command that shows the failure, and the reason if it was not seen to do so."""
+    """The command that shows the failure, the reason if it was not seen to do so, and the commands of further failures."""
 
     command: str
     why: str | None
+    others: list[str] = []
 
 
 class ErrorText(Part):

@@ -419,6 +419,8 @@ def _why(result: Result) -> Iterator[Row]:
         yield "Proof", proof.command
         if proof.why:
             yield "", proof.why
+        for command in proof.others[:_SHOWN]:
+            yield "Proof", command
 
 
 def _cause(result: Result) -> Iterator[Row]:
@@ -701,6 +703,9 @@ def _files(result: Result) -> Iterator[Row]:
         for key, path in artifacts.items()
         if path and key not in ("run", "report", "reproducer")
     ]
+    paths += [tried.file for tried in result.workarounds or () if tried.file]
+    further = [other.reduced for other in (result.failures or ())[1:] if other.reduced]
+    paths += [f"{Path(path).parent}/" if folder else path for path in further]
     outside = [path for path in paths if not (folder and Path(path).is_relative_to(folder))]
     if written := [*inside, *dict.fromkeys(outside)]:
         yield "Wrote", ", ".join(written)

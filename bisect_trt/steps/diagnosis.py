@@ -126,7 +126,7 @@ class Diagnosis(Struct, frozen=True):
                 from bisect_trt.mixed_precision.answer import find_fix  # noqa: PLC0415 - not needed before the first probe
                 from bisect_trt.steps.release_boundary import since_when  # noqa: PLC0415 - as above
 
-                find_fix(session, self.check, self.search, answer.whole, self.output)
+                find_fix(session, self.check, self.search, answer.whole, self.output / MIXED)
                 after_diagnosis(
                     session,
                     self.check,
@@ -327,6 +327,8 @@ class Diagnosis(Struct, frozen=True):
         answer = self.judge(case)
         folder = folder_of(self.output, number)
         delivery = leave_reproducer(session, self.check, answer, folder, self.own)
+        if first := session.result.reported().proof:
+            first.others.append(delivery.proof.command)
         failure = session.failure(
             delivery.minimum, session.subject.describe_nodes(answer.blamed), delivery.files[0]
         )
@@ -416,7 +418,7 @@ def diagnose_whole(diagnosis: Diagnosis) -> Result:
         from bisect_trt.mixed_precision.answer import find_fix  # noqa: PLC0415 - not needed before the first probe
 
         measured = result.metric
-        find_fix(session, check, diagnosis.search, answer, output)
+        find_fix(session, check, diagnosis.search, answer, output / MIXED)
         if measured and result.metric and result.metric is not measured:
             result.metric = structs.replace(measured, fixed=result.metric.candidate)
     result.suggest(session.command("run", check))

@@ -77,9 +77,9 @@ Change = Callable[[Network], onnx.ModelProto]
 the same nodes."""
 
 
-def rewritten(output: Path) -> Path:
-    """Return the path of a second patched model."""
-    return output.with_name(f"{output.stem}-rewrite{output.suffix}")
+def beside(output: Path, kind: str) -> Path:
+    """Return the path of a further model, of another kind of workaround."""
+    return output.with_name(f"{output.stem}-{kind}{output.suffix}")
 
 
 def _candidate(session: Session, model: onnx.ModelProto, title: str) -> Candidate:
@@ -450,7 +450,11 @@ def work_around(
         if everywhere or not passing:
             workarounds.append(
                 rewrite(
-                    session, nodes, rewritten(output) if passing else output, most, ranged=ranged
+                    session,
+                    nodes,
+                    beside(output, "rewrite") if passing else output,
+                    most,
+                    ranged=ranged,
                 )
             )
     except BudgetSpent as error:

@@ -14,6 +14,8 @@ from support import rest_slow
 from answers import models
 from answers.record import run_row
 from answers.rows import Row
+from bisect_trt.report.result import read_result
+from bisect_trt.report.summary import summary
 
 PAIRS = rest_slow(permutations(("refuse", "wrong", "nan", "crash"), 2), now=4)
 
@@ -48,4 +50,14 @@ def test_all_kinds_at_once(tmp_path: Path) -> None:
     answer = diagnosed(tmp_path, "wrong.a crash.b c nan.d refuse.e f", "--all")
     culprits = {each["name"] for failure in answer["failures"] for each in failure["culprits"]}
     assert culprits == {"wrong.a", "crash.b", "nan.d", "refuse.e"}
+    folders = [Path(failure["reduced"]).parent for failure in answer["failures"]]
+    assert len({*folders}) == 4
+    (report,) = tmp_path.glob(".bisect-trt/*/result.json")
+    result = read_result(report)
+    rows = summary(result)
+    assert ("Wrote", ", ".join(f"{folder}/" for folder in folders)) in rows
+    proofs = [text for label, text in rows if label == "Proof"]
+    assert [
+        f"{folder}/reproduce.py" in text for folder, text in zip(folders, proofs, strict=True)
+    ] == [True] * 4
     assert answer["more_failures"] is False

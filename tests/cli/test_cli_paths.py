@@ -81,7 +81,7 @@ CLASHES = [
     (*REDUCE, "new.onnx", "--report", "check", *CHECK),
     ("diagnose", "m.onnx", *TARGET, "-o", ".", "--json", "model.onnx", "--overwrite"),
     ("diagnose", "m.onnx", *TARGET, "--json", "m-reproducer/README.md"),
-    ("workaround", "m.onnx", *TARGET, "-o", "mixed.onnx"),
+    ("workaround", "m.onnx", *TARGET, "-o", "new.onnx", "--json", "new-mixed.onnx"),
     ("sanitize", "m.onnx", "-o", "link.onnx", "--overwrite"),
     ("convert", "m.onnx", "-o", "m.onnx", "--fp16", "--overwrite"),
     ("extract", "m.onnx", "-o", "m.onnx", "--overwrite"),

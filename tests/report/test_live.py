@@ -315,6 +315,18 @@ def test_a_workaround_without_a_patched_model_says_what_was_tried() -> None:
     assert row not in summary(result)
 
 
+def test_each_file_is_listed_once() -> None:
+    result = Result("workaround", "found", culprits=[node("Add", "a")])
+    result.artifacts |= {"run": "run", "patched": "p.onnx", "mixed": "p-mixed.onnx"}
+    files = ("p.onnx", "p-rewrite.onnx", "p-mixed.onnx", None)
+    result.workarounds = [WorkaroundTried("barrier", "a", True, file) for file in files]
+    assert ("Wrote", "p.onnx, p-mixed.onnx, p-rewrite.onnx") in summary(result)
+    cut = [Failure((), "1-minimal", None, name) for name in ("o.onnx", "o-2.onnx")]
+    result = Result("reduce", "found", failures=cut)
+    result.artifacts |= {"run": "run", "reduced": "o.onnx"}
+    assert ("Wrote", "o.onnx, o-2.onnx") in summary(result)
+
+
 def test_the_words_of_an_answer_agree() -> None:
     result = Result("diagnose", "found", culprits=[node("Pow", "a")], minimality="unproven")
     result.flaky = FailureRate(20, 17, 0.85, 0.95, 4, 0.6, 0.999)
