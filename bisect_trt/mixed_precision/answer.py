@@ -617,7 +617,7 @@ def find_fix(
             target=fixed.runtime, engine_cache=fixed.engines, confirm=False, timed=check.timed
         )
     fixer = prober.beside(
-        fixed, workers_within(search.workers, subject.workers.width)
+        fixed, workers_within(search.workers, subject.workers.width(shares_gpu=True))
     )  # it shares journal and budget
     alone = _in_fp32(case, subject.infos, target, precision, by_layer=by_layer)
     part = Result("precision")  # of its own, so that the answer of the diagnosis stays as it is

@@ -341,7 +341,9 @@ class Fix(Watcher):
         task.console.progress.expect(len(task.lowering.units), task.settings.most)
         with task.prober.ledger.watched_by(self):
             suspects = self._first_suspects()
-            nothing = probe_ends(task, suspects or None, nothing_may_pass=nothing_may_pass)
+            nothing = probe_ends(
+                task, suspects or None, self._judge_first, nothing_may_pass=nothing_may_pass
+            )
             if nothing is None and suspects is not None:
                 self._validate(suspects)
             elif nothing is None:
@@ -408,6 +410,11 @@ class Fix(Watcher):
             units = self._suspect_operators()
             passes = bool(units)
         if passes:
+            self._judge_first(units)
+
+    def _judge_first(self, units: Subset) -> None:
+        """Run the first set that passes on fresh samples, once."""
+        if self._first_round is None:
             self._first_round = self._fresh.round(0)
             if self._first_round is not None:
                 self._run_on(units, self._first_round)

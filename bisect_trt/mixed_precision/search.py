@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
 from pathlib import Path
@@ -447,13 +447,20 @@ class Task(Session, frozen=True):
 
 
 def probe_ends(
-    task: Task, suspects: Subset | None = None, *, nothing_may_pass: bool = False
+    task: Task,
+    suspects: Subset | None = None,
+    judge: Callable[[Subset], None] | None = None,
+    *,
+    nothing_may_pass: bool = False,
 ) -> Minimum | None:
     """Probe all units in high precision, then none; the empty set where that is an answer and passes.
 
     Args:
         task: The model and the space of the search.
-        suspects: A set that is probed next: with several workers it is built beside the others.
+        suspects: A set that is probed too: first where a probe is a build, and with several workers
+            beside the others.
+        judge: Called with the suspects while the others are built, where these pass; possibly
+            several times.
         nothing_may_pass: Whether a model that passes with all units lowered is an answer.
 
     Raises:
@@ -466,6 +473,8 @@ def probe_ends(
     def algorithm(oracle: Oracle) -> Subset | None:
         """The set with an unexpected verdict, if one has it."""
         ask = about_units(oracle)
+        if suspects is not None and task.settings.compiles:
+            _ask_first(task, ask, suspects, judge)
         if ask(everything) is not Verdict.PASS:
             return everything
         if ask(nothing) is not Verdict.FAIL:
@@ -487,6 +496,19 @@ def probe_ends(
         if nothing_may_pass and ending is Ending.PASSED:
             return Minimum(nothing, proven=True)
     raise refusal(task, unexpected)
+
+
+def _ask_first(
+    task: Task,
+    ask: Callable[[Subset], Verdict],
+    units: Subset,
+    judge: Callable[[Subset], None] | None,
+) -> None:
+    """Ask about a set; ``judge`` is called with it if it passes."""
+    passes = ask(units) is Verdict.PASS
+    # Where there is no outcome, the verdict is a guess of the speculation.
+    if passes and judge is not None and task.outcome_of(units) is not None:
+        judge(units)
 
 
 def search_keep(task: Task, limit: int | None) -> Minimum:

@@ -239,7 +239,7 @@ class Search:
         option(
             metavar="N",
             min=1,
-            help="Probes at a time; default one for each GPU, else one for each core.",
+            help="Probes at a time; default one for each core, on a GPU one for 4 cores, at most 4.",
         ),
     ] = None
     repeat: Annotated[

@@ -93,7 +93,7 @@ class Outcome:
         failures: How many of the runs failed; only measured of the original.
         severity: How many times the worst output is past the tolerance, weighed by
             ``severity_weight``; ``None`` where any mismatch counts.
-        latency_ms: How long one run took, the median of several, where that was measured.
+        latency_ms: How long one run took, the fastest of several, where that was measured.
         layers: The engine's layers, where they were asked for; see ``Session.layers``.
         sample: The number of the input sample that this was seen on, from 1, where there are
             several.

@@ -372,7 +372,8 @@ def make_prober(
         UsageError: An option does not fit the check or the model.
         UnavailableError: The target or the reference cannot run the model.
     """
-    workers = workers_within(search.workers, subject.workers.width)
+    shares_gpu = settings.judged_runtime is not None
+    workers = workers_within(search.workers, subject.workers.width(shares_gpu=shares_gpu))
     if settings.fixed_path is not None or settings.options.artifacts:
         # A fixed path holds one candidate at a time.
         workers = 1

@@ -176,6 +176,17 @@ def is_out_of_memory(message: str) -> bool:
     return _OUT_OF_MEMORY.search(message) is not None
 
 
+# TensorRT 8 spells it with one f.
+_TACTIC_LEFT_OUT = re.compile(
+    r"insuff?icient memory on requested size|Device memory is insufficient to use tactic"
+)
+
+
+def leaves_tactics_out(text: str) -> bool:
+    """Whether a build's log says that the free memory of the GPU did not suffice for some of TensorRT's tactics."""
+    return _TACTIC_LEFT_OUT.search(text) is not None
+
+
 class RuntimeFailure(Exception):  # noqa: N818 - a finding about the model, not an error of ours
     """A runtime fails to build or run a model.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -9,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bisect_trt.targets.messages import OUT_OF_MEMORY
+from bisect_trt.targets.messages import OUT_OF_MEMORY, leaves_tactics_out
 from bisect_trt.worker.deadline import Deadline
 from bisect_trt.worker.process import MOST_LOST, Cancel, ProcessLimits, gate
 from bisect_trt.worker.protocol import (
@@ -36,6 +37,9 @@ minutes."""
 LEAST_SECONDS = 30.0
 """The least time for a request that is no probe, and for a start with the runtime's import."""
 _DEVICES = Path("/dev")
+_CORES_OF_A_BUILD = 4
+_MOST_ON_A_GPU = 4
+"""A GPU is busy for 12 to 35% of the time that a build takes."""
 
 
 class WorkerPool:
@@ -98,12 +102,11 @@ class WorkerPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def width(self) -> int:
-        """The default number of parallel probes: one a place; on this machine one a GPU, or else a core."""
+    def width(self, *, shares_gpu: bool) -> int:
+        """Return the default number of parallel probes: one a place; on this machine see :func:`default_workers`."""
         if self.places and (len(self.places) > 1 or not self.places[0].local):
             return len(self.places)
-        return default_workers()
+        return default_workers(shares_gpu=shares_gpu)
 
     def ask(
         self,
@@ -122,7 +125,8 @@ class WorkerPool:
 
         If a worker that had served others dies, or is poisoned, the request is repeated once in a
         fresh one, because an earlier request may have damaged it. If a worker is ended from
-        outside, which says nothing about the request, it is repeated up to twice.
+        outside, which says nothing about the request, it is repeated up to twice. If memory was
+        short while others ran, it is repeated alone, and fewer run at a time from then on.
 
         Args:
             request: What to do.
@@ -145,18 +149,16 @@ class WorkerPool:
         """
         # A worker may be older than this run, and its folder another.
         order = Order(request, log or self._log, Path.cwd())
-        target = request.target.target
-        allowed = timeout
-        if allowed is None:
-            allowed = max(self._patience, COSTLY_SECONDS) if target.compiles else self._patience
-        away = bool(self.places) and not here and not target.stays
-        if isinstance(request, OnModel) and (away or not target.finds_weights(request.target)):
-            self._bring(request.model)
+        costly = request.target.target.compiles
+        patience = max(self._patience, COSTLY_SECONDS) if costly else self._patience
+        allowed = patience if timeout is None else timeout
+        away = self._sends(request, here=here)
         lost = damaged = 0
+        crowded = False
         while True:
             allowed = self._until_deadline(allowed, cancel)
             # A worker that the kernel ended for its memory gets all of it the next time.
-            with gate.turn(cancel, alone=lost > 0 and not away) as turn:
+            with gate.turn(cancel, alone=crowded or (lost > 0 and not away)) as turn:
                 worker = self._take(away=away, fresh=fresh or lost + damaged > 0, place=place)
                 used = worker.served > 0
                 if on_place is not None and worker.place is not None:
@@ -186,10 +188,22 @@ class WorkerPool:
                     continue
                 finally:
                     self._give_back(worker)
+            if turn.most > 1 and not crowded and _ran_short(reply, order.log):
+                gate.narrow(turn)
+                crowded = True
+                continue
             if used and isinstance(reply, Failed) and reply.poisoned:
                 damaged += 1
                 continue
             return reply  # type: ignore[no-any-return]
+
+    def _sends(self, request: Request[Any], *, here: bool) -> bool:
+        """Whether a request runs in a place; brings the weights that it needs beside its model."""
+        target = request.target.target
+        away = bool(self.places) and not here and not target.stays
+        if isinstance(request, OnModel) and (away or not target.finds_weights(request.target)):
+            self._bring(request.model)
+        return away
 
     def _until_deadline(self, seconds: float, cancel: Cancel | None) -> float:
         """Return the seconds that a request may take; one with a ``cancel`` is ended by that."""
@@ -266,6 +280,16 @@ class WorkerPool:
             keep(worker)
 
 
+def _ran_short(reply: object, log: Path) -> bool:
+    """Whether the memory of the GPU did not suffice: the request failed by that, or left tactics out, as its log says."""
+    if isinstance(reply, Failed) and reply.signature.endswith(OUT_OF_MEMORY):
+        return True
+    # It may have none.
+    with contextlib.suppress(OSError):
+        return leaves_tactics_out(log.read_text(errors="replace"))
+    return False
+
+
 def _failed(death: WorkerDied, hint: str) -> Failed:
     """The death of a worker as a reply; ``hint`` says after a time-out how to allow more time."""
     end = death.end
@@ -301,7 +325,17 @@ def visible_gpus() -> list[str]:
     return [str(number) for number in range(files)]
 
 
-def default_workers() -> int:
-    """Return the number of probes that may run at a time: one per GPU, or one per core without a GPU."""
+def default_workers(*, shares_gpu: bool) -> int:
+    """Return the number of probes that may run at a time: one per core without a GPU, else one or several per GPU.
+
+    Args:
+        shares_gpu: Whether several may run on a GPU. A request to a worker that lacks memory is
+            repeated alone; a command of the user is not, so it gets a GPU of its own.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return len(visible_gpus()) or cores or 1
+    cores = cores or 1
+    gpus = len(visible_gpus())
+    if not gpus:
+        return cores
+    builds = cores // (_CORES_OF_A_BUILD * gpus) if shares_gpu else 1
+    return gpus * min(max(builds, 1), _MOST_ON_A_GPU)

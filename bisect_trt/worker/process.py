@@ -263,11 +263,16 @@ def kill_group(group: int, number: int = signal.SIGKILL) -> None:
 
 
 class Turn:
-    """A process of a probe: its work at present, how far that is, and since when (``time.monotonic``)."""
+    """A process of a probe: its work at present, how far that is, and since when (``time.monotonic``).
+
+    Attributes:
+        most: The largest number of turns that ran at a time during this one, itself included.
+    """
 
     work = ""
 
     def __init__(self) -> None:
+        self.most = 1
         self.begin("checking")
 
     def begin(self, work: str, run: int = 0, runs: int = 0) -> None:
@@ -284,6 +289,7 @@ class MemoryGate:
 
     Attributes:
         turns: The processes that run, the earliest first.
+        most: How many may run at a time; ``None`` while no GPU lacked memory.
     """
 
     def __init__(self) -> None:
@@ -291,6 +297,7 @@ class MemoryGate:
         self._condition = threading.Condition()
         self._alone = False
         self._largest = 0
+        self.most: int | None = None
 
     @contextlib.contextmanager
     def turn(self, cancel: Cancel | None = None, *, alone: bool = False) -> Iterator[Turn]:
@@ -307,6 +314,8 @@ class MemoryGate:
                 # Nobody says when other programs free memory, so the wait has a bound.
                 self._condition.wait(MEMORY_LOOK_SECONDS)
             self.turns.append(turn := Turn())
+            for running in self.turns:
+                running.most = max(running.most, len(self.turns))
             self._alone = self._alone or alone
         try:
             yield turn
@@ -315,6 +324,11 @@ class MemoryGate:
                 self.turns.remove(turn)
                 self._alone = self._alone and not alone
                 self._condition.notify_all()
+
+    def narrow(self, turn: Turn) -> None:
+        """Let fewer run at a time from now on than ran beside this one, for which a GPU had too little memory."""
+        with self._condition:
+            self.most = max(min(turn.most, self.most or turn.most) - 1, 1)
 
     def saw(self, size: int) -> None:
         """A probe has taken so many bytes."""
@@ -327,6 +341,8 @@ class MemoryGate:
         self.saw(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit)
 
     def _fits(self) -> bool:
+        if self.most is not None and len(self.turns) >= self.most:
+            return False
         free = free_bytes()
         total = total_bytes()
         return free is None or total is None or free > self._largest + _RESERVE * total

@@ -59,7 +59,7 @@ class Compared(Struct, frozen=True):
     Attributes:
         skipped: Outputs that the target does not return, with the reason.
         layers: The layers of the engine; see ``RuntimeSession``.
-        latency_ms: The median of several runs, where that was asked for.
+        latency_ms: The fastest of several runs, where that was asked for.
     """
 
     comparisons: tuple[TensorComparison, ...] = ()

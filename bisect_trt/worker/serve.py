@@ -10,7 +10,6 @@ import contextlib
 import os
 import pickle
 import signal
-import statistics
 import sys
 import tempfile
 import time
@@ -77,7 +76,7 @@ _BUILDS = 3
 _IDLE_BLOCKS = 5
 TIMED_RUNS = 20
 _FEW_RUNS = 3
-"""Number of runs for the median of a model's latency, and of one that takes long."""
+"""Number of runs that a model's latency is the shortest of, and of one that takes long."""
 Feed = dict[str, Any]
 """Values by the names of inputs, some of them left on disk till used."""
 
@@ -96,11 +95,11 @@ def run(session: RuntimeSession, feed: Plain) -> Feed:
     return dict(checked(session.run, session.run(fed_to(session, feed)), dict))
 
 
-def median_ms(session: RuntimeSession, feed: Feed) -> float | None:
-    """Milliseconds of one run, with inputs copied to the target and outputs back: the median of :data:`TIMED_RUNS` runs.
+def fastest_ms(session: RuntimeSession, feed: Feed) -> float | None:
+    """Milliseconds of one run, with inputs copied to the target and outputs back: the fastest of some runs.
 
-    Of a slow model fewer runs are timed. A model that does not run again is no failure, since its
-    outputs are known: ``None``.
+    Other processes only add time, and builds may run beside it. Of a slow model fewer runs are
+    timed. A model that does not run again is no failure, since its outputs are known: ``None``.
 
     Raises:
         RunError: The runtime fails at everything else from now on.
@@ -109,7 +108,7 @@ def median_ms(session: RuntimeSession, feed: Feed) -> float | None:
 
     try:
         timed = Timed.of(session, feed)
-        return 1000 * statistics.median(timed.times(TIMED_RUNS if timed.runs > 1 else _FEW_RUNS))
+        return 1000 * min(timed.times(TIMED_RUNS if timed.runs > 1 else _FEW_RUNS))
     except RunError as error:
         if error.poisoned:
             raise
@@ -326,7 +325,7 @@ class Worker:
                 break
         latency = None
         if request.timed and not request.target.build_only:
-            latency = median_ms(session, load_npz(request.samples[0].inputs))
+            latency = fastest_ms(session, load_npz(request.samples[0].inputs))
         return Compared(tuple(comparisons), skipped(session), _layers(session, request), latency)
 
     def _score(self, request: Score) -> Scored:
@@ -363,7 +362,7 @@ class Worker:
             # NaN is not on its good side.
             passed = sign * (value - bound) <= slack
             past = [pair for pair in (alone or {}).items() if not sign * (pair[1] - bound) <= slack]
-        latency = median_ms(session, fed(first)) if request.timed else None
+        latency = fastest_ms(session, fed(first)) if request.timed else None
         return Scored(value, passed, _layers(session, request), latency, *past[:1])
 
     def _measure(self, request: Measure) -> Measured:

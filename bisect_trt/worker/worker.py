@@ -11,7 +11,7 @@ import pickle
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bisect_trt.errors import BisectError
@@ -168,21 +168,21 @@ class WorkerProcess:
             self.served = 0
             end = ProcessEnd(reply.code, time.monotonic() - began)
             raise WorkerDied(end, _outside(end, begun=True, memory=False))
-        self._see_wear(answer)
+        self._see_wear(answer, ("host",) if turn.most > 1 else ("host", "gpu"))
         if isinstance(order.request, BuildEngine | Compare):
             gate.saw(answer.memory["peak"])
         if isinstance(reply, BisectError):
             raise reply
         return answer
 
-    def _see_wear(self, answer: Answered) -> None:
-        """The first answers load libraries and warm caches up; what is added for long after them is lost."""
+    def _see_wear(self, answer: Answered, kinds: Sequence[str]) -> None:
+        """The first answers load libraries and warm caches up; what is added for long after them is lost.
+
+        The memory of a GPU is what all its processes hold, so it tells nothing while others run.
+        """
         if self.served <= 2:
             self._first_memory = answer.memory
-        grown = any(
-            answer.memory[name] - self._first_memory[name] > GROWTH_LIMIT
-            for name in ("host", "gpu")
-        )
+        grown = any(answer.memory[name] - self._first_memory[name] > GROWTH_LIMIT for name in kinds)
         self.worn_out = grown or (isinstance(answer.reply, Failed) and answer.reply.poisoned)
 
     def _receive(self, limits: ProcessLimits) -> Message:

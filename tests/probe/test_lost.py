@@ -47,7 +47,7 @@ from bisect_trt.worker import worker as spare
 from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import Turn
 from bisect_trt.worker.protocol import LOST, About, Compare, Compared, Failed, Order, Sample
-from bisect_trt.worker.serve import Worker, median_ms
+from bisect_trt.worker.serve import Worker, fastest_ms
 from bisect_trt.worker.worker import end_spare
 
 TRT = TargetSettings("trt")
@@ -286,7 +286,7 @@ def test_a_candidate_that_does_not_run_again_was_judged_all_the_same(poisoned: b
 
     session: Any = SimpleNamespace(inputs=[], run=run)
     with pytest.raises(RunError) if poisoned else contextlib.nullcontext():
-        assert median_ms(session, {}) is None
+        assert fastest_ms(session, {}) is None
 
 
 def test_a_process_of_several_runs_keeps_one_worker_for_the_next(

@@ -17,6 +17,7 @@ from support import Ran, gone, overflowing
 from bisect_trt.worker import pool as devices
 from bisect_trt.worker import worker as worker_module
 from bisect_trt.worker.pool import default_workers, visible_gpus
+from bisect_trt.worker.process import MemoryGate
 from bisect_trt.worker.protocol import Failed
 from bisect_trt.worker.worker import end_spare
 
@@ -155,7 +156,37 @@ def test_gpus_that_cuda_may_use(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert visible_gpus() == gpus
-    assert default_workers() == (len(gpus) or len(os.sched_getaffinity(0)))
+    for cores in (1, 2, 7, 8, 16, 400):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        # A command of the user is not asked again when memory is short.
+        assert default_workers(shares_gpu=False) == (len(gpus) or cores)
+        most = default_workers(shares_gpu=True)
+        assert len(gpus) <= most <= max(4 * len(gpus), 0 if gpus else cores)
+        assert most <= max(cores // 4, len(gpus)) or not gpus
+
+
+@pytest.mark.parametrize("short", ["memory", "tactics"])
+def test_builds_that_lack_memory_beside_others_are_repeated_alone(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, short: str
+) -> None:
+    monkeypatch.setattr(devices, "gate", gate := MemoryGate())
+    pool = make_pool()
+    with ThreadPoolExecutor(2) as threads:
+        replies = [*threads.map(pool.ask, [f"crowded {short}"] * 2)]
+    # Both had lacked it, the second time each ran alone.
+    assert replies == [None, None]
+    assert len(pool.tried) == 4
+    # One at a time from now on.
+    with ThreadPoolExecutor(8) as threads:
+        assert {*threads.map(pool.ask, [f"crowded {short}"] * 8)} == {None}
+    assert len(pool.tried) == 12
+    assert not gate.turns
+
+
+def test_a_build_that_lacks_memory_alone_is_believed(make_pool: MakePool) -> None:
+    pool = make_pool()
+    assert signature(pool.ask("no memory")) == "build: out of memory"
+    assert len(pool.tried) == 1
 
 
 def test_gpus_that_the_kernel_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
