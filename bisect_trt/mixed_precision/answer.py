@@ -36,7 +36,7 @@ from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.console import IN_JSON, Console, listed
 from bisect_trt.report.parts import FOR_FRESH, NEEDED, Comparison, TradeOff, Unit, Use
 from bisect_trt.report.result import Result
-from bisect_trt.report.summary import why_no_use
+from bisect_trt.report.summary import LARGE, why_no_use
 from bisect_trt.report.text import named
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
@@ -68,9 +68,9 @@ def _why_unproven(fix: Fix, record: Record) -> str | None:
         return refused
     if task.result.slow:
         return f"it is as slow as the model in {task.space.high}"
-    if point is None or point.holds:
-        return None
-    return f"the fix does not hold: {row_of(point.to_part())}"
+    if point is not None and not point.holds:
+        return f"the fix does not hold: {row_of(point.to_part())}"
+    return f"{LARGE} in {task.space.high}" if task.result.large else None
 
 
 def write_answer(fix: Fix) -> Minimum:
@@ -231,6 +231,7 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
         _said_of_bf16(fix),
     )
     result.rounding = " ".join(filter(None, sentences)) or None
+    result.large = fix.point is not None and not settings.bits and fix.is_large(fix.kept)
     result.precision = settings.low
     result.lowered = len(task.lowering.units) - len(fix.kept)
     result.measured_on = measured_on(task)

@@ -150,6 +150,7 @@ class _Mixed(Answer, kw_only=True):
     uses: tuple[Use, ...] = ()
     latency_ms: dict[str, float | None] = {}
     slow: bool = False
+    large: bool = False
     emulated: str | None = None
     groups: tuple[QuantizedGroup, ...] = ()
     ladder: Ladder | None = None

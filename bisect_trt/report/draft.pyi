@@ -80,6 +80,7 @@ class Draft(Head):
     uses: Sought[list[Use] | None] = UNSET
     latency_ms: Sought[dict[str, float | None] | None] = UNSET
     slow: Sought[bool | None] = UNSET
+    large: Sought[bool | None] = UNSET
     emulated: Sought[str | None] = UNSET
     groups: Sought[list[QuantizedGroup] | None] = UNSET
     ladder: Sought[Ladder | None] = UNSET

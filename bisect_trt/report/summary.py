@@ -571,6 +571,10 @@ def why_no_use(result: Result) -> str:
     return "" if not uses or any(use.passed for use in uses) else uses[-1].reason
 
 
+LARGE = "More than 20% of the nodes stay"
+"""Why a set of nodes that holds is no fix."""
+
+
 def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     """Yield the mixed-precision model, what it keeps in fp32, and how it does on fresh samples."""
     used = next((use.what for use in result.uses or () if use.passed), file)
@@ -583,7 +587,8 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     # A search that was stopped may leave a set that other inputs break; a metric or command judges all.
     unbroken = result.minimal_proven or not result.accuracy
     holds = bool(validation.holds if validation else unbroken)
-    holds = holds and not (result.slow or refused)
+    large = f"{LARGE} in fp32, so this set is no fix" if result.large else ""
+    holds = holds and not (result.slow or large or refused)
     if not kept and not result.groups:
         count = f"all {result.lowered}"
         units = f"nodes{f'; so {low} is not the reason for a failure seen elsewhere' * holds}"
@@ -597,8 +602,8 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     # What the runtime refuses as a file ran in another form.
     passes = f"{'in the search it ' * bool(refused)}{validation.sentence}" if validation else fresh
     yield "", _sentence(passes)
-    if refused or (validation and not (holds or result.trade_off)):
-        yield "", refused or "So this set is no fix"
+    if refused or large or (validation and not (holds or result.trade_off)):
+        yield "", refused or large or "So this set is no fix"
     outputs = {name for unit in kept for name in unit.outputs}
     lowered = [node for node in result.culprits if outputs.isdisjoint(node.outputs)]
     # What is kept in a body or a function is inside of the culprit; a group has several operators.
