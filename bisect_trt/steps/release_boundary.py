@@ -163,19 +163,26 @@ class ReleaseCheck(Check):
         if outcome.ending is not Ending.BROKEN:
             return outcome
         # Releases word one refusal in different ways, so kinds are compared and not texts.
-        refusal = refusal_of(outcome, self.network)
-        if self.failure is not None and refusal_of(self.failure, self.network) == refusal:
+        if self.failure is not None and is_same_refusal(self.failure, outcome, self.network):
             return replace(outcome, signature=self.failure.signature)
         if self.target is not None and self.target.target.does_not_know(
             outcome.reason, newest=self.newest
         ):
             return _unsupported(outcome, outcome.reason)
-        return replace(outcome, signature=refusal)
+        return replace(outcome, signature=refusal_of(outcome, self.network))
 
 
 def _unsupported(outcome: Outcome, message: str) -> Outcome:
     """Return the outcome of a release that is older than the model, which says nothing of the failure."""
     return replace(outcome, ending=Ending.OTHER, reason=f"it does not support the model: {message}")
+
+
+def is_same_refusal(one: Outcome | Record, other: Outcome | Record, network: Network) -> bool:
+    """Return whether two releases fail at the same node, or in the same words at one that they made and named themselves."""
+    if refusal_of(one, network) == refusal_of(other, network):
+        return True
+    both = all(named_nodes(network, failure.reason) for failure in (one, other))
+    return not both and one.signature == other.signature
 
 
 def refusal_of(failure: Outcome | Record, network: Network) -> str:
