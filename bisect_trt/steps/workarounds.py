@@ -267,7 +267,31 @@ def _around(network: Network, nodes: Collection[int]) -> list[str]:
     ordered = network.in_order(nodes)
     made = [name for name in network.made_by(ordered) if network.consumers.get(name)]
     read = [name for node in ordered for name in network.computed_reads(node)]
-    return [*(name for name in made if name in set(read)), *read, *made]
+    return [*_between(network, ordered), *read, *made]
+
+
+def _between(network: Network, nodes: Collection[int]) -> list[str]:
+    read = {name for node in nodes for name in network.computed_reads(node)}
+    return [name for name in network.made_by(network.in_order(nodes)) if name in read]
+
+
+def alike(network: Network, nodes: Collection[int]) -> list[str]:
+    """Return the tensors that stand between nodes of the same operators as those between some nodes, of each in turn."""
+
+    def edges(name: str) -> set[tuple[str, str, int]]:
+        maker = network.nodes[network.producer[name]].op_type
+        readers = (network.nodes[reader] for reader in network.consumers.get(name, ()))
+        return {
+            (maker, reader.op_type, slot)
+            for reader in readers
+            for slot, read in enumerate(reader.input)
+            if read == name
+        }
+
+    known = {name: edges(name) for name in network.computed}
+    between = _between(network, nodes)
+    places = [other for name in between for other in known if known[name] & known[other]]
+    return [] if {*places} == {*between} else places
 
 
 def bar(
@@ -281,11 +305,13 @@ def bar(
     tried = WorkaroundTried(
         "barrier", "barriers around the culprit", False, why="it fails with them too"
     )
+    # What a compiler fuses wrongly here it fuses wrongly elsewhere too.
+    places = alike(network, nodes)
     far = [*near, *network.computed] if everywhere else []
     # ONNX Runtime moves Transpose nodes through Max, and not through Einsum.
     transposes = any(node.op_type == "Transpose" for node in network.nodes)
     kinds: tuple[Barrier, ...] = ("Max", "Einsum") if transposes else ("Max",)
-    where: list[tuple[Barrier, list[str]]] = [*product(kinds, (near, far))]
+    where: list[tuple[Barrier, list[str]]] = [*product(kinds, (near, places, far))]
     where += (("output", names) for names in _fused(session))
     for op, names in where:
         can = [name for name in dict.fromkeys(names) if can_bar(subject.infos.get(name), opset, op)]

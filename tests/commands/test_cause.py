@@ -29,6 +29,7 @@ from bisect_trt.search.oracle import Minimum
 from bisect_trt.session.session import Case, Session
 from bisect_trt.steps import diagnosis
 from bisect_trt.steps.reproducer import carry
+from bisect_trt.steps.workarounds import alike
 from bisect_trt.targets.base import Switch, Target, TargetSettings
 from bisect_trt.targets.onnxrt import OnnxRuntimeTarget
 from bisect_trt.targets.switches import setting
@@ -343,6 +344,45 @@ def test_a_workaround_is_run_as_the_file_that_is_written(
         == ("patched.onnx" if passes else None)
     )
     assert ("new process" in barrier["why"]) is not passes
+
+
+FUSES = """
+import sys, onnx
+model = onnx.load(sys.argv[1])
+made = {name: node.op_type for node in model.graph.node for name in node.output}
+for node in model.graph.node:
+    if node.op_type == "Neg" and made.get(node.input[0]) == "Exp":
+        node.op_type = "Identity"
+onnx.save(model, sys.argv[2])
+"""
+"""Fuses each Neg with an Exp before it, and loses the sign."""
+BLOCKS = " ".join(
+    f"e{n} = Exp(x{n}) n{n} = Neg(e{n}) t{n} = Tanh(n{n}) x{n + 1} = Mul(t{n}, half)"
+    for n in range(5)
+)
+HEAD = "(float[4] x0) => (float[4] x5)"
+
+
+def test_places_alike_are_between_the_same_operators() -> None:
+    network = Network(text_model(HEAD, BLOCKS, {"half": 0.5}))
+    assert alike(network, {4, 5}) == [f"e{n}" for n in range(5)]
+    assert alike(network, {4}) == alike(network, {4, 7}) == []
+    once = Network(text_model(HEAD.replace("x5", "x1"), BLOCKS.split("e1")[0], {"half": 0.5}))
+    assert alike(once, {0, 1}) == []
+
+
+@pytest.mark.slow
+def test_a_fusion_that_is_wrong_everywhere_is_barred_everywhere(
+    cli: CommandLine, here: Path
+) -> None:
+    (here / "tool.py").write_text(FUSES)
+    onnx.save(text_model(HEAD, BLOCKS, {"half": 0.5}), "model.onnx")
+    words = ("--through", f"{sys.executable} tool.py {{model}} {{out}}", "-o", "out")
+    result, _ = ways_of(cli, "diagnose", "model.onnx", *words)
+    (barrier,) = (way for way in result["workarounds"] if way["kind"] == "barrier")
+    assert barrier["passes"]
+    nodes = onnx.load(barrier["file"]).graph.node
+    assert sum(node.op_type == "Max" for node in nodes) == 5
 
 
 def test_a_barrier_changes_no_value() -> None:
