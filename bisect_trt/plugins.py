@@ -56,7 +56,10 @@ def load(place: str, name: str) -> Any:  # noqa: ANN401 - whatever it names
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:
         # The code of another package may raise anything.
-        raise PackageError(refused(name, place, f"fails to load: {error!r}")) from error
+        reason = f"fails to load: {error!r}"
+        if "partially initialized" in str(error):
+            reason += "; commands have the options of targets, so these need a module of their own"
+        raise PackageError(refused(name, place, reason)) from error
 
 
 def loaded(

@@ -108,8 +108,10 @@ def test_a_target_that_does_not_load_is_named_and_stops_nothing(work: Path, tmp_
     info = tmp_path / "site" / "broken-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[bisect_trt.targets]\nbroken = nobody.here:Target\n")
-    assert (
-        "nobody.here:Target fails to load" in bisect_trt(work, "doctor", others=(info.parent,)).out
-    )
+    entries = "broken = nobody.here:Target\nboth = with_command:Target\n"
+    (info / "entry_points.txt").write_text(f"[bisect_trt.targets]\n{entries}")
+    (info.parent / "with_command.py").write_text("from bisect_trt.targets.options import Target\n")
+    ran = bisect_trt(work, "doctor", others=(info.parent,))
+    assert "nobody.here:Target fails to load" in ran.out
+    assert "so these need a module of their own" in ran.err
     bisect_trt(work, "run", "model.onnx", "--onnxrt", others=(info.parent,)).ended(0)
