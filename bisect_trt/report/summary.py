@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bisect_trt.aliases import Names
-from bisect_trt.errors import first_few
+from bisect_trt.errors import first_few, quoted
 from bisect_trt.onnxlib.nodes import Node, in_module
 from bisect_trt.probe.outcome import BARE_EXIT, SLOW
 from bisect_trt.report.charts import downsample
@@ -594,7 +594,7 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
         units = f"nodes{f'; so {low} is not the reason for a failure seen elsewhere' * holds}"
         if result.command == "diagnose":
             # The failure was seen here.
-            units = "nodes; the nodes that only make weights stay in fp32"
+            units = f"nodes; {_widened(result) or 'the nodes that only make weights stay in fp32'}"
     yield "Fix" if holds else "Mixed", f"{used}: {low}, with {count} {units}{of}"
     scores = ", ".join(f"{each:.6g}" for each in result.metric.streams) if result.metric else ""
     not_run = f"not run on fresh samples: {result.not_validated or None}"
@@ -631,6 +631,19 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
         )
 
 
+def _widened(result: Result) -> str:
+    """Say which outputs a mixed-precision model may have further off than the failure was judged by; empty if none."""
+    judged = {tensor.name: tensor.atol or 0.0 for tensor in result.tensors or ()}
+    outputs = {output.name: output.atol or 0.0 for output in result.accuracy or ()}
+    wider = [name for name, atol in outputs.items() if atol > judged.get(name, atol)]
+    if not wider:
+        return ""
+    most = max(outputs[name] for name in wider)
+    return (
+        f"{quoted(wider, _NAMED)} may be off by {number(most)}, as probabilities and heatmaps may"
+    )
+
+
 def _why_kept(minimal: Sequence[Unit], units: Sequence[Unit]) -> str:
     """Return why units outside the minimal set are kept."""
     needed = {unit.outputs for unit in minimal}
@@ -651,7 +664,8 @@ def _smaller(result: Result, units: list[Unit], noun: str) -> Iterator[Row]:
         are = "is" if len(minimal) == 1 else "are"
         enough = f"{len(minimal)} of these {noun} {are} enough ({proof}); the others"
         if not minimal:
-            enough = f"none of these {noun} is needed; they"
+            wider = _widened(result)
+            enough = f"none of these {noun} is needed{f', where {wider}' * bool(wider)}; they"
         yield "", f"For the given inputs {enough} {_why_kept(minimal, units)}"
     if result.command == "precision":
         yield from _other_sets(result)

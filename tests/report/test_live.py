@@ -23,6 +23,7 @@ from bisect_trt.onnxlib.nodes import Node
 from bisect_trt.probe.ledger import Record
 from bisect_trt.report import console
 from bisect_trt.report.parts import (
+    Comparison,
     Failure,
     FailureRate,
     FreshCount,
@@ -38,6 +39,7 @@ from bisect_trt.report.result import Result
 from bisect_trt.report.summary import MOST_LINES, WIDTH, grouped, summary, summary_lines
 from bisect_trt.report.text import plain
 from bisect_trt.search.oracle import Verdict
+from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison
 from bisect_trt.worker.process import gate
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=80)
@@ -313,6 +315,27 @@ def test_a_workaround_without_a_patched_model_says_what_was_tried() -> None:
     assert row in summary(result)
     result.workarounds[2] = WorkaroundTried("rewrite", "a form", True, "p.onnx")
     assert row not in summary(result)
+
+
+def test_a_model_that_passes_by_a_wider_tolerance_says_so() -> None:
+    """The failure was judged by 1% of the values; the mixed model by a share of the largest, where no node is needed."""
+
+    def compared(atol: float) -> Comparison:
+        return Comparison.of(
+            TensorComparison("probabilities", True, ComparisonKind.MATCH, atol=atol, rtol=0.01)
+        )
+
+    result = Result("diagnose", "found", culprits=[node("Softmax", "a")], lowered=14)
+    result.artifacts |= {"run": "run", "mixed": "mixed.onnx"}
+    result.tensors, result.accuracy = [compared(6e-4)], [compared(0.05)]
+    result.keep_fp32, result.minimal, result.minimal_proven = [], [], True
+    wider = "'probabilities' may be off by 0.05, as probabilities and heatmaps may"
+    assert wider in " ".join(text for _, text in summary(result))
+    result.keep_fp32 = [Unit(name="b", op="Pow", outputs=("b",))]
+    said = f"none of these nodes is needed, where {wider}; they lose values alone too"
+    assert said in " ".join(text for _, text in summary(result))
+    result.accuracy = result.tensors
+    assert "heatmaps" not in " ".join(text for _, text in summary(result))
 
 
 def test_each_file_is_listed_once() -> None:
