@@ -7,7 +7,6 @@ with pinned choices prove which of them are the reason (:mod:`bisect_trt.steps.b
 from __future__ import annotations
 
 import math
-import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,6 +24,15 @@ from bisect_trt.probe.engine_cache import ENGINE
 from bisect_trt.probe.ledger import Record
 from bisect_trt.report.parts import Avoided, BuildReason, BuildVerdict
 from bisect_trt.report.result import Result
+from bisect_trt.report.sentences import (
+    Unexplained,
+    describe_reason,
+    rate_so_far,
+    tell_avoided,
+    tell_rate,
+    why_not_compared,
+    why_rate,
+)
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.statistics import INTERVAL_METHOD, rate_interval
 from bisect_trt.session.call import Call
@@ -35,7 +43,6 @@ from bisect_trt.steps.build_choices import (
     Build,
     Choices,
     Held,
-    choice_part,
     compare_builds,
     find_reasons,
     read_build,
@@ -163,8 +170,8 @@ def repeat(story: Repetition, limit: int) -> Result:
                 return
 
     def so_far() -> None:
-        if count := len(_summarise(story, series)):
-            console.answer(f"So far it fails in {result.bad} of {count}: {result.rate:.1%}.")
+        if _summarise(story, series):
+            console.answer(rate_so_far(result))
 
     with saving_best(so_far):
         series.search(story.session.prober, strategy)
@@ -177,23 +184,14 @@ def repeat(story: Repetition, limit: int) -> Result:
     # Choices can be compared only between builds of both kinds.
     if not (result.good and result.bad):
         return result
-    if note := _why_not_compared(story, builds):
-        result.note = note
-        console.say(f"  {note}")
+    if story.same_engine or not any(build.choices for build in builds):
+        title = story.target.target.title if story.target else None
+        result.note = why_not_compared(title, same_engine=story.same_engine)
+        console.say(f"  {result.note}")
         return result
     console.step("2. Which choices are in bad builds only?")
     tell_choices(builds, rows, console)
     return result.end(why=_prove(story, builds))
-
-
-def _why_not_compared(story: Repetition, builds: Sequence[Build]) -> str | None:
-    """Return why the builds have no choices to compare; ``None`` if they have."""
-    if story.same_engine:
-        return "all runs used the same build, so the difference is between runs, not builds"
-    if any(build.choices for build in builds):
-        return None
-    title = "A check command" if story.target is None else story.target.target.title
-    return f"{title} does not report the choices of its builds, so they cannot be compared"
 
 
 def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
@@ -237,44 +235,19 @@ def _summarise(story: Repetition, series: Series[int]) -> list[Build]:
 def _conclude(story: Repetition) -> None:
     """Print the failure rate, and set the status of the result."""
     result = story.session.result
-    console = story.session.console
-    noun = story.what
-    good = result.good or 0
-    bad = result.bad or 0
-    runs = result.runs
     missing = [name for name in _WANTED[story.until] if not getattr(result, name)]
-    if not result.interval:
-        result.end(
-            "inconclusive", f"all {runs} {noun}s failed in another way; `bisect-trt log` lists them"
-        )
-        console.answer(f"Unknown: {result.why}.")
-        return
-    low, high = result.interval
-    interval = f"{low:.1%} to {high:.1%} with {story.confidence:g} confidence, {INTERVAL_METHOD}"
-    broke = f" {result.unresolved} failed in another way." if result.unresolved else ""
-    console.answer(
-        f"It fails in {bad} of {good + bad} {noun}s: {result.rate:.1%} ({interval}).{broke}"
-    )
     network = story.session.subject.network
-    drawing = drawing_nodes(network.proto) if bad else []
-    for index in drawing[:1]:
-        console.answer(
-            f"{network.describe(index)} draws random numbers, so two {noun}s need not agree."
-        )
-    if names := [result.artifacts[name] for name in FOLDERS.values() if name in result.artifacts]:
-        console.say(f"  their files are in {', '.join(map(str, names))}")
-    result.end()
-    if not bad:
-        result.end("not_reproduced", f"all {good} {noun}s passed; up to {high:.1%} may still fail")
-    elif missing:
-        result.end("inconclusive", f"no {' or '.join(missing)} {noun} was seen in {runs}")
-        console.answer(f"Stopped before --until {story.until}: {result.why}; -n allows more.")
-    elif not good and not drawing:
-        result.why = f"it fails in every {noun}"
-        command = "diagnose" if story.session.prober.check.judges_runtime else "reduce"
-        console.answer(
-            f"It fails in every {noun}, so it is deterministic: `bisect-trt {command}` finds the reason."
-        )
+    drawing = drawing_nodes(network.proto) if result.bad else []
+    why = why_rate(result, story.what, missing, random=bool(drawing))
+    if not result.interval or (result.bad and missing):
+        result.end("inconclusive", why)
+    elif result.bad:
+        result.end().why = why
+    else:
+        result.end("not_reproduced", why)
+    command = "diagnose" if story.session.prober.check.judges_runtime else "reduce"
+    node = network.describe(drawing[0]) if drawing else None
+    tell_rate(result, story.what, node, command, story.session.console)
 
 
 def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
@@ -284,8 +257,8 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
     target = story.target
     assert target is not None, "something was built"
     if not target.target.engines or not any(c.pins for build in builds for c in build.choices):
-        why = f"{target.target.title} cannot pin a choice, so no reason can be proven"
-        console.answer(f"Not proven: {why}.")
+        why = Unexplained.UNSUPPORTED.value.format(target.target.title)
+        console.answer(describe_reason(BuildReason((), proven=False, why=why)))
         return why
     console.step("3. Which of them is the reason? Build with it pinned and with it forbidden")
     tries = _TRIED_COSTLY if target.target.compiles else _TRIED
@@ -293,19 +266,10 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
     result.choices = compare_builds(
         builds, frozenset().union(*(each.choices for each in reasons if each.proven))
     )
-    parts: list[BuildReason] = []
-    for reason in reasons:
-        choices = sorted(reason.choices)
-        words = " and ".join(f"'{choice.layer}' with {choice.said}" for choice in choices)
-        sentence = (
-            f"Reason: {words}. Pinned in an otherwise good build it is bad, forbidden it is good."
-        )
-        if not reason.proven:
-            sentence = f"Not proven{f' ({words})' if words else ''}: {reason.why}."
-        console.answer(sentence)
-        parts.append(BuildReason(tuple(map(choice_part, choices)), reason.proven, reason.why))
-    result.reasons = parts
-    if unproven := [reason.why for reason in reasons if not reason.proven]:
+    result.reasons = [reason.to_part() for reason in reasons]
+    for part in result.reasons:
+        console.answer(describe_reason(part))
+    if unproven := [part.why for part in result.reasons if not part.proven]:
         return unproven[0]
     # Without one of its choices a reason does not hold, so one of each is forbidden.
     bans = tuple(min(reason.choices) for reason in reasons)
@@ -314,10 +278,8 @@ def _prove(story: Repetition, builds: Sequence[Build]) -> str | None:
     options = target.target.flags(target.target.pinned(target, (), bans))
     runs = bad + verdicts[Verdict.PASS]
     result.avoid = Avoided(options=tuple(options), runs=runs, bad=bad)
-    console.answer(f"Fix: build with {shlex.join(options)}")
-    console.answer(f"  {bad} of {runs} such builds are bad")
-    why = "a build without it is bad too, so there is another reason; repeat with these options"
-    return why if bad else None
+    tell_avoided(result.avoid, console)
+    return Unexplained.ANOTHER.value if bad else None
 
 
 def _build_without(story: Repetition, bans: tuple[Choice, ...], most: int) -> Counter[Verdict]:

@@ -18,12 +18,13 @@ import numpy as np
 from msgspec import Struct, structs
 from numpy.typing import NDArray
 
-from bisect_trt.errors import ModelRefusedError, first_few
+from bisect_trt.errors import ModelRefusedError
 from bisect_trt.options.searches import Samples
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.parts import InputElement, MinimalInput, SamplesVerdict, SampleVerdict
 from bisect_trt.report.result import Result
+from bisect_trt.report.sentences import Changed, tell_input, tell_samples, why_input
 from bisect_trt.search.oracle import Enough, Limited, Subset, Verdict
 from bisect_trt.search.strategy import minimise
 from bisect_trt.session.call import Call, refuse_repeat
@@ -37,7 +38,6 @@ from bisect_trt.targets.options import Target
 from bisect_trt.tensors.files import Values, load_runs, save_samples, shapes_of
 
 MOST_QUESTIONS = 400
-_SHOWN = 12
 _MOST_ELEMENTS = 1000
 """The largest number of elements of the smallest input in the JSON."""
 _CONFIRMATIONS = 3
@@ -206,10 +206,7 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
         return session.result.samples
 
     def so_far() -> None:
-        verdicts_so_far = seen()
-        console.answer(
-            f"So far {len(verdicts_so_far.failing)} of {len(verdicts_so_far.each)} samples fail; {total} were given."
-        )
+        tell_samples(seen(), console, ended=False)
 
     with saving_best(so_far):
         series.search(session.prober, lambda ask: [ask(number) for number in range(1, total + 1)])
@@ -219,9 +216,7 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
         raise ModelRefusedError(f"no sample has a verdict: {verdicts.each[0].reason}.")
     if not failing:
         raise DoesNotReproduce(f"none of the {total} samples fails.")
-    console.answer(
-        f"{len(failing)} of {total} samples fail: {first_few([*map(str, failing)], _SHOWN)}."
-    )
+    tell_samples(verdicts, console, ended=True)
     # The fewest elements, and of those the fewest that are not zero.
     number = min(failing, key=lambda number: (*_sizes(samples[number - 1]), number))
     story.values = samples[number - 1]
@@ -231,22 +226,21 @@ def look_at_samples(session: Session, check: CheckSettings, output: Path) -> Res
     # The reduced input must fail in this way.
     ledger.original = outcome.signature
     ledger.severity = outcome.severity
-    reason = changed = None
-    with saving_best(lambda: _deliver(story, check, output, number, "the search did not end")):
+    changed = None
+    questions = None
+    with saving_best(lambda: _deliver(story, check, output, number, ended=False)):
         try:
             story.run(
                 {} if target is not None and target.target.compiles else free_symbols(subject, None)
             )
         except Enough:
-            reason = f"stopped after {MOST_QUESTIONS} questions"
+            questions = MOST_QUESTIONS
         save_samples(output, [story.values])
         again = story.candidate(
             {**load_runs(output)[0].samples[0]}, "the smallest input, read back"
         )
         changed = contradicted(session.prober, [(again, Verdict.FAIL)] * _CONFIRMATIONS)
-        if changed is not None:
-            reason = f"the failure is flaky: {changed}; `bisect-trt repeat` measures how often"
-    return _deliver(story, check, output, number, reason, steady=changed is None)
+    return _deliver(story, check, output, number, questions, changed)
 
 
 def _deliver(
@@ -254,14 +248,15 @@ def _deliver(
     check: CheckSettings,
     output: Path,
     number: int,
-    reason: str | None,
+    questions: int | None = None,
+    changed: Changed | None = None,
     *,
-    steady: bool = True,
+    ended: bool = True,
 ) -> Result:
     """Write the reduced sample, and print it, its minimality, and the command that shows the failure."""
-    session, values, console = story.session, story.values, story.session.console
+    session, values = story.session, story.values
     save_samples(output, [values])
-    reason = reason or session.never_passes()
+    reason = why_input(changed, questions, ended=ended) or session.never_passes()
     result = session.result.end(why=reason)
     result.artifacts["minimal_input"] = str(output)
     elements = [
@@ -272,7 +267,7 @@ def _deliver(
         for index in np.argwhere(is_nonzero(value))
     ]
     # A failure that comes and goes is to be measured first.
-    name = "repeat" if not steady else "reduce" if check.target is None else "run"
+    name = "repeat" if changed else "reduce" if check.target is None else "run"
     command = session.command(name, check, inputs=output)
     before = _sizes(session.subject.samples[number - 1])[1]
     assert result.samples, "they were probed"
@@ -290,18 +285,7 @@ def _deliver(
         questions=MOST_QUESTIONS - story.left,
     )
     result.samples = structs.replace(result.samples, minimal_input=minimal)
-    shapes = ", ".join(f"'{name}' {[*shape]}" for name, shape in shapes_of(values).items())
-    remaining = f"sample {number}, {len(elements)} of {before} nonzero elements, {shapes}"
-    console.answer(f"{output}: {remaining} ({result.minimality}).")
-    if elements:
-        console.table(
-            ("input", "index", "value"),
-            [(element.input, [*element.index], element.value) for element in elements],
-            _SHOWN,
-        )
-    if reason:
-        console.answer(f"  {reason}")
-    console.answer(f"To {'reproduce it' if steady else 'measure how often it fails'}: {command}")
+    tell_input(minimal, session.console, steady=changed is None)
     return result
 
 

@@ -21,7 +21,6 @@ from bisect_trt.errors import (
     ModelRefusedError,
     UsageError,
     ValueRefusedError,
-    first_few,
 )
 from bisect_trt.onnxlib.inputs import input_infos
 from bisect_trt.onnxlib.shapes import Shape, require_input
@@ -30,7 +29,6 @@ from bisect_trt.options.searches import Sweep
 from bisect_trt.options.shared import Data
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import DoesNotReproduce
-from bisect_trt.report.console import Console
 from bisect_trt.report.parts import (
     InputAxis,
     Shapes,
@@ -40,6 +38,7 @@ from bisect_trt.report.parts import (
     SweptSizes,
 )
 from bisect_trt.report.result import Result
+from bisect_trt.report.sentences import describe_sizes, describe_swept, tell_swept, why_sizes
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.ordered import Point, go_down, intervals, smallest_failing, sweep_points
 from bisect_trt.session.call import Call, refuse_repeat
@@ -56,8 +55,6 @@ from bisect_trt.tensors.inputs import make_inputs, resized
 FAILING = "failing-inputs.npz"
 _MOST_REFUSED = 128
 """The largest number of sizes at which the reference is tried until it runs."""
-_MOST_ROWS = 40
-_SHOWN = 12
 Swept = Sequence[tuple[str, tuple[Sizes, ...]]]
 """Inputs, each with the sizes of its dimensions."""
 
@@ -189,7 +186,7 @@ class Sized:
     def candidate(self, point: Point) -> Candidate:
         """Return the candidate of a point that was not refused, with free dimensions."""
         target = None if self._engine is not None or self.target == self._asked else self.target
-        title = _words(self.sizes(point))
+        title = describe_sizes(self.sizes(point))
         return self._fed.candidate(
             self.inputs(point), title, fixed=False, engine=self._engine, target=target
         )
@@ -248,7 +245,7 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
     def so_far() -> None:
         answer, *_ = _fill(session, sized, series)
         if answer.smallest_failing is not None:
-            console.answer(f"So far it fails {answer.said}")
+            tell_swept(answer, "", console, ended=False)
 
     with saving_best(so_far):
         series.search(
@@ -259,44 +256,23 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
         if Verdict.PASS not in probed.values():
             raise ModelRefusedError(f"no size has a verdict: {answer.map[0].reason}.")
         raise DoesNotReproduce(f"{by} fails at none of the sizes: {answer.said}")
-    console.answer(f"It fails {answer.said}")
-    _print_dimensions(answer, console)
     path = session.subject.workspace.folder / FAILING
     save_npz(path, sized.inputs(smallest))
     result.artifacts["inputs"] = str(path)
     below = sized.below(smallest)
-    reason = None
     unsure = next((point for point in below if probed.get(point) is not Verdict.PASS), None)
-    if unsure is not None:
-        reason = f"the next smaller size, {_words(sized.sizes(unsure))}, did not pass"
     # The smallest twice: whether it fails by chance matters more than its neighbours.
     points = (smallest, smallest, *(point for point in below if point in probed))
     changed = contradicted(
         session.prober, ((sized.candidate(point), probed[point]) for point in points)
     )
     name = "reduce" if sized.target is None else "diagnose"
-    aim = "find out why"
     if changed is not None:
-        reason = f"the failure is flaky and does not depend on the size alone: {changed}"
         name = "repeat"
-        aim = "measure how often"
     command = session.command(name, replace(check, target=sized.target), sized.file(), path)
     result.sweep = structs.replace(answer, command=command)
-    console.answer(
-        f"The smallest that fails is {_words(sized.sizes(smallest))}. Its inputs: {path}"
-    )
-    console.answer(f"To {aim}: {command}")
-    return result.end(why=reason)
-
-
-def _print_dimensions(answer: SweptSizes, console: Console) -> None:
-    """Print a table for each dimension: its sizes by verdict."""
-    for dimension in answer.dimensions:
-        at = "".join(f", {name} {size}" for name, size in dimension.at.items())
-        rows = [
-            (row.verdict, _span(row), f"{len(row.tried)} probed") for row in dimension.intervals
-        ]
-        console.table(("verdict", f"{dimension.name}{at}", ""), rows, _MOST_ROWS)
+    tell_swept(result.sweep, str(path), console, steady=changed is None)
+    return result.end(why=why_sizes(None if unsure is None else sized.sizes(unsure), changed))
 
 
 def dimensions(subject: Subject, shapes: Swept) -> list[Dimension]:
@@ -355,11 +331,7 @@ def _fill(
     swept = (
         [_dimension(sized, place, probed) for place in range(len(sized.swept))] if probed else []
     )
-    tried = f"{len(probed)} of {number} sizes were probed"
-    tried += "" if len(probed) == number else "; other sizes are unknown"
-    failing = "" if smallest is None else f"{'; '.join(map(_sentence, swept))}: "
-
-    session.result.sweep = SweptSizes(
+    answer = SweptSizes(
         dimensions=tuple(swept),
         tried=len(probed),
         of=number,
@@ -370,24 +342,10 @@ def _fill(
             SizesVerdict(sizes=sized.sizes(point), shapes=sized.shapes(point), **verdicts[point])
             for point in sorted(probed)
         ),
-        said=f"{failing}{tried}.",
+        said="",
     )
+    session.result.sweep = structs.replace(answer, said=describe_swept(answer))
     return session.result.sweep, probed, smallest
-
-
-def _words(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in sizes.items())
-
-
-def _span(row: SizesSpan) -> str:
-    return str(row.first) if row.first == row.last else f"{row.first} to {row.last}"
-
-
-def _sentence(dimension: SweptDimension) -> str:
-    """Return the failing sizes of a dimension in words."""
-    rows = [_span(row) for row in dimension.intervals if row.verdict == Verdict.FAIL.value]
-    at = f" (with {_words(dimension.at)})" if dimension.at else ""
-    return f"at {first_few(rows, _SHOWN)} of {dimension.name}{at}"
 
 
 def _dimension(sized: Sized, place: int, probed: Mapping[Point, Verdict]) -> SweptDimension:

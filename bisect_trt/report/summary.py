@@ -7,7 +7,7 @@ import shlex
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bisect_trt.aliases import Names
@@ -29,7 +29,7 @@ from bisect_trt.report.parts import (
     WorkaroundTried,
 )
 from bisect_trt.report.result import Result
-from bisect_trt.report.text import Entry, named, number, plural, seconds, shorten
+from bisect_trt.report.text import Entry, named, number, plural, seconds, shorten, spans
 
 MOST_LINES = 25
 MOST_ROWS = 16
@@ -215,18 +215,13 @@ def describe_steps(steps: Steps) -> str:
     worst = next(error for error in steps.right.errors if error.sample == steps.step)
     names = ", ".join(repr(name) for name in steps.tensors[:_NAMED] if name)
     error = ": ".join(filter(None, (names, worst.describe())))
-    spans = _spans(steps.failing)
+    wrong_steps = spans(steps.failing)
     count = len(steps.right.errors)
     scope = f" ({count} of {steps.steps} were run)" if count < steps.steps else ""
     return (
         f"Step {steps.step} of {steps.steps} is the first that is wrong with the state of the reference: {error}. Wrong steps: "
-        f"{first_few(spans, _SHOWN)}{scope}; {free}."
+        f"{first_few(wrong_steps, _SHOWN)}{scope}; {free}."
     )
-
-
-def _spans(ends: Iterable[tuple[object, object]]) -> list[str]:
-    """Return ranges as text, each by its first and its last element."""
-    return [f"{low}" if low == high else f"{low} to {high}" for low, high in ends]
 
 
 def steps_table(steps: Steps) -> tuple[Names, list[Names]]:
@@ -504,7 +499,7 @@ def describe_releases(result: Result) -> str:
     start = _beyond(result, older, -1) or "no older release was probed"
     # There may be newer ones that --to excludes.
     end = _beyond(result, newer, 1) or "the newest that was probed"
-    return f"{start}, fails in {', '.join(_spans(failing))}, {end}"
+    return f"{start}, fails in {', '.join(spans(failing))}, {end}"
 
 
 def _beyond(result: Result, releases: Sequence[str], step: int) -> str:
@@ -517,7 +512,7 @@ def _beyond(result: Result, releases: Sequence[str], step: int) -> str:
     if not releases:
         return ""
     reason = shorten(reasons.get(releases[::step][0], "").partition(". ")[0], _REASON_LENGTH)
-    return f"no verdict in {_spans([(releases[0], releases[-1])])[0]} ({reason})"
+    return f"no verdict in {spans([(releases[0], releases[-1])])[0]} ({reason})"
 
 
 def _fixes(result: Result) -> Iterator[Row]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from typing import Any
 
@@ -74,6 +74,11 @@ def seconds(value: float, *, whole: bool = False) -> str:
 def plural(count: int, word: str) -> str:
     """Return ``1 node``, ``2 nodes``."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def spans(ends: Iterable[tuple[object, object]]) -> list[str]:
+    """Return ranges as text, each by its first and its last element."""
+    return [f"{low}" if low == high else f"{low} to {high}" for low, high in ends]
 
 
 def named(node: Node) -> str:

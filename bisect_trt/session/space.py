@@ -19,6 +19,7 @@ from bisect_trt.onnxlib.shapes import Shape, fix_input_shapes, free_inputs
 from bisect_trt.probe.candidate import Candidate, Probe
 from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.prober import Prober
+from bisect_trt.report.sentences import Changed
 from bisect_trt.search.oracle import Ask, Result, Subset, Verdict, over_units
 from bisect_trt.session.session import Session
 from bisect_trt.targets.base import TargetSettings
@@ -246,8 +247,8 @@ class Fed:
         return any(self._run(values, to) is None for values in self._likely())
 
 
-def contradicted(prober: Prober, answers: Iterable[tuple[Candidate, Verdict]]) -> str | None:
-    """Probe candidates once more; return the first verdict that differs from the known one, in words.
+def contradicted(prober: Prober, answers: Iterable[tuple[Candidate, Verdict]]) -> Changed | None:
+    """Probe candidates once more; return the first verdict that differs from the known one.
 
     Raises:
         BudgetSpent: No more probes may be made.
@@ -255,5 +256,5 @@ def contradicted(prober: Prober, answers: Iterable[tuple[Candidate, Verdict]]) -
     for candidate, verdict in answers:
         now = prober.probe(candidate, again=True).verdict
         if now is not verdict:
-            return f"{candidate.title} was {verdict.value} and, probed again, {now.value}"
+            return Changed(candidate.title, verdict, now)
     return None

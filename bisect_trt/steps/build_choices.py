@@ -19,7 +19,8 @@ from msgspec import Struct, structs
 
 from bisect_trt.errors import MissingOptionError, UnreadableFileError
 from bisect_trt.report.console import Console
-from bisect_trt.report.parts import ChoiceCount, ChoiceMade
+from bisect_trt.report.parts import BuildReason, ChoiceCount, ChoiceMade
+from bisect_trt.report.sentences import Unexplained
 from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.strategy import minimise
@@ -154,11 +155,18 @@ class Reason(Struct, frozen=True):
         proven: Whether a good build with them pinned is bad, the same build with them forbidden is
             good, and each is needed.
         why: Why it is not proven, or why none were found.
+        of: The build, or the choices, that this is about.
     """
 
     choices: Choices
     proven: bool
-    why: str | None = None
+    why: Unexplained | None = None
+    of: str | None = None
+
+    def to_part(self) -> BuildReason:
+        """Return the reason as results have it."""
+        why = self.why and self.why.value.format(self.of)
+        return BuildReason(tuple(map(choice_part, sorted(self.choices))), self.proven, why)
 
 
 def find_reasons(bench: Bench, builds: Sequence[Build], tries: int) -> list[Reason]:
@@ -212,15 +220,12 @@ def _explained(bench: Bench, name: str, bad: Places, goods: list[Places], tries:
         if (good := _pinnable(chose)) in goods:
             break
         goods.append(good)
-    doubt = "some builds with these choices pinned are good, so something else is needed"
-    return structs.replace(reason, proven=False, why=doubt)
+    return structs.replace(reason, proven=False, why=Unexplained.INCOMPLETE)
 
 
 def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> Reason:
     """Return the fewest choices of a bad build that make a good one bad."""
-    reason = (
-        f"{name} has no choice that can be pinned, for example because it ended before it chose"
-    )
+    reason = Unexplained.UNPINNED
     for good in _replacements(bad, goods) if bad else ():
         places = [place for place, choice in bad.items() if good.get(place) != choice]
 
@@ -234,15 +239,15 @@ def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> R
             return bench(mixed(units))[0]
 
         if not places:
-            reason = "it made the same choices as a good build, as far as they can be pinned"
+            reason = Unexplained.ALIKE
             continue
         # Both ends of the search have to repeat what was seen, else choices between them decide
         # nothing.
         if ask(frozenset(range(len(places)))) is not Verdict.FAIL:
-            reason = "with all pinnable choices of the bad build, the build is not bad, so something else decides"
+            reason = Unexplained.STAYS_GOOD
             break
         if ask(frozenset()) is not Verdict.PASS:
-            reason = "with all pinnable choices of a good build, the build is not good, so something else decides"
+            reason = Unexplained.STAYS_BAD
             continue
         minimum = minimise(range(len(places)), ask)
         turned = {places[unit]: bad[places[unit]] for unit in minimum.units}
@@ -253,24 +258,17 @@ def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> R
             missing = ", ".join(
                 f"{choice.layer}: {choice.said}" for choice in sorted(choices - chose)
             )
-            return Reason(
-                choices,
-                proven=False,
-                why=f"the build with it pinned does not report the choice {missing}",
-            )
+            return Reason(choices, proven=False, why=Unexplained.DROPPED, of=missing)
         # The choices are enough for a bad build; now whether a bad build needs them.
         title = f"choices of good builds, {len(choices)} of {name} forbidden"
         pinned = tuple(choice for place, choice in good.items() if place not in turned)
         verdict, chose = bench(Held(title, pinned, tuple(sorted(choices))))
         if verdict is Verdict.PASS and not choices & chose:
-            return Reason(choices, minimum.proven, minimum.why)
-        reason = (
-            "with it forbidden, the build is bad too"
-            if verdict is Verdict.FAIL
-            else "the target cannot forbid it"
-        )
+            why = Unexplained.SEARCHED if minimum.why else None
+            return Reason(choices, minimum.proven, why, minimum.why)
+        reason = Unexplained.FORBIDDEN if verdict is Verdict.FAIL else Unexplained.CHOSEN
         return Reason(choices, proven=False, why=reason)
-    return Reason(frozenset(), proven=False, why=reason)
+    return Reason(frozenset(), proven=False, why=reason, of=name)
 
 
 def _replacements(bad: Places, goods: Sequence[Places]) -> list[Places]:

@@ -166,7 +166,7 @@ class Engines(Struct):
             is verdict
             for side, verdict in ((failing, Verdict.FAIL), (passing, Verdict.PASS))
         )
-        fusion = int(self.panel.switches[units[edge.failing]].said.rpartition(" ")[2])
+        fusion = int(self.panel.switches[units[edge.failing]].name.rpartition("=")[2])
         fail = f"{runs} of {runs}" if steady else "some"
         evidence = f"{runs} of {runs} builds pass, {fail} with {fusion} fail"
         proven = holds and not edge.between and (steady or self.runs is not None)

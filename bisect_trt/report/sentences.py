@@ -1,0 +1,238 @@
+"""The answers of ``sweep``, ``samples`` and ``repeat`` in sentences."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+from msgspec import Struct
+
+from bisect_trt.errors import first_few
+from bisect_trt.report.console import Console
+from bisect_trt.report.parts import (
+    Avoided,
+    BuildReason,
+    MinimalInput,
+    SamplesVerdict,
+    SweptDimension,
+    SweptSizes,
+)
+from bisect_trt.report.result import Result
+from bisect_trt.report.text import spans
+from bisect_trt.search.oracle import Verdict
+
+_SHOWN = 12
+_MOST_ROWS = 40
+_FOLDERS = ("good", "bad", "unresolved")
+
+
+class Changed(Struct, frozen=True):
+    """A verdict that changed when the candidate was probed again."""
+
+    title: str
+    before: Verdict
+    now: Verdict
+
+    def __str__(self) -> str:
+        return f"{self.title} was {self.before.value} and, probed again, {self.now.value}"
+
+
+def describe_sizes(sizes: Mapping[str, int]) -> str:
+    """Return sizes by dimension."""
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def _describe_failing(dimension: SweptDimension) -> str:
+    rows = spans(
+        (row.first, row.last) for row in dimension.intervals if row.verdict == Verdict.FAIL.value
+    )
+    at = f" (with {describe_sizes(dimension.at)})" if dimension.at else ""
+    return f"at {first_few(rows, _SHOWN)} of {dimension.name}{at}"
+
+
+def describe_swept(swept: SweptSizes) -> str:
+    """Return the sizes that fail, and how many were probed."""
+    failing = f"{'; '.join(map(_describe_failing, swept.dimensions))}: " if swept.shapes else ""
+    unknown = "" if swept.exhaustive else "; other sizes are unknown"
+    return f"{failing}{swept.tried} of {swept.of} sizes were probed{unknown}."
+
+
+def why_sizes(unsure: Mapping[str, int] | None, changed: Changed | None) -> str | None:
+    """Return why it is not proven that the smallest sizes are that.
+
+    Args:
+        unsure: The next smaller sizes that did not pass.
+        changed: A verdict that changed.
+    """
+    if changed:
+        return f"the failure is flaky and does not depend on the size alone: {changed}"
+    return f"the next smaller size, {describe_sizes(unsure)}, did not pass" if unsure else None
+
+
+def tell_swept(
+    swept: SweptSizes, inputs: str, console: Console, *, ended: bool = True, steady: bool = True
+) -> None:
+    """Print the sizes that fail, and the command that goes on with the smallest.
+
+    Args:
+        swept: The sizes.
+        inputs: The file with the inputs of the smallest.
+        console: Where it goes.
+        ended: Whether the search came to its end.
+        steady: Whether the smallest failed again.
+    """
+    console.answer(f"{'It' if ended else 'So far it'} fails {swept.said}")
+    if not ended:
+        return
+    for dimension in swept.dimensions:
+        at = "".join(f", {name} {size}" for name, size in dimension.at.items())
+        sizes = spans((row.first, row.last) for row in dimension.intervals)
+        rows = [
+            (row.verdict, span, f"{len(row.tried)} probed")
+            for row, span in zip(dimension.intervals, sizes, strict=True)
+        ]
+        console.table(("verdict", f"{dimension.name}{at}", ""), rows, _MOST_ROWS)
+    smallest = describe_sizes(swept.smallest_failing or {})
+    console.answer(f"The smallest that fails is {smallest}. Its inputs: {inputs}")
+    console.answer(f"To {'find out why' if steady else 'measure how often'}: {swept.command}")
+
+
+def tell_samples(samples: SamplesVerdict, console: Console, *, ended: bool) -> None:
+    """Print how many samples fail, and which if the search has ``ended``."""
+    failing = samples.failing
+    line = f"So far {len(failing)} of {len(samples.each)} samples fail; {samples.total} were given."
+    if ended:
+        numbers = first_few([*map(str, failing)], _SHOWN)
+        line = f"{len(failing)} of {samples.total} samples fail: {numbers}."
+    console.answer(line)
+
+
+def why_input(changed: Changed | None, questions: int | None, *, ended: bool) -> str | None:
+    """Return why it is not proven that an input is minimal.
+
+    Args:
+        changed: Its verdict, if that changed.
+        questions: The number of questions after which the search was stopped.
+        ended: Whether the search came to an end.
+    """
+    if changed:
+        return f"the failure is flaky: {changed}; `bisect-trt repeat` measures how often"
+    if questions:
+        return f"stopped after {questions} questions"
+    return None if ended else "the search did not end"
+
+
+def tell_input(minimal: MinimalInput, console: Console, *, steady: bool) -> None:
+    """Print the minimal input, and the command that shows the failure."""
+    shapes = ", ".join(f"'{name}' {[*shape]}" for name, shape in minimal.shapes.items())
+    kept = f"{minimal.kept} of {minimal.of} nonzero elements"
+    console.answer(
+        f"{minimal.file}: sample {minimal.sample}, {kept}, {shapes} ({minimal.minimality})."
+    )
+    if elements := minimal.elements_kept:
+        rows = [(element.input, [*element.index], element.value) for element in elements]
+        console.table(("input", "index", "value"), rows, _SHOWN)
+    if minimal.why:
+        console.answer(f"  {minimal.why}")
+    aim = "reproduce it" if steady else "measure how often it fails"
+    console.answer(f"To {aim}: {minimal.command}")
+
+
+class Unexplained(Enum):
+    """Why choices of a build are not proven to be the reason why it is bad; ``{}`` is the build, or the choices."""
+
+    UNPINNED = "{} has no choice that can be pinned, for example because it ended before it chose"
+    ALIKE = "it made the same choices as a good build, as far as they can be pinned"
+    STAYS_GOOD = "with all pinnable choices of the bad build, the build is not bad, so something else decides"
+    STAYS_BAD = "with all pinnable choices of a good build, the build is not good, so something else decides"
+    DROPPED = "the build with it pinned does not report the choice {}"
+    FORBIDDEN = "with it forbidden, the build is bad too"
+    CHOSEN = "the target cannot forbid it"
+    INCOMPLETE = "some builds with these choices pinned are good, so something else is needed"
+    ANOTHER = "a build without it is bad too, so there is another reason; repeat with these options"
+    UNSUPPORTED = "{} cannot pin a choice, so no reason can be proven"
+    SEARCHED = "{}"
+
+
+def why_rate(result: Result, noun: str, missing: Sequence[str], *, random: bool) -> str | None:
+    """Return why the rate of failures is no answer, or needs none.
+
+    Args:
+        result: The builds or runs.
+        noun: ``build`` or ``run``.
+        missing: The verdicts that were waited for and not seen.
+        random: Whether the model draws random numbers.
+    """
+    if not result.interval:
+        return f"all {result.runs} {noun}s failed in another way; `bisect-trt log` lists them"
+    if not result.bad:
+        return f"all {result.good} {noun}s passed; up to {result.interval[1]:.1%} may still fail"
+    if missing:
+        return f"no {' or '.join(missing)} {noun} was seen in {result.runs}"
+    return None if result.good or random else f"it fails in every {noun}"
+
+
+def tell_rate(
+    result: Result, noun: str, drawing: str | None, command: str, console: Console
+) -> None:
+    """Print the rate of failures, with its interval.
+
+    Args:
+        result: The builds or runs, with the reason of :func:`why_rate`.
+        noun: ``build`` or ``run``.
+        drawing: A node that draws random numbers, if one does.
+        command: The command for a failure that is no chance.
+        console: Where it goes.
+    """
+    if not result.interval:
+        console.answer(f"Unknown: {result.why}.")
+        return
+    low, high = result.interval
+    interval = f"{low:.1%} to {high:.1%} with {result.confidence:g} confidence, {result.method}"
+    broke = f" {result.unresolved} failed in another way." if result.unresolved else ""
+    judged = (result.good or 0) + (result.bad or 0)
+    console.answer(
+        f"It fails in {result.bad} of {judged} {noun}s: {result.rate:.1%} ({interval}).{broke}"
+    )
+    if drawing:
+        console.answer(f"{drawing} draws random numbers, so two {noun}s need not agree.")
+    if folders := [result.artifacts[name] for name in _FOLDERS if name in result.artifacts]:
+        console.say(f"  their files are in {', '.join(map(str, folders))}")
+    if not result.bad or not result.why:
+        return
+    if result.status == "inconclusive":
+        console.answer(f"Stopped before --until {result.until}: {result.why}; -n allows more.")
+    else:
+        console.answer(
+            f"It fails in every {noun}, so it is deterministic: `bisect-trt {command}` finds the reason."
+        )
+
+
+def rate_so_far(result: Result) -> str:
+    """Return the rate of failures of a command that was stopped."""
+    judged = (result.good or 0) + (result.bad or 0)
+    return f"So far it fails in {result.bad} of {judged}: {result.rate:.1%}."
+
+
+def why_not_compared(title: str | None, *, same_engine: bool) -> str:
+    """Return why builds are not compared: they are one, or the target ``title``, or a check, reports no choices."""
+    if same_engine:
+        return "all runs used the same build, so the difference is between runs, not builds"
+    return f"{title or 'A check command'} does not report the choices of its builds, so they cannot be compared"
+
+
+def describe_reason(reason: BuildReason) -> str:
+    """Return the choices that make builds bad, or why they are not proven."""
+    words = " and ".join(f"'{choice.layer}' with {choice.choice}" for choice in reason.choices)
+    if reason.proven:
+        return (
+            f"Reason: {words}. Pinned in an otherwise good build it is bad, forbidden it is good."
+        )
+    return f"Not proven{f' ({words})' if words else ''}: {reason.why}."
+
+
+def tell_avoided(avoided: Avoided, console: Console) -> None:
+    """Print the options that forbid the choices of bad builds."""
+    console.answer(f"Fix: build with {shlex.join(avoided.options)}")
+    console.answer(f"  {avoided.bad} of {avoided.runs} such builds are bad")
