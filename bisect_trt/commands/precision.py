@@ -17,7 +17,7 @@ from bisect_trt.errors import (
 )
 from bisect_trt.mixed_precision import groups
 from bisect_trt.mixed_precision.answer import deliver, leave_best, tell, tell_suspects, write_answer
-from bisect_trt.mixed_precision.curve import Fix, row_of
+from bisect_trt.mixed_precision.curve import Fix
 from bisect_trt.mixed_precision.ladder import deliver_ladder
 from bisect_trt.mixed_precision.lowering import calibrate, is_calibrated
 from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes, with_peaked
@@ -34,6 +34,7 @@ from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Loop, Search
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.probe.workspace import RUNS_FOLDER
+from bisect_trt.report.mixed import row_of
 from bisect_trt.report.parts import Validation
 from bisect_trt.report.result import RESULT_FILE, Result, read_result
 from bisect_trt.search.oracle import Minimum

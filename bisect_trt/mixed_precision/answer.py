@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 from msgspec import structs
 
 from bisect_trt.errors import BisectError, UsageError
-from bisect_trt.mixed_precision.curve import CONFIDENCE, ENDED, Fix, in_tolerances, row_of
+from bisect_trt.mixed_precision.curve import CONFIDENCE, Fix
 from bisect_trt.mixed_precision.lowering import LayerLowering, engine_path
 from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes, peaked_outputs, with_peaked
 from bisect_trt.mixed_precision.search import (
@@ -25,7 +24,7 @@ from bisect_trt.mixed_precision.search import (
 )
 from bisect_trt.onnxlib.host import keep_on_host, with_inferred_shapes
 from bisect_trt.onnxlib.network import Network
-from bisect_trt.onnxlib.nodes import first_output, in_module
+from bisect_trt.onnxlib.nodes import first_output
 from bisect_trt.onnxlib.save import said_beside
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Search
@@ -33,11 +32,26 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import reconfirm
-from bisect_trt.report.console import IN_JSON, Console, listed
-from bisect_trt.report.parts import FOR_FRESH, NEEDED, Comparison, TradeOff, Unit, Use
+from bisect_trt.report.console import listed
+from bisect_trt.report.mixed import (
+    ENDED,
+    ENGINE_ALONE,
+    PASSED,
+    TRY_IT,
+    Mix,
+    atol_option,
+    describe_data,
+    no_fix,
+    said_of_bf16,
+    tell_kept,
+    tell_mixed,
+    tell_preliminary,
+    why_kept,
+    why_no_fix,
+    why_not_as_file,
+)
+from bisect_trt.report.parts import FOR_FRESH, NEEDED, NOT_RUN, Comparison, TradeOff, Unit, Use
 from bisect_trt.report.result import Result
-from bisect_trt.report.summary import LARGE, why_no_use
-from bisect_trt.report.text import named
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
 from bisect_trt.session.checks import CheckSettings, make_check
@@ -56,21 +70,6 @@ _NOISE_MS = 0.05
 """Milliseconds by which runs of the same engine differ on a busy machine; less is no gain."""
 _SHOWN_SUSPECTS = 5
 _SHOWN = 30
-
-
-def _why_unproven(fix: Fix, record: Record) -> str | None:
-    """Return why what was written proves no fix."""
-    task = fix.task
-    point = fix.point
-    if record.verdict is not Verdict.PASS:
-        return f"the final re-check disagreed: {record.reason}"
-    if refused := why_no_use(task.result):
-        return refused
-    if task.result.slow:
-        return f"it is as slow as the model in {task.space.high}"
-    if point is not None and not point.holds:
-        return f"the fix does not hold: {row_of(point.to_part())}"
-    return f"{LARGE} in {task.space.high}" if task.result.large else None
 
 
 def write_answer(fix: Fix) -> Minimum:
@@ -98,7 +97,7 @@ def write_answer(fix: Fix) -> Minimum:
     else:
         outcome = fix.passes_by_trade(written)
         record = task.prober.ledger.records[-1]
-        task.console.say(f"  with {_atol_option(fix)}: {outcome.reason}")
+        task.console.say(f"  with {_option_of(fix)}: {outcome.reason}")
     fill_in(fix, outcome, record)
     task.score_whole(written)
     metric = task.result.metric
@@ -106,7 +105,9 @@ def write_answer(fix: Fix) -> Minimum:
         probes = tuple(each for each in metric.probes if each.probe not in fix.stream_probes)
         task.result.metric = structs.replace(metric, streams=fix.streams, probes=probes)
     _add_sampling_error(task)
-    why = _why_unproven(fix, record)
+    disagreed = None if record.verdict is Verdict.PASS else record.reason
+    point = None if fix.point is None else fix.point.to_part()
+    why = why_no_fix(task.result, task.space.high, disagreed, point)
     return fix.minimum if why is None else fix.minimum.unproven(why)
 
 
@@ -151,15 +152,14 @@ def _leave_best(fix: Fix) -> None:
     fix.why = ENDED
     fill_in(fix, task.outcome_of(units), None)
     task.result.culprits = space.culprits(units)
-    count = f"{len(units)} of {space.count(len(task.lowering.units))} in {space.high}"
     # A file of another set must not stand for this one.
     if fix.written != units:
         task.result.uses = []
         task.result.artifacts["mixed"] = None
-        task.console.answer(f"The best so far, {count}, cannot be written.")
+        task.console.answer(_mix(task).best(len(units), None))
         tell_kept(task.result.keep_fp32 or (), task.console)
         return
-    tell(task, f"{recommended(task.result) or task.settings.output}: the best so far, {count}.")
+    tell(task, _mix(task).best(len(units), recommended(task.result) or task.settings.output))
 
 
 def kept_units(task: Task, minimum: Minimum, units: Subset) -> list[Unit]:
@@ -171,21 +171,15 @@ def kept_units(task: Task, minimum: Minimum, units: Subset) -> list[Unit]:
         minimal = unit in minimum.units
         broken = task.breaks(minimum.units - {unit}) if minimal else None
         if broken is not None:
-            # The model is not run, so there is no number that is wrong.
-            rule = "not run"
-            reason = f"without it: {broken}"
+            rule = NOT_RUN
         elif entry is not None and (entry.score >= INSIDE or minimal):
-            rule = entry.rule
-            reason = entry.reason
+            rows.append(structs.replace(node, rule=entry.rule, reason=entry.reason))
+            continue
         elif minimal:
-            proven = "needed: without it the check fails"
             rule = NEEDED
-            reason = (
-                proven if minimum.proven else "kept when the check passed; not proven to be needed"
-            )
         else:
             rule = FOR_FRESH
-            reason = "without it and others fresh samples fail"
+        reason = why_kept(rule, broken, proven=minimum.proven)
         rows.append(structs.replace(node, rule=rule, reason=reason))
     return rows
 
@@ -197,15 +191,14 @@ def measured_on(task: Task) -> str:
     if settings.target is None:
         return "the check"
     samples = len(task.subject.samples) if check.metric is None else check.metric.data.count
-    caveat = f" only: others may need more {task.space.noun}s in {task.space.high}"
-    basis = f"{samples} input sample{caveat if samples == 1 else 's'}"
     peaked = {} if settings.bits else peaked_outputs(task.subject.network)
-    for name, operator in peaked.items():
-        basis += f"; '{name}' by its largest value, as {operator} makes it"
+    more = f"more {task.space.noun}s in {task.space.high}"
+    runtime = settings.target.describe()
+    rounded = None
     if settings.emulated and not settings.bits:
-        basis = f"with every value of fp32 nodes rounded to {settings.precision}, not the nodes of the written model; on {basis}"
-        return f"{settings.target.target.emulator}, {basis}"
-    return f"{settings.target.describe()}, on {basis}"
+        runtime = settings.target.target.emulator
+        rounded = settings.precision
+    return describe_data(runtime, samples, more, peaked, rounded)
 
 
 def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
@@ -225,12 +218,7 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     result.not_validated = fix.why
     result.curve = curve
     result.trade_off = _numbers_of_trade(fix)
-    sentences = (
-        _trade_off(fix, result.trade_off) or _rounding(fix),
-        _lost(fix),
-        _said_of_bf16(fix),
-    )
-    result.rounding = " ".join(filter(None, sentences)) or None
+    result.rounding = " ".join(_sentences(fix, result.trade_off)) or None
     result.large = fix.point is not None and not settings.bits and fix.is_large(fix.kept)
     result.precision = settings.low
     result.lowered = len(task.lowering.units) - len(fix.kept)
@@ -242,7 +230,7 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     if ran is not None and ran.ending is not Ending.PASSED and not (fix.traded and ran.comparisons):
         runtime = f"{settings.target.target.title} " if settings.target else ""
         reason = ran.reason.replace("the target ", runtime, 1)
-        reason = f"{settings.output.name} does not pass as it is: {reason}"
+        reason = why_not_as_file(settings.output.name, reason)
         result.uses = [structs.replace(use, passed=False, reason=reason) for use in result.uses]
     space.fill_in(result, fix.kept, minimum.units)
     result.latency_ms = _latency(fix, ran, timed=written is not None)
@@ -327,13 +315,8 @@ def _time(task: Task, units: Subset, name: str) -> float | None:
     return None if isinstance(reply, Failed) else reply.latency_ms
 
 
-def _atol_option(fix: Fix) -> str:
-    """The option with which a set that does not hold passes."""
-    outputs = fix.task.subject.network.outputs
-    values = [
-        f"{atol:g}" if len(outputs) == 1 else f"{name}:{atol:g}" for name, atol in fix.atol.items()
-    ]
-    return shlex.join(["--atol", *values])
+def _option_of(fix: Fix) -> str:
+    return atol_option(fix.atol, one=len(fix.task.subject.network.outputs) == 1)
 
 
 def _numbers_of_trade(fix: Fix) -> TradeOff | None:
@@ -352,76 +335,28 @@ def _numbers_of_trade(fix: Fix) -> TradeOff | None:
     )
 
 
-def _trade_off(fix: Fix, trade: TradeOff | None) -> str | None:
-    """Sentences, where the recommended set does not hold or is large: whether values are lost, and how large the error is.
+def _mix(task: Task) -> Mix:
+    return Mix(task.settings.low, task.space.high, task.space.count, len(task.lowering.units))
 
-    That no node loses its values alone and that the error is past the tolerance are two facts.
-    """
-    traded = fix.traded or fix.point
-    point = fix.cure
-    if trade is None or traded is None or point is None:
-        return None
+
+def _sentences(fix: Fix, trade: TradeOff | None) -> Iterator[str]:
+    """Yield the sentences about rounding, where many units are kept, or the recommended set does not hold."""
     space = fix.task.space
-    low = fix.task.settings.low
-    count = space.count(trade.nodes_for_tolerance)
-    text = ""
-    if not trade.useful:
-        share = f": {count} of {len(fix.task.everything)} would stay in {space.high}"
-        text = f"No useful mix at this tolerance{share if traded.holds else ' was seen'}. "
-    kept = f"With {space.count(trade.nodes)} in {space.high}"
-    left = f"{kept} there are"
-    if point.cures and space.measured and space.losing <= point.units:
-        none = f"{kept} no other" if trade.nodes else "No node"
-        text += f"{none} loses its values alone in {low}. "
-        left = "Rounding then leaves"
-    text += f"{left} errors up to {in_tolerances(max(point.errors))}"
-    if fix.atol:  # a search that was stopped has not measured it
-        text += f": with `{_atol_option(fix)}` it passes"
-    shares = [f"{_percent(share)} of the rows of '{name}'" for name, share in point.argmax.items()]
-    text += f"; the argmax agrees in {' and '.join(shares)}." if shares else "."
-    if traded.holds:
-        return f"{text} For this tolerance {count} are enough."
-    if traded is point:
-        return f"{text} No larger set was seen to meet this tolerance."
-    return f"{text} With {count}: {row_of(traded.to_part())}."
-
-
-def _percent(share: float) -> str:
-    """A share in percent, rounded down, so that 100% is all."""
-    return f"{math.floor(1000 * share) / 10:g}%"
-
-
-def _said_of_bf16(fix: Fix) -> str | None:
-    """A sentence, where the whole model was tried in bf16."""
-    if fix.passes_in_bf16 is None:
-        return None
-    emulated = " when it is emulated" if fix.task.settings.emulated else ""
-    outcome = f"passes{emulated}: try --bf16" if fix.passes_in_bf16 else "fails as well"
-    return f"In bf16 the whole model {outcome}."
-
-
-def _rounding(fix: Fix) -> str | None:
-    """Sentences, where most of the model has to stay in floats."""
-    if not fix.everywhere:
-        return None
-    low = fix.task.settings.low
-    space = fix.task.space
-    reason = f"most of the model has to stay in {space.high}."
-    if 2 * max(len(fix.minimum.units), 1) < len(fix.kept):
-        reason = (
-            f"rounding to {low} in most of the model adds up past it; no few nodes are the reason."
-        )
-    return f"No useful mix at this tolerance: {reason}"
-
-
-def _lost(fix: Fix) -> str | None:
-    """A sentence, where many units are kept that no tolerance spares."""
-    space = fix.task.space
+    mix = _mix(fix.task)
+    best = fix.traded or fix.point
+    small = fix.cure
+    if trade is not None and best is not None and small is not None:
+        spared = small.cures and space.measured and space.losing <= small.units
+        # A search that was stopped has not measured the tolerance.
+        option = _option_of(fix) if fix.atol else ""
+        yield mix.trade(trade, small.to_part(), best.to_part(), option, spared=spared)
+    elif fix.everywhere:
+        yield mix.everywhere(few=2 * max(len(fix.minimum.units), 1) < len(fix.kept))
     lost = len(fix.kept & space.losing)
-    if not (lost and fix.is_large(fix.kept)):
-        return None
-    low = fix.task.settings.low
-    return f"{space.count(lost)} lose values alone in {low}, or are near to it: a larger tolerance does not spare these."
+    if lost and fix.is_large(fix.kept):
+        yield mix.lost(lost)
+    if fix.passes_in_bf16 is not None:
+        yield said_of_bf16(passes=fix.passes_in_bf16, emulated=fix.task.settings.emulated)
 
 
 def _use(path: Path, command: str, reason: str, *, passed: bool | None) -> Use:
@@ -437,7 +372,7 @@ def try_uses(task: Task, keep: Subset, written: Record | None) -> list[Use]:
         return []
     # If the search was ended, it is one of the candidates that passed.
     passed = True
-    reason = "as it passed in the search"
+    reason = PASSED
     if written is not None:
         passed = written.verdict is Verdict.PASS
         reason = written.reason
@@ -463,11 +398,11 @@ def _models(task: Task, lowering: LayerLowering, keep: Subset, *, tried: bool) -
     untried = None if tried else ENDED
     if tried and task.settings.most is not None:
         # The fix of a diagnosis: each build may take minutes.
-        untried = "the engine was probed instead"
+        untried = ENGINE_ALONE
     for hint in target.target.typed(target):
         command = shlex.join(["bisect-trt", "run", str(output), *hint.flags()])
         passed = None
-        reason = untried or "a check command judges engines; try the model yourself"
+        reason = untried or TRY_IT
         if untried is None and check.judges_runtime:
             candidate = with_metadata(
                 lowering.cast.read_back(keep, output), "bisect-trt.use", command
@@ -506,45 +441,11 @@ def tell_suspects(task: Task) -> None:
 
 
 def tell(task: Task, *lines: str | None) -> None:
-    """Print what the summary leaves out, after some lines: the reason of each unit, the accuracy, and how to use the files."""
-    result = task.result
-    settings = task.settings
-    answer = task.console.answer
-    warning = said_beside(settings.output) if task.lowering.writes_model(settings.output) else None
-    for line in filter(None, (task.not_run, *lines, warning and f"  {warning}")):
-        answer(line)
-    tell_kept(result.keep_fp32 or (), task.console)
-    comparisons = (result.accuracy or [])[:_SHOWN]
-    reason = (result.why or "").removeprefix(task.not_run or "").strip()
-    notes = (
-        *(f"accuracy: '{comparison.name}': {comparison.describe()}" for comparison in comparisons),
-        f"measured on {result.measured_on}",
-        result.validation and f"fresh samples: {result.validation.drawn}",
-        *_use_lines(result),
-        reason,
-    )
-    for text in filter(None, notes):
-        answer(f"  {text}")
-
-
-def _use_lines(result: Result) -> Iterator[str]:
-    """Each file that was tried, with its command; those that passed first."""
-    for use in sorted(
-        result.uses or (), key=lambda use: (use.passed is not True, use.passed is None)
-    ):
-        verdict = {True: "seen to pass", False: "does not pass", None: "not tried"}[use.passed]
-        reason = "" if use.passed else f" ({use.reason})"
-        # A file that passed without a command has been named above.
-        if use.command or not use.passed:
-            yield f"{verdict}{reason}: {use.what}{': ' if use.command else ''}{use.command}"
-
-
-def tell_kept(nodes: Sequence[Unit], console: Console) -> None:
-    """Print the units to keep, with the reason of each."""
-    for line in listed(
-        [f"{named(node)}{in_module(node)}: {node.reason}" for node in nodes], _SHOWN, IN_JSON
-    ):
-        console.answer(line)
+    """Print what the summary leaves out, after some lines; the result's reason begins with :attr:`Task.not_run`."""
+    output = task.settings.output
+    warning = said_beside(output) if task.lowering.writes_model(output) else None
+    tell_mixed(task.result, task.console, task.not_run, *lines, warning and f"  {warning}")
+    task.result.why = " ".join(filter(None, (task.not_run, task.result.why))) or None
 
 
 _MOST_PROBES = 20
@@ -650,15 +551,8 @@ def find_fix(
     finally:
         prober.wasted += fixer.wasted
         session.result.take(part)
-    kept = f"{len(fix.kept)} of {len(task.lowering.units)} nodes in fp32"
-    tell(
-        task,
-        None
-        if recommended(part)
-        else f"No fix by precision: with {kept} nothing that was written passes.",
-    )
+    none = no_fix(len(fix.kept), len(task.lowering.units))
+    tell(task, None if recommended(part) else none)
     if not minimum.proven:
-        console.answer(
-            f"  this fix is preliminary: {minimum.why}; this command searches on for fewer nodes: {command}"
-        )
+        tell_preliminary(minimum.why, command, console)
         session.result.suggest(command)

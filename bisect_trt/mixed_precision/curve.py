@@ -23,6 +23,7 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record, Watcher
 from bisect_trt.probe.oracles import SEVERE
 from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.report.mixed import ENDED, describe_validation, row_of
 from bisect_trt.report.parts import Validation
 from bisect_trt.search.keep import find_keep, grow_and_shrink
 from bisect_trt.search.oracle import Minimum, Subset, Verdict
@@ -32,7 +33,6 @@ from bisect_trt.tensors.comparison import TensorComparison, rounded_up
 from bisect_trt.tensors.inputs import Sample
 
 CONFIDENCE = 0.95
-ENDED = "the search did not come to its end"
 _ROUNDS = 8
 _LEAST_PROBES = 110
 _LEAST_COSTLY_PROBES = 16
@@ -140,21 +140,9 @@ class Point(Struct, frozen=True):
             else rate_interval(self.failed, fresh, 2 * CONFIDENCE - 1)[1]
         )
 
-    def describe(self) -> str:
-        """A sentence without its end."""
-        evidence = f"passes on {len(self.errors) - self.failed}"
-        count = len(self.errors)
-        learned = f", {self.learned} of them used in the search" if self.learned else ""
-        spared = f"{self.allowed:.0%} may fail, " if self.failed and self.holds else ""
-        # Rounded to nearest, "under 2.3%" of 2.35 would be untrue.
-        bound = math.ceil(1000 * self.fails_under) / 10
-        worst = in_tolerances(max(self.errors))
-        rate = f"{spared}failure rate under {bound:.1f}%, 95% confidence"
-        return f"{evidence} of {count} fresh samples{learned} ({rate}), worst error {worst}"
-
     def to_part(self, drawn: str | None = None, *, recommended: bool = False) -> Validation:
         """The set as results have it; it may be ``recommended``, on samples ``drawn`` in some way."""
-        return Validation(
+        part = Validation(
             samples=len(self.errors),
             passed=len(self.errors) - self.failed,
             severe=self.severe,
@@ -162,7 +150,7 @@ class Point(Struct, frozen=True):
             confidence=CONFIDENCE,
             fails_under=self.fails_under,
             learned=self.learned,
-            sentence=self.describe(),
+            sentence="",
             nodes=len(self.units),
             holds=self.holds,
             keep=tuple(sorted(self.units)),
@@ -171,6 +159,7 @@ class Point(Struct, frozen=True):
             drawn=drawn,
             recommended=recommended,
         )
+        return structs.replace(part, sentence=describe_validation(part, self.allowed))
 
 
 def _is_near(output: TensorComparison) -> bool:
@@ -180,22 +169,6 @@ def _is_near(output: TensorComparison) -> bool:
     if details is None or details.snr_db is None or output.max_abs is None or values is None:
         return details is None
     return details.snr_db >= _CURED_DB and output.max_abs <= _CURED_SHARE * values.absmax
-
-
-def row_of(point: Validation) -> str:
-    """Describe the number of samples that fail with a set of the curve, and the worst error."""
-    failed = point.samples - point.passed
-    error = in_tolerances(math.inf if point.worst_error is None else point.worst_error)
-    return f"{failed or 'none'} of {point.samples} fresh samples fail, worst error {error}"
-
-
-def in_tolerances(error: float) -> str:
-    """An error in units of the tolerance, in words."""
-    if not math.isfinite(error):
-        return "NaN or Inf"
-    return (
-        f"{100 * error:.2g}% of the tolerance" if error <= 1 else f"{error:.3g} times the tolerance"
-    )
 
 
 class Fix(Watcher):

@@ -24,6 +24,7 @@ from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.outcome import BROKEN_PREFIXES, Ending, Outcome
 from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.report.mixed import not_run
 from bisect_trt.report.parts import Unit
 from bisect_trt.report.result import Result
 from bisect_trt.search.confirm import confirm_enough
@@ -412,11 +413,7 @@ class Task(Session, frozen=True):
         broken = self.breaks(frozenset())
         if broken is None:
             return None
-        form = "quantized" if self.settings.bits else f"in {self.settings.low}"
-        return (
-            f"With all of it {form} no number is wrong: {broken}. So this is what it takes for the model to run; "
-            "`bisect-trt diagnose` finds what in it is not run, and looks for a way around that."
-        )
+        return not_run("quantized" if self.settings.bits else f"in {self.settings.low}", broken)
 
     def outcome_of(self, keep: Subset) -> Outcome | None:
         """The outcome of the candidate with some units kept, if it was probed."""
@@ -439,11 +436,6 @@ class Task(Session, frozen=True):
             if target is None
             else reason.replace("the target ", f"{target.target.title} ", 1)
         )
-
-    def conclude(self, minimum: Minimum) -> None:
-        """Put the status and the proof into the result, with :attr:`not_run` first."""
-        super().conclude(minimum)
-        self.result.why = " ".join(filter(None, (self.not_run, self.result.why))) or None
 
 
 def probe_ends(

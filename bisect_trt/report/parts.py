@@ -313,6 +313,8 @@ FOR_FRESH = "fresh sample"
 """The rule of a unit that is kept for fresh samples only."""
 NEEDED = "needed"
 """The rule of a unit of which no more is known."""
+NOT_RUN = "not run"
+"""The rule of a unit without which the model does not run, so that no number is wrong."""
 
 
 class Unit(Node, frozen=True, kw_only=True):

@@ -644,7 +644,7 @@ def test_the_bound_is_where_so_few_failures_are_unlikely(samples: int, data: st.
         math.comb(samples, k) * rate**k * (1 - rate) ** (samples - k) for k in range(failures + 1)
     )
     assert few == pytest.approx(0.05, abs=1e-6) or rate == failures / samples == 1
-    said = float(point.describe().split("under ")[1].split("%")[0])
+    said = float(point.to_part().sentence.split("under ")[1].split("%")[0])
     assert 100 * rate - 1e-9 <= said < 100 * rate + 0.1 + 1e-9
 
 

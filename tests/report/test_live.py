@@ -236,8 +236,8 @@ def test_the_releases_on_both_sides_of_each_boundary_are_named(
 
 def test_a_set_on_which_samples_fail_says_how_many_may() -> None:
     point = Point(frozenset({1}), (0.5,) * 199 + (1.1,), allowed=0.01)
-    assert "199 of 200 fresh samples (1% may fail, failure rate" in point.describe()
-    assert "may fail" not in Point(frozenset({1}), (0.5,) * 60, allowed=0.01).describe()
+    assert "199 of 200 fresh samples (1% may fail, failure rate" in point.to_part().sentence
+    assert "may fail" not in Point(frozenset({1}), (0.5,) * 60, allowed=0.01).to_part().sentence
 
 
 @settings(max_examples=examples(60))
