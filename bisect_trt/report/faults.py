@@ -25,41 +25,45 @@ NOT_NUMBERS = {
 """Differences without a size, by the kind of a comparison, or of its strings."""
 _MOST = 160
 """The longest message in a sentence."""
-_STARTS: dict[Whose, str] = {
-    "target": "It is a bug in {target}",
-    "reference": "The reference is off: ",
-    "unknown": "Which side is wrong cannot be decided: ",
-}
 
 
 class Rule(Enum):
-    """The rules that decide: the side that is wrong, and the sentence, or its end, with the fields of a :class:`Fault`."""
+    """The rules that decide: the side that is wrong, and the sentence, with the fields of a :class:`Fault`."""
 
     def __init__(self, whose: Whose, template: str) -> None:
         """Set the side and the sentence."""
         self.whose: Whose = whose
-        self.template = _STARTS.get(whose, "") + template
+        self.template = template
 
-    UNREADABLE = "unknown", "no model of its format runs."
-    REFUSED = "unknown", "{target} does not run the case, and {no_vote}."
+    UNREADABLE = "unknown", "Which side is wrong cannot be decided: no model of its format runs."
+    REFUSED = (
+        "unknown",
+        "Which side is wrong cannot be decided: {target} does not run the case, and {no_vote}.",
+    )
     REFUSED_TWICE = (
         "unknown",
-        "{target} does not run the case, and {reference} does not run it either.",
+        "Which side is wrong cannot be decided: {target} does not run the case, and {reference} does not run it either.",
     )
     DISPUTED = (
         "unknown",
-        "{target} does not run the case, and {arbiter} and {reference} differ by {own}.",
+        "Which side is wrong cannot be decided: {target} does not run the case, and {arbiter} and {reference} differ by {own}.",
     )
-    CRASHED = "target", ", which crashes: {arbiter} and {reference} both run it."
+    CRASHED = (
+        "target",
+        "It is a bug in {target}, which crashes: {arbiter} and {reference} both run it.",
+    )
     UNSUPPORTED = (
         "target",
-        ", or an operator that it does not support: {arbiter} and {reference} both run it.",
+        "It is a bug in {target}, or an operator that it does not support: {arbiter} and {reference} both run it.",
     )
     NOT_BUILT = (
         "target",
-        ", or an operator, a type or a shape that it does not support: {reference} runs the case.",
+        "It is a bug in {target}, or an operator, a type or a shape that it does not support: {reference} runs the case.",
     )
-    BUILT_NOWHERE = "unknown", "{reference} does not run the case either."
+    BUILT_NOWHERE = (
+        "unknown",
+        "Which side is wrong cannot be decided: {reference} does not run the case either.",
+    )
     NO_KERNEL = (
         "precision",
         (
@@ -89,7 +93,10 @@ class Rule(Enum):
             "{no_bug}: keep the nodes that compute its inputs in a wider precision."
         ),
     )
-    GONE = "unknown", "run once more, the target does not fail."
+    GONE = (
+        "unknown",
+        "Which side is wrong cannot be decided: run once more, the target does not fail.",
+    )
     ROUNDED = (
         "rounding",
         "fp32 cannot represent {rounded}. {no_bug}: subtract the mean, or scale, before.",
@@ -110,17 +117,29 @@ class Rule(Enum):
             "{no_bug}: keep these nodes in a wider precision."
         ),
     )
-    UNROUNDED = "unknown", "rounding to {low} cannot be emulated ({message})."
-    NOT_EMULATED = "unknown", "rounding to {message} is not emulated here."
-    NO_VOTE = "unknown", "{no_vote}."
-    REFERENCE_OFF = "reference", "{compared}, and {reference} by {own}."
-    BOTH_OFF = "unknown", "{compared}, and {reference} by {own}."
-    TARGET_OFF = "target", ": {compared}, and {reference} by {own}."
+    UNROUNDED = (
+        "unknown",
+        "Which side is wrong cannot be decided: rounding to {low} cannot be emulated ({message}).",
+    )
+    NOT_EMULATED = (
+        "unknown",
+        "Which side is wrong cannot be decided: rounding to {message} is not emulated here.",
+    )
+    NO_VOTE = "unknown", "Which side is wrong cannot be decided: {no_vote}."
+    REFERENCE_OFF = "reference", "The reference is off: {compared}, and {reference} by {own}."
+    BOTH_OFF = (
+        "unknown",
+        "Which side is wrong cannot be decided: {compared}, and {reference} by {own}.",
+    )
+    TARGET_OFF = "target", "It is a bug in {target}: {compared}, and {reference} by {own}."
     ALONE = (
         "target",
-        ": it is off by {seen}, and {reference} agrees with {arbiter} to within {own}{rounding}.",
+        "It is a bug in {target}: it is off by {seen}, and {reference} agrees with {arbiter} to within {own}{rounding}.",
     )
-    NEWER = "reference", "{message}, a newer one, computes the values of the target."
+    NEWER = (
+        "reference",
+        "The reference is off: {message}, a newer one, computes the values of the target.",
+    )
 
 
 class Difference(Struct, frozen=True):
@@ -226,11 +245,6 @@ class Fault(Struct, frozen=True):
     def whose(self) -> Whose:
         """The side; see :class:`~bisect_trt.report.parts.WrongSide`."""
         return self.rule.whose
-
-    @property
-    def is_seen(self) -> bool:
-        """Whether the target differs when the case is run once more."""
-        return self.rule is not Rule.GONE
 
     @property
     def is_bug(self) -> bool:
@@ -339,30 +353,21 @@ class Exported(Struct, frozen=True):
         if self.quantizes:
             start = f"The model is quantized and {self.title} is not, so they differ by design."
             start += " `bisect-trt precision --reference FLOAT.onnx` checks the scales."
-        parts = [start]
-        if self.ignored:
-            parts.append(f"The export ignores the input {quoted(self.ignored)}.")
-        if self.line:
-            parts.append(f"First line with values that it lacks: {self.line}: {self.source}.")
-        elif self.other:
-            parts.append(
-                f"First node of {self.title} with values that it lacks: {named(self.other)}."
-            )
-        if self.number:
-            parts.append(
-                f"{self.number} takes values out of a tensor: the export holds the values of its example."
-            )
-        if self.branch:
-            parts.append(
-                f"Before it, {self.branch} branches on a tensor: a traced export holds the branch of its example."
-            )
-        if node := self.node:
-            parts.append(
-                f"First wrong tensor: '{node.outputs[0]}' of {named(node)}{in_module(node)}."
-            )
+        node = self.node
         output = self.mismatch
-        parts.append(f"Sample {self.sample}, '{output.name}' of {self.title}: {output.describe()}.")
-        return WrongSide(self.whose, " ".join(parts), source=self.line)
+        parts = {
+            start: True,
+            f"The export ignores the input {quoted(self.ignored)}.": self.ignored,
+            f"First line with values that it lacks: {self.line}: {self.source}.": self.line,
+            f"First node of {self.title} with values that it lacks: {self.other and named(self.other)}.": self.other,
+            f"{self.number} takes values out of a tensor: the export holds the values of its example.": self.number,
+            f"Before it, {self.branch} branches on a tensor: a traced export holds the branch of its example.": self.branch,
+            node
+            and f"First wrong tensor: '{node.outputs[0]}' of {named(node)}{in_module(node)}.": node,
+            f"Sample {self.sample}, '{output.name}' of {self.title}: {output.describe()}.": True,
+        }
+        sentence = " ".join(part for part, applies in parts.items() if part and applies)
+        return WrongSide(self.whose, sentence, source=self.line)
 
 
 def describe_amplified(
@@ -401,3 +406,13 @@ def newer_differs(release: str, difference: str) -> str:
         f"({difference}), and ONNX's reference evaluator has no vote. If the values of {release} are "
         "right, upgrade."
     )
+
+
+def try_releases(command: str) -> str:
+    """Return what to do where the evaluator differs from the reference."""
+    return f"`{command}`: finds the releases that are right"
+
+
+def try_newer(command: str) -> str:
+    """Return what to do where a newer release differs from the reference."""
+    return f"`{command}`: finds the node that differs"

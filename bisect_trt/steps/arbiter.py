@@ -16,7 +16,7 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.check import Comparing, comparing
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import DoesNotReproduce
-from bisect_trt.report.faults import Fault, Rule, newer_differs
+from bisect_trt.report.faults import Fault, Rule, newer_differs, try_newer, try_releases
 from bisect_trt.report.parts import WrongSide
 from bisect_trt.report.reproducer import Since
 from bisect_trt.session.checks import CheckSettings, make_check
@@ -66,7 +66,7 @@ class Arbiter(Struct, frozen=True):
             return None
         target = case.target or comparison.runtime
         fault = self.arbitrate(target, case)
-        if not fault.is_seen and self.session.probing is None:
+        if fault.rule is Rule.GONE and self.session.probing is None:
             return None
         self.session.result.fault = fault.to_part()
         self.session.console.answer(fault.sentence)
@@ -97,7 +97,7 @@ class Arbiter(Struct, frozen=True):
         since = None
         if comparison is None:
             return None
-        if fault.is_bug and fault.is_seen:
+        if fault.is_bug and fault.rule is not Rule.GONE:
             since = right_here(self.session, comparison, case)
             if since is None and all(place.local for place in self.session.subject.workers.places):
                 since = self._upgrade(self._newest(comparison, case, fresh=True))
@@ -151,7 +151,7 @@ class Arbiter(Struct, frozen=True):
             self._tell(opinion.sentence)
             case = replace(subject.original, values=opinion.values)
             self._show(self._upgrade(self._newest(comparison, case)))
-            return f"`{session.command('releases', self.check)}`: finds the releases that are right"
+            return try_releases(session.command("releases", self.check))
         newest = self._newest(comparison, subject.original)
         if newest is None or newest.outcome is None:
             return None
@@ -161,7 +161,7 @@ class Arbiter(Struct, frozen=True):
         self._tell(newer_differs(release, newest.outcome.reason))
         command = session.command("diagnose", self.check)
         command += f" --on env={newest.package}=={newest.release}"
-        return f"`{command}`: finds the node that differs"
+        return try_newer(command)
 
     def _newest(
         self, comparison: Comparing, case: Candidate, *, fresh: bool = False

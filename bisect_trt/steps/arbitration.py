@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import onnx
@@ -170,22 +171,15 @@ class Opinions(Struct, frozen=True, dict=True):
         worst = max((comparison.severity for comparison in wrong), default=0.0)
         return Difference(not wrong, worst, max(errors, default=0.0), kind)
 
-    def _fault(self, rule: Rule, **figures: object) -> Fault:
+    def _fault(self, rule: Rule, **figures: Any) -> Fault:  # noqa: ANN401 - fields of a fault
         """Return a fault with the figures that are known, and others."""
-        alone = None
-        if not isinstance(self.rounded, str) and self._made:
-            alone = self._error(self.reference, self.rounded)
-        known: Entry = {
-            "target": self.target_name,
-            "reference": self.reference_name,
-            "arbiter": self.arbiter,
-            "low": self.low,
-            "own": self.own,
-            "seen": self.seen if self._made else None,
-            "alone": alone,
-        }
-        known |= figures
-        return Fault(rule, **known)
+        known: Entry = {"low": self.low, "own": self.own}
+        if self._made:
+            known["seen"] = self.seen
+            if not isinstance(self.rounded, str):
+                known["alone"] = self._error(self.reference, self.rounded)
+        names = (self.target_name, self.reference_name, self.arbiter)
+        return Fault(rule, *names, **{**known, **figures})
 
     def _refused(self) -> Fault:
         """The target does not run the case."""
