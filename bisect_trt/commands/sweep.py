@@ -38,7 +38,13 @@ from bisect_trt.report.parts import (
     SweptSizes,
 )
 from bisect_trt.report.result import Result
-from bisect_trt.report.sentences import describe_sizes, describe_swept, tell_swept, why_sizes
+from bisect_trt.report.sentences import (
+    OUTSIDE_PROFILE,
+    describe_sizes,
+    describe_swept,
+    tell_swept,
+    why_sizes,
+)
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.search.ordered import Point, go_down, intervals, smallest_failing, sweep_points
 from bisect_trt.session.call import Call, refuse_repeat
@@ -180,7 +186,7 @@ class Sized:
             if self._asked is not None:
                 self._asked.target.check_inputs(self._asked, self.shapes(point))
         except UsageError as error:
-            return f"it is outside of the profile: {error}"
+            return OUTSIDE_PROFILE.format(error)
         return self._fed.refused(self.inputs(point))
 
     def candidate(self, point: Point) -> Candidate:

@@ -36,19 +36,19 @@ from bisect_trt.report.console import listed
 from bisect_trt.report.mixed import (
     ENDED,
     ENGINE_ALONE,
+    FAILS_AS_FILE,
+    NO_FIX,
     PASSED,
+    PRELIMINARY,
     TRY_IT,
     Mix,
     atol_option,
     describe_data,
-    no_fix,
     said_of_bf16,
     tell_kept,
     tell_mixed,
-    tell_preliminary,
     why_kept,
     why_no_fix,
-    why_not_as_file,
 )
 from bisect_trt.report.parts import FOR_FRESH, NEEDED, NOT_RUN, Comparison, TradeOff, Unit, Use
 from bisect_trt.report.result import Result
@@ -230,7 +230,7 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     if ran is not None and ran.ending is not Ending.PASSED and not (fix.traded and ran.comparisons):
         runtime = f"{settings.target.target.title} " if settings.target else ""
         reason = ran.reason.replace("the target ", runtime, 1)
-        reason = why_not_as_file(settings.output.name, reason)
+        reason = FAILS_AS_FILE.format(settings.output.name, reason)
         result.uses = [structs.replace(use, passed=False, reason=reason) for use in result.uses]
     space.fill_in(result, fix.kept, minimum.units)
     result.latency_ms = _latency(fix, ran, timed=written is not None)
@@ -551,8 +551,8 @@ def find_fix(
     finally:
         prober.wasted += fixer.wasted
         session.result.take(part)
-    none = no_fix(len(fix.kept), len(task.lowering.units))
+    none = NO_FIX.format(len(fix.kept), len(task.lowering.units))
     tell(task, None if recommended(part) else none)
     if not minimum.proven:
-        tell_preliminary(minimum.why, command, console)
+        console.answer(PRELIMINARY.format(minimum.why, command))
         session.result.suggest(command)

@@ -24,7 +24,7 @@ from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.outcome import BROKEN_PREFIXES, Ending, Outcome
 from bisect_trt.probe.prober import DoesNotReproduce
-from bisect_trt.report.mixed import not_run
+from bisect_trt.report.mixed import NOT_RUN_WHOLE
 from bisect_trt.report.parts import Unit
 from bisect_trt.report.result import Result
 from bisect_trt.search.confirm import confirm_enough
@@ -413,7 +413,8 @@ class Task(Session, frozen=True):
         broken = self.breaks(frozenset())
         if broken is None:
             return None
-        return not_run("quantized" if self.settings.bits else f"in {self.settings.low}", broken)
+        form = "quantized" if self.settings.bits else f"in {self.settings.low}"
+        return NOT_RUN_WHOLE.format(form, broken)
 
     def outcome_of(self, keep: Subset) -> Outcome | None:
         """The outcome of the candidate with some units kept, if it was probed."""

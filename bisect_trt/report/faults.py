@@ -25,6 +25,19 @@ NOT_NUMBERS = {
 """Differences without a size, by the kind of a comparison, or of its strings."""
 _MOST = 160
 """The longest message in a sentence."""
+SAME_RUNTIME = "the reference ({} on the CPU, graph optimisations off{})"
+IN_FP32 = ", in fp32 because it has no bf16 kernels"
+"""The reference beside a target of the same runtime, and what follows where it computes in fp32."""
+DIFFERS_FIRST = "The reference may be wrong: {} of this environment and ONNX's reference evaluator differ first in {} ({})."
+"""The runtime of the reference, the first node of which the evaluator computes other values, and the difference."""
+NEWER_DIFFERS = (
+    "The reference may be wrong: {0} computes other values than the release of this environment ({1}), "
+    "and ONNX's reference evaluator has no vote. If the values of {0} are right, upgrade."
+)
+"""A newer release, and the difference."""
+TRY_RELEASES = "`{}`: finds the releases that are right"
+TRY_NEWER = "`{}`: finds the node that differs"
+"""Commands to run next where the reference may be wrong."""
 
 
 class Rule(Enum):
@@ -389,30 +402,3 @@ def describe_amplified(
         f"'{output}' changes by {moved:.3g}; on the target it is off by {off:.3g}.{amplifies} "
         f"Use real inputs (--load-inputs){tolerance}."
     )
-
-
-def differs_first(runtime: str, node: str, difference: str) -> str:
-    """Return that the reference may be wrong, because ONNX's evaluator computes other values of a node."""
-    return (
-        f"The reference may be wrong: {runtime} of this environment and ONNX's reference "
-        f"evaluator differ first in {node} ({difference})."
-    )
-
-
-def newer_differs(release: str, difference: str) -> str:
-    """Return that the reference may be wrong, because a newer release computes other values."""
-    return (
-        f"The reference may be wrong: {release} computes other values than the release of this environment "
-        f"({difference}), and ONNX's reference evaluator has no vote. If the values of {release} are "
-        "right, upgrade."
-    )
-
-
-def try_releases(command: str) -> str:
-    """Return what to do where the evaluator differs from the reference."""
-    return f"`{command}`: finds the releases that are right"
-
-
-def try_newer(command: str) -> str:
-    """Return what to do where a newer release differs from the reference."""
-    return f"`{command}`: finds the node that differs"

@@ -74,24 +74,15 @@ TRY_IT = "a check command judges engines; try the model yourself"
 """Reasons why a file was not probed as it is used."""
 
 
-def why_not_as_file(name: str, reason: str) -> str:
-    """Return how a file fails that was run as it is."""
-    return f"{name} does not pass as it is: {reason}"
-
-
-def tell_preliminary(why: str | None, command: str, console: Console) -> None:
-    """Print why a set may be too large, and the command that searches on."""
-    console.answer(
-        f"  this fix is preliminary: {why}; this command searches on for fewer nodes: {command}"
-    )
-
-
-def not_run(form: str, broken: str) -> str:
-    """Return that the answer is not about numbers, because the target does not run the whole model in a ``form``."""
-    return (
-        f"With all of it {form} no number is wrong: {broken}. So this is what it takes for the model to run; "
-        "`bisect-trt diagnose` finds what in it is not run, and looks for a way around that."
-    )
+FAILS_AS_FILE = "{} does not pass as it is: {}"
+"""The file, and how it fails where it is run by itself."""
+PRELIMINARY = "  this fix is preliminary: {}; this command searches on for fewer nodes: {}"
+NO_FIX = "No fix by precision: with {} of {} nodes in fp32 nothing that was written passes."
+NOT_RUN_WHOLE = (
+    "With all of it {} no number is wrong: {}. So this is what it takes for the model to run; "
+    "`bisect-trt diagnose` finds what in it is not run, and looks for a way around that."
+)
+"""The form of the whole model, and how the target ends with it."""
 
 
 def why_kept(rule: str, broken: str | None, *, proven: bool) -> str:
@@ -211,11 +202,6 @@ class Mix(Struct, frozen=True):
         """Return how many units are kept that no tolerance spares."""
         loss = f"{self.count(number)} lose values alone in {self.low}"
         return f"{loss}, or are near to it: a larger tolerance does not spare these."
-
-
-def no_fix(kept: int, total: int) -> str:
-    """Return that no file passes."""
-    return f"No fix by precision: with {kept} of {total} nodes in fp32 nothing that was written passes."
 
 
 def said_of_bf16(*, passes: bool, emulated: bool) -> str:

@@ -24,6 +24,8 @@ from bisect_trt.search.oracle import Verdict
 
 _SHOWN = 12
 _MOST_ROWS = 40
+OUTSIDE_PROFILE = "it is outside of the profile: {}"
+"""The reason why sizes have no verdict, with the error."""
 _FOLDERS = ("good", "bad", "unresolved")
 
 

@@ -16,7 +16,7 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.check import Comparing, comparing
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import DoesNotReproduce
-from bisect_trt.report.faults import Fault, Rule, newer_differs, try_newer, try_releases
+from bisect_trt.report.faults import NEWER_DIFFERS, TRY_NEWER, TRY_RELEASES, Fault, Rule
 from bisect_trt.report.parts import WrongSide
 from bisect_trt.report.reproducer import Since
 from bisect_trt.session.checks import CheckSettings, make_check
@@ -151,17 +151,17 @@ class Arbiter(Struct, frozen=True):
             self._tell(opinion.sentence)
             case = replace(subject.original, values=opinion.values)
             self._show(self._upgrade(self._newest(comparison, case)))
-            return try_releases(session.command("releases", self.check))
+            return TRY_RELEASES.format(session.command("releases", self.check))
         newest = self._newest(comparison, subject.original)
         if newest is None or newest.outcome is None:
             return None
         if newest.outcome.ending is not Ending.MISMATCHED:
             return None
         release = f"{newest.package} {newest.release}"
-        self._tell(newer_differs(release, newest.outcome.reason))
+        self._tell(NEWER_DIFFERS.format(release, newest.outcome.reason))
         command = session.command("diagnose", self.check)
         command += f" --on env={newest.package}=={newest.release}"
-        return try_newer(command)
+        return TRY_NEWER.format(command)
 
     def _newest(
         self, comparison: Comparing, case: Candidate, *, fresh: bool = False

@@ -27,7 +27,17 @@ from bisect_trt.onnxlib.nodes import clone, drawing_nodes, drop, label
 from bisect_trt.onnxlib.roundings import EXACT_OPS, lower_roundtrip, lows_of, widened
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.outcome import CRASHED, Ending
-from bisect_trt.report.faults import FEW_ULPS, NOT_NUMBERS, STRING, Difference, Fault, Lost, Rule
+from bisect_trt.report.faults import (
+    FEW_ULPS,
+    IN_FP32,
+    NOT_NUMBERS,
+    SAME_RUNTIME,
+    STRING,
+    Difference,
+    Fault,
+    Lost,
+    Rule,
+)
 from bisect_trt.report.parts import Loss
 from bisect_trt.report.text import Entry
 from bisect_trt.session.session import Session
@@ -452,8 +462,8 @@ def arbitrate(
         return Fault(rule, name, reference)
     if name == right:  # one runtime with two configurations
         name = target.describe()
-        wide = ", in fp32 because it has no bf16 kernels" if subject.models.computes_wide else ""
-        reference = f"the reference ({right} on the CPU, graph optimisations off{wide})"
+        wide = IN_FP32 if subject.models.computes_wide else ""
+        reference = SAME_RUNTIME.format(right, wide)
     releases = None
     versions = {str(seen.target.get("version", "")) for seen in subject.seen.values()}
     if (

@@ -23,7 +23,7 @@ from bisect_trt.probe.candidate import Candidate, Probe
 from bisect_trt.probe.check import Check, Comparing
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import write_candidate
-from bisect_trt.report.faults import differs_first
+from bisect_trt.report.faults import DIFFERS_FIRST
 from bisect_trt.report.reproducer import Since
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
@@ -59,7 +59,8 @@ class Disagreement(Struct, frozen=True):
     @property
     def sentence(self) -> str:
         """The finding."""
-        return differs_first(reference_settings().target.title, self.node, self.difference)
+        runtime = reference_settings().target.title
+        return DIFFERS_FIRST.format(runtime, self.node, self.difference)
 
 
 class Vote(Enum):

@@ -1,0 +1,60 @@
+"""Reasons are values, and become words in ``report/``: no sentence of an answer in the modules that decide."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+from pages import ROOT
+
+CLEAN = (
+    "commands/repeat.py",
+    "commands/samples.py",
+    "commands/sweep.py",
+    "mixed_precision/answer.py",
+    "steps/arbiter.py",
+    "steps/arbitration.py",
+    "steps/export.py",
+    "steps/rounding.py",
+)
+PROGRESS = {"say", "step", "warn"}
+"""Methods of a console that print progress."""
+WORDS = 6
+"""A text of so many words is a sentence; a shorter one is a name or a title."""
+
+
+def sentences(node: ast.AST) -> Iterator[str]:
+    """Yield the texts of a module that are sentences, except docstrings, messages of errors and progress."""
+    if isinstance(node, ast.Raise | ast.Assert):
+        return
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name in PROGRESS or name.endswith("Error"):
+            return
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    text = "".join(
+        each.value
+        for each in parts
+        if isinstance(each, ast.Constant) and isinstance(each.value, str)
+    )
+    if len(re.findall(r"[A-Za-z']{2,}", text)) >= WORDS:
+        yield text
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(node, ast.JoinedStr) and isinstance(child, ast.Constant)):
+            yield from sentences(child)
+
+
+@pytest.mark.parametrize("module", CLEAN)
+def test_a_module_that_decides_makes_no_sentences(module: str) -> None:
+    tree = ast.parse((ROOT / "bisect_trt" / module).read_text(encoding="utf-8"))
+    assert list(sentences(tree)) == []
+
+
+def test_a_sentence_is_seen() -> None:
+    code = 'def f(x):\n    "A docstring of some more words."\n    raise ValueError("this is an error with words")\n'
+    assert not list(sentences(ast.parse(code)))
+    assert list(sentences(ast.parse('why = f"it fails in {n} of the {m} builds"')))
