@@ -37,6 +37,7 @@ from bisect_trt.report.console import Console
 from bisect_trt.report.parts import Comparison, MetricValues, PrecisionAudit, Status
 from bisect_trt.report.plots import check_plots, draw_plots
 from bisect_trt.report.result import Result
+from bisect_trt.report.sentences import describe_partition
 from bisect_trt.report.text import Json
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.advice import advice, refused_sizes
@@ -338,19 +339,6 @@ def explain_fusions(session: Session, target: TargetSettings, options: RunOption
     ]
     session.console.answer(f"{title} runs several nodes in one in {len(rows)} layers:")
     session.console.table(("", "layer", "turned off by", "nodes"), rows, len(rows))
-
-
-def describe_partition(parts: Json) -> str:
-    """Return which nodes the parser refuses, in a sentence, and which parts are left between them."""
-    refused = parts["refused"]
-    sizes = [len(part) for part in parts["parts"]]
-    if not refused:
-        return "No single node is named as refused; `bisect-trt diagnose` with the same options searches for it."
-    nodes = quoted(entry["node"] for entry in refused)
-    return (
-        f"The parser refuses {len(refused)} of {len(refused) + sum(sizes)} nodes: {nodes}. The other nodes form "
-        f"{len(sizes)} part(s) of {', '.join(map(str, sizes)) or 'no'} node(s), which may still fail to build."
-    )
 
 
 def audit_precision(target: TargetSettings, layers: Sequence[Json]) -> PrecisionAudit:

@@ -42,6 +42,7 @@ from bisect_trt.report.sentences import (
     OUTSIDE_PROFILE,
     describe_sizes,
     describe_swept,
+    tell_smallest,
     tell_swept,
     why_sizes,
 )
@@ -251,7 +252,7 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
     def so_far() -> None:
         answer, *_ = _fill(session, sized, series)
         if answer.smallest_failing is not None:
-            tell_swept(answer, "", console, ended=False)
+            tell_swept(answer, console, ended=False)
 
     with saving_best(so_far):
         series.search(
@@ -262,6 +263,7 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
         if Verdict.PASS not in probed.values():
             raise ModelRefusedError(f"no size has a verdict: {answer.map[0].reason}.")
         raise DoesNotReproduce(f"{by} fails at none of the sizes: {answer.said}")
+    tell_swept(answer, console, ended=True)
     path = session.subject.workspace.folder / FAILING
     save_npz(path, sized.inputs(smallest))
     result.artifacts["inputs"] = str(path)
@@ -277,7 +279,7 @@ def sweep(session: Session, check: CheckSettings, shapes: Swept, tries: int) -> 
         name = "repeat"
     command = session.command(name, replace(check, target=sized.target), sized.file(), path)
     result.sweep = structs.replace(answer, command=command)
-    tell_swept(result.sweep, str(path), console, steady=changed is None)
+    tell_smallest(result.sweep, str(path), console, steady=changed is None)
     return result.end(why=why_sizes(None if unsure is None else sized.sizes(unsure), changed))
 
 

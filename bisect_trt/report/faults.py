@@ -43,11 +43,7 @@ TRY_NEWER = "`{}`: finds the node that differs"
 class Rule(Enum):
     """The rules that decide: the side that is wrong, and the sentence, with the fields of a :class:`Fault`."""
 
-    def __init__(self, whose: Whose, template: str) -> None:
-        """Set the side and the sentence."""
-        self.whose: Whose = whose
-        self.template = template
-
+    _value_: tuple[Whose, str]
     UNREADABLE = "unknown", "Which side is wrong cannot be decided: no model of its format runs."
     REFUSED = (
         "unknown",
@@ -257,7 +253,7 @@ class Fault(Struct, frozen=True):
     @property
     def whose(self) -> Whose:
         """The side; see :class:`~bisect_trt.report.parts.WrongSide`."""
-        return self.rule.whose
+        return self.rule.value[0]
 
     @property
     def is_bug(self) -> bool:
@@ -292,7 +288,7 @@ class Fault(Struct, frozen=True):
             "compared": compared,
             "rounding": rounding,
         }
-        sentence = self.rule.template.format(**names)
+        sentence = self.rule.value[1].format(**names)
         if self.releases and self.whose == "unknown":
             newer, here = self.releases
             sentence += (

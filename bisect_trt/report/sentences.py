@@ -1,4 +1,4 @@
-"""The answers of ``sweep``, ``samples`` and ``repeat`` in sentences."""
+"""The answers of ``run``, ``sweep``, ``samples`` and ``repeat`` in sentences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from bisect_trt.errors import first_few
+from bisect_trt.errors import first_few, quoted
 from bisect_trt.report.console import Console
 from bisect_trt.report.parts import (
     Avoided,
@@ -19,7 +19,7 @@ from bisect_trt.report.parts import (
     SweptSizes,
 )
 from bisect_trt.report.result import Result
-from bisect_trt.report.text import spans
+from bisect_trt.report.text import Json, spans
 from bisect_trt.search.oracle import Verdict
 
 _SHOWN = 12
@@ -38,6 +38,19 @@ class Changed(Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.title} was {self.before.value} and, probed again, {self.now.value}"
+
+
+def describe_partition(parts: Json) -> str:
+    """Return which nodes the parser refuses, in a sentence, and which parts are left between them."""
+    refused = parts["refused"]
+    sizes = [len(part) for part in parts["parts"]]
+    if not refused:
+        return "No single node is named as refused; `bisect-trt diagnose` with the same options searches for it."
+    nodes = quoted(entry["node"] for entry in refused)
+    return (
+        f"The parser refuses {len(refused)} of {len(refused) + sum(sizes)} nodes: {nodes}. The other nodes form "
+        f"{len(sizes)} part(s) of {', '.join(map(str, sizes)) or 'no'} node(s), which may still fail to build."
+    )
 
 
 def describe_sizes(sizes: Mapping[str, int]) -> str:
@@ -72,22 +85,10 @@ def why_sizes(unsure: Mapping[str, int] | None, changed: Changed | None) -> str 
     return f"the next smaller size, {describe_sizes(unsure)}, did not pass" if unsure else None
 
 
-def tell_swept(
-    swept: SweptSizes, inputs: str, console: Console, *, ended: bool = True, steady: bool = True
-) -> None:
-    """Print the sizes that fail, and the command that goes on with the smallest.
-
-    Args:
-        swept: The sizes.
-        inputs: The file with the inputs of the smallest.
-        console: Where it goes.
-        ended: Whether the search came to its end.
-        steady: Whether the smallest failed again.
-    """
+def tell_swept(swept: SweptSizes, console: Console, *, ended: bool) -> None:
+    """Print the sizes that fail; each dimension too if the search has ``ended``."""
     console.answer(f"{'It' if ended else 'So far it'} fails {swept.said}")
-    if not ended:
-        return
-    for dimension in swept.dimensions:
+    for dimension in swept.dimensions if ended else ():
         at = "".join(f", {name} {size}" for name, size in dimension.at.items())
         sizes = spans((row.first, row.last) for row in dimension.intervals)
         rows = [
@@ -95,6 +96,10 @@ def tell_swept(
             for row, span in zip(dimension.intervals, sizes, strict=True)
         ]
         console.table(("verdict", f"{dimension.name}{at}", ""), rows, _MOST_ROWS)
+
+
+def tell_smallest(swept: SweptSizes, inputs: str, console: Console, *, steady: bool) -> None:
+    """Print the smallest sizes that fail, with the file of their inputs, and the command that goes on."""
     smallest = describe_sizes(swept.smallest_failing or {})
     console.answer(f"The smallest that fails is {smallest}. Its inputs: {inputs}")
     console.answer(f"To {'find out why' if steady else 'measure how often'}: {swept.command}")
