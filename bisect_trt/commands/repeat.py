@@ -184,14 +184,21 @@ def repeat(story: Repetition, limit: int) -> Result:
     # Choices can be compared only between builds of both kinds.
     if not (result.good and result.bad):
         return result
-    if story.same_engine or not any(build.choices for build in builds):
-        title = story.target.target.title if story.target else None
-        result.note = why_not_compared(title, same_engine=story.same_engine)
-        console.say(f"  {result.note}")
+    if note := _why_not_compared(story, builds):
+        result.note = note
+        console.say(f"  {note}")
         return result
     console.step("2. Which choices are in bad builds only?")
     tell_choices(builds, rows, console)
     return result.end(why=_prove(story, builds))
+
+
+def _why_not_compared(story: Repetition, builds: Sequence[Build]) -> str | None:
+    """Return why the builds have no choices to compare; ``None`` if they have."""
+    if not story.same_engine and any(build.choices for build in builds):
+        return None
+    title = None if story.target is None else story.target.target.title
+    return why_not_compared(title, same_engine=story.same_engine)
 
 
 def _summarise(story: Repetition, series: Series[int]) -> list[Build]:

@@ -159,7 +159,6 @@ class Unexplained(Enum):
     INCOMPLETE = "some builds with these choices pinned are good, so something else is needed"
     ANOTHER = "a build without it is bad too, so there is another reason; repeat with these options"
     UNSUPPORTED = "{} cannot pin a choice, so no reason can be proven"
-    SEARCHED = "{}"
 
 
 def why_rate(result: Result, noun: str, missing: Sequence[str], *, random: bool) -> str | None:

@@ -155,7 +155,7 @@ class Reason(Struct, frozen=True):
         proven: Whether a good build with them pinned is bad, the same build with them forbidden is
             good, and each is needed.
         why: Why it is not proven, or why none were found.
-        of: The build, or the choices, that this is about.
+        of: The build, or the choices, that this is about; without ``why`` the reason of the search.
     """
 
     choices: Choices
@@ -165,7 +165,7 @@ class Reason(Struct, frozen=True):
 
     def to_part(self) -> BuildReason:
         """Return the reason as results have it."""
-        why = self.why and self.why.value.format(self.of)
+        why = self.of if self.why is None else self.why.value.format(self.of)
         return BuildReason(tuple(map(choice_part, sorted(self.choices))), self.proven, why)
 
 
@@ -264,8 +264,7 @@ def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> R
         pinned = tuple(choice for place, choice in good.items() if place not in turned)
         verdict, chose = bench(Held(title, pinned, tuple(sorted(choices))))
         if verdict is Verdict.PASS and not choices & chose:
-            why = Unexplained.SEARCHED if minimum.why else None
-            return Reason(choices, minimum.proven, why, minimum.why)
+            return Reason(choices, minimum.proven, of=minimum.why)
         reason = Unexplained.FORBIDDEN if verdict is Verdict.FAIL else Unexplained.CHOSEN
         return Reason(choices, proven=False, why=reason)
     return Reason(frozenset(), proven=False, why=reason, of=name)
