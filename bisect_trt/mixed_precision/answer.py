@@ -219,7 +219,8 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     result.curve = curve
     result.trade_off = _numbers_of_trade(fix)
     result.rounding = " ".join(_sentences(fix, result.trade_off)) or None
-    result.large = fix.point is not None and not settings.bits and fix.is_large(fix.kept)
+    if fix.point is not None and not settings.bits and fix.is_large(fix.kept):
+        result.large = True
     result.precision = settings.low
     result.lowered = len(task.lowering.units) - len(fix.kept)
     result.measured_on = measured_on(task)
@@ -228,16 +229,22 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     result.uses = try_uses(task, fix.kept, written)
     # A set that fails by rounding may be off as a file too.
     if ran is not None and ran.ending is not Ending.PASSED and not (fix.traded and ran.comparisons):
-        runtime = f"{settings.target.target.title} " if settings.target else ""
-        reason = ran.reason.replace("the target ", runtime, 1)
-        reason = FAILS_AS_FILE.format(settings.output.name, reason)
-        result.uses = [structs.replace(use, passed=False, reason=reason) for use in result.uses]
+        result.uses = _failing_uses(task, ran, result.uses)
     space.fill_in(result, fix.kept, minimum.units)
     result.latency_ms = _latency(fix, ran, timed=written is not None)
     if _is_slow(result.latency_ms or {}) and not settings.emulated:
         result.slow = True
     if settings.by_layer:
         result.artifacts["engine"] = str(engine_path(settings.output))
+
+
+def _failing_uses(task: Task, ran: Outcome, uses: list[Use]) -> list[Use]:
+    """Return uses of a file that fails as it ``ran``."""
+    target = task.settings.target
+    runtime = f"{target.target.title} " if target else ""
+    reason = ran.reason.replace("the target ", runtime, 1)
+    reason = FAILS_AS_FILE.format(task.settings.output.name, reason)
+    return [structs.replace(use, passed=False, reason=reason) for use in uses]
 
 
 def _run_as_file(task: Task, keep: Subset) -> Outcome | None:

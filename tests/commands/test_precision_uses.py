@@ -29,6 +29,7 @@ from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
+from bisect_trt.report.reproducer import MIXED
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import summary
 from bisect_trt.session.checks import CheckSettings, make_prober, open_ledger
@@ -218,7 +219,7 @@ def test_a_diagnosis_recommends_only_what_passes_too(
         task.prober.probe_original(task.subject.original)
         found = Session(task.subject, task.console, task.result, task.prober)
         check = CheckSettings(target=FP16)
-        find_fix(found, check, Search(workers=1), task.subject.original, tmp_path)
+        find_fix(found, check, Search(workers=1), task.subject.original, tmp_path / MIXED)
         engine = tmp_path / "mixed.engine"
         assert recommended(task.result) == (str(engine) if loads else None)
         # Engines that do not load fail on all fresh samples too, for which the set then grows in
