@@ -1,10 +1,10 @@
 """The nodes of a float model as the space of a search: which may be lowered, and which probably need fp32.
 
-``Sensitivity`` measures how far rounding each node alone moves the outputs. It runs a model with a
-Loop: the body is the model again, and iteration ``i`` rounds what node ``i`` reads and makes. That
-costs about as much as to run the model once for each node; a candidate for each node would have to
-be built and loaded too. Suspects are the nodes with errors that add up past the tolerance, and
-those that read twice as large values past 65504.
+``Sensitivity`` measures how far rounding each node alone moves the outputs. It runs a model with
+Loops, each for some nodes: the body is what follows these, and iteration ``i`` rounds what node
+``i`` reads and makes. That costs about half as much as to run the model once for each node; a
+candidate for each node would have to be built and loaded too. Suspects are the nodes with errors
+that add up past the tolerance, and those that read twice as large values past 65504.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ from bisect_trt.targets.base import TargetSettings
 from bisect_trt.tensors.info import FP16_MAX, FP16_NORMAL, Array, finite_range
 from bisect_trt.tensors.inputs import Sample
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
-from bisect_trt.worker.protocol import Failed
 
 Errors = NDArray[np.float64]
 _MOST_GIVEN = 4
@@ -447,7 +446,7 @@ class _Ranges:
 
 
 _MOST_WORK = 1.6e10
-"""The largest product of nodes, elements of all tensors, and samples: about two minutes on one core."""
+"""The largest product of nodes, elements of all tensors, and samples: about half a minute on one core."""
 _PATIENCE = 300.0
 """Seconds that it may take for a sample; nodes are not measured on a machine that takes longer."""
 
@@ -488,38 +487,36 @@ class Sensitivity:
 
     def errors(self, samples: Sequence[Sample]) -> list[Errors]:
         """The error of each node in units of the tolerance, ``inf`` for NaN, on those samples where it can be measured."""
-        errors = list[Errors]()
-        run = self._subject.models.run
-        model = self._model
-        if model is None:
-            return errors
         samples = samples[: self._left]
         self._left -= len(samples)
-        for sample in samples:
-            try:
-                outputs = run("sensitivity-nodes", model, sample, timeout=_PATIENCE)
-            except ModelRefusedError:
-                # It takes too long, or too much memory.
-                self._model = None
-                return errors
-            if not isinstance(outputs, Failed):
-                errors.append(np.max(list(outputs.values()), axis=0).astype(np.float64))
-        return errors
+        if self._model is None or not samples:
+            return []
+        run = self._subject.models.run_each
+        try:
+            ran = run("sensitivity-nodes", self._model, samples, _PATIENCE * len(samples))
+        except ModelRefusedError:
+            # It takes too long, or too much memory.
+            self._model = None
+            return []
+        return [np.max(list(made.values()), axis=0).astype(np.float64) for made in ran]
+
+
+_BLOCK = 48
+"""The number of nodes that a Loop rounds. Its body has what these change, so many small Loops run fewer nodes."""
 
 
 class _Looped:
-    """Writes a model and, in the body of a Loop, the same model with one node rounded."""
+    """Writes a model and, in the bodies of Loops, what follows some of its nodes, with one of these rounded in each turn."""
 
     def __init__(self, network: Network, low: int, *, small: bool) -> None:
         self._small = small
-        self._mark = "~rounded~"
         self._network = network
         self._low = low
         self._model = clone(network.proto)
         self._main = self._model.graph
-        self._body = GraphProto(name="rounded")
+        self._body = GraphProto()
+        self._mark = "~rounded"
         self._rounded: dict[str, str] = {}
-        self._exact: dict[str, str] = {}
 
     def build(
         self,
@@ -528,103 +525,114 @@ class _Looped:
         allowed: Mapping[str, tuple[float, float]],
     ) -> onnx.ModelProto:
         """The model; it returns a vector of errors for each output."""
-        network = self._network
-        mark = self._mark
-        turn = {index: place for place, index in enumerate(nodes)}
-        computed = [index for index in network.order if not network.constant[index]]
-        moving = {*network.made_by(computed)}
-        for index in computed:
-            node = clone(network.nodes[index])
-            node.input[:] = [f"{name}{mark}" if name in moving else name for name in node.input]
-            node.output[:] = [f"{name}{mark}" if name else "" for name in node.output]
-            if index in turn:
-                self._round(node, slots[index], turn[index])
-            else:
-                self._body.node.append(node)
-        errors = [self._error(name, *tolerance) for name, tolerance in allowed.items()]
-        self._node(self._body, "Identity", f"more{mark}", result=f"again{mark}")
-        self._body.input.append(helper.make_tensor_value_info(f"turn{mark}", TensorProto.INT64, []))
-        self._body.input.append(helper.make_tensor_value_info(f"more{mark}", TensorProto.BOOL, []))
-        self._body.output.append(
-            helper.make_tensor_value_info(f"again{mark}", TensorProto.BOOL, [])
-        )
-        self._body.output.extend(
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in errors
-        )
-        error_names = [f"{name}{mark}" for name in errors]
-        # One Loop over the nodes: a model for each node would have to be loaded as often.
-        count = self._scalar("count", len(nodes))
-        self._main.node.append(helper.make_node("Loop", [count, ""], error_names, body=self._body))
+        tolerances = {
+            name: self._tolerance(name, *tolerance) for name, tolerance in allowed.items()
+        }
+        parts = dict[str, list[str]]()
+        for start in range(0, len(nodes), _BLOCK):
+            self._mark = f"~rounded{start}~"
+            found = self._loop(nodes[start : start + _BLOCK], slots, tolerances)
+            for name, part in zip(allowed, found, strict=True):
+                parts.setdefault(name, []).append(part)
         del self._main.output[:]
-        self._main.output.extend(
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, [len(nodes)])
-            for name in error_names
-        )
+        for found in parts.values():
+            errors = self._node(self._main, "Concat", *found, axis=0)
+            info = helper.make_tensor_value_info(errors, TensorProto.FLOAT, [len(nodes)])
+            self._main.output.append(info)
         return self._model
 
-    def _round(self, node: NodeProto, slots: Slots, place: int) -> None:
-        """Write a node of the body that is rounded in one iteration: what it reads, and what it makes unless that is exact."""
+    def _loop(
+        self, nodes: Sequence[int], slots: Sequence[Slots], tolerances: Mapping[str, str]
+    ) -> list[str]:
+        """Write the Loop of some nodes; the vector of errors of each output."""
+        network = self._network
+        mark = self._mark
+        body = self._body = GraphProto(name=f"body{mark}")
+        turn = {index: place for place, index in enumerate(nodes)}
+        moving = set[str]()
+        for index in network.order:
+            plain = network.nodes[index]
+            if index not in turn and (network.constant[index] or moving.isdisjoint(plain.input)):
+                continue
+            node = clone(plain)
+            node.input[:] = [f"{name}{mark}" if name in moving else name for name in node.input]
+            node.output[:] = [f"{name}{mark}" if name else "" for name in node.output]
+            moving.update(filter(None, plain.output))
+            if index in turn:
+                self._round(node, plain, slots[index], turn[index])
+            else:
+                body.node.append(node)
+        errors = [
+            self._error(f"{name}{mark}" if name in moving else name, name, tolerance)
+            for name, tolerance in tolerances.items()
+        ]
+        self._node(body, "Identity", f"more{mark}", result=f"again{mark}")
+        body.input.append(helper.make_tensor_value_info(f"turn{mark}", TensorProto.INT64, []))
+        body.input.append(helper.make_tensor_value_info(f"more{mark}", TensorProto.BOOL, []))
+        body.output.append(helper.make_tensor_value_info(f"again{mark}", TensorProto.BOOL, []))
+        body.output.extend(
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in errors
+        )
+        found = [f"{name}s" for name in errors]
+        # One Loop over the nodes: a model for each node would have to be loaded as often.
+        count = self._scalar("count", len(nodes))
+        self._main.node.append(helper.make_node("Loop", [count, ""], found, body=body))
+        return found
+
+    def _round(self, node: NodeProto, plain: NodeProto, slots: Slots, place: int) -> None:
+        """Write a node that is rounded in one turn: what it reads, and what it makes unless that is exact.
+
+        What it reads is exact in its turn, so that is rounded once, outside.
+        """
         now = self._node(
             self._body, "Equal", f"turn{self._mark}", self._scalar(f"turn{place}", place)
         )
         for position in sorted(slots.inputs):
-            if name := node.input[position]:
+            if name := plain.input[position]:
+                if name not in self._rounded:
+                    self._rounded[name] = self._low_of(self._main, name)
                 node.input[position] = self._node(
-                    self._body, "Where", now, self._low_of(name), name
+                    self._body, "Where", now, self._rounded[name], node.input[position]
                 )
         # Moving rounded values rounds nothing further.
         exact = node.op_type in EXACT_OPS
-        names = (
-            []
-            if exact
-            else [
-                node.output[position] for position in sorted(slots.outputs) if node.output[position]
-            ]
-        )
-        for name in names:
-            self._exact[name] = f"{name}exact"
-        node.output[:] = [self._exact.get(name, name) for name in node.output]
+        names = [
+            node.output[position]
+            for position in sorted(slots.outputs)
+            if node.output[position] and not exact
+        ]
+        node.output[:] = [f"{name}exact" if name in names else name for name in node.output]
         self._body.node.append(node)
         for name in names:
-            self._node(self._body, "Where", now, self._low_of(name), self._exact[name], result=name)
+            low = self._low_of(self._body, f"{name}exact")
+            self._node(self._body, "Where", now, low, f"{name}exact", result=name)
 
-    def _low_of(self, name: str) -> str:
-        """The rounded values of a tensor, made once: in the body, or outside where they are the same in each iteration.
+    def _low_of(self, graph: GraphProto, exact: str) -> str:
+        """The rounded values of a tensor."""
+        half = self._node(graph, "Cast", exact, result=f"{exact}{self._mark}half", to=self._low)
+        full = self._node(graph, "Cast", half, result=f"{half}full", to=TensorProto.FLOAT)
+        if self._small:
+            size = self._node(graph, "Abs", exact, result=f"{half}size")
+            least = self._scalar(f"{half}least", FP16_NORMAL)
+            is_small = self._node(graph, "Less", size, least, result=f"{half}small")
+            full = self._node(graph, "Where", is_small, full, exact, result=f"{half}part")
+        return full
 
-        A node that reads a tensor is rounded in other iterations than the node that makes it, so
-        these are of the exact values.
-        """
-        if name not in self._rounded:
-            graph = self._body if self._mark in name else self._main
-            exact = self._exact.get(name, name)
-            half = self._node(graph, "Cast", exact, result=f"{name}{self._mark}half", to=self._low)
-            full = self._node(graph, "Cast", half, result=f"{half}full", to=TensorProto.FLOAT)
-            if self._small:
-                size = self._node(graph, "Abs", exact, result=f"{half}size")
-                least = self._scalar(f"{half}least", FP16_NORMAL)
-                is_small = self._node(graph, "Less", size, least, result=f"{half}small")
-                full = self._node(graph, "Where", is_small, full, exact, result=f"{half}part")
-            self._rounded[name] = full
-        return self._rounded[name]
+    def _tolerance(self, name: str, atol: float, rtol: float) -> str:
+        """The largest error of each element of an output that passes."""
+        size = self._node(self._main, "Abs", name)
+        share = self._node(self._main, "Mul", size, self._scalar(f"{name}rtol", float(rtol)))
+        return self._node(self._main, "Max", share, self._scalar(f"{name}atol", float(atol)))
 
-    def _error(self, name: str, atol: float, rtol: float) -> str:
+    def _error(self, made: str, name: str, tolerance: str) -> str:
         """The largest error of an output in the body over its tolerance."""
-        main = self._main
         body = self._body
-        mark = self._mark
-        size = self._node(main, "Abs", name, result=f"{name}{mark}size")
-        share = self._node(
-            main, "Mul", size, self._scalar(f"{name}rtol", float(rtol)), result=f"{size}r"
-        )
-        allowed = self._node(
-            main, "Max", share, self._scalar(f"{name}atol", float(atol)), result=f"{size}a"
-        )
-        off = self._node(body, "Abs", self._node(body, "Sub", f"{name}{mark}", name))
-        share = self._node(body, "Div", off, allowed)
+        off = self._node(body, "Abs", self._node(body, "Sub", made, name))
+        share = self._node(body, "Div", off, tolerance)
         limit = self._scalar(f"{name}inf", math.inf)
         # ReduceMax skips NaN.
         share = self._node(body, "Where", self._node(body, "Less", share, limit), share, limit)
-        return self._node(body, "ReduceMax", share, result=f"{name}{mark}error", keepdims=0)
+        return self._node(body, "ReduceMax", share, result=f"{name}{self._mark}error", keepdims=0)
 
     def _node(
         self, graph: GraphProto, kind: str, *inputs: str, result: str = "", **attributes: int

@@ -103,6 +103,30 @@ class Models:
         failed = self.collect(file, inputs, outputs, target, timeout, earlier=before)
         return load_npz(outputs) if failed is None else failed
 
+    def run_each(
+        self, name: str, model: onnx.ModelProto, samples: Sequence[Values], timeout: float
+    ) -> list[Arrays]:
+        """Return the outputs for each of those samples on which a model runs; it is loaded once.
+
+        Args:
+            name: The stem of the files that the model and its values are written to.
+            model: The model; its weights may be external.
+            samples: The arrays of its inputs by name.
+            timeout: Seconds for all samples.
+        """
+        file = self.write(name, model)
+        fed = [self.feed(f"{name}.in-{place}", sample) for place, sample in enumerate(samples)]
+        made = [self._scratch(f"{name}.made-{place}.npz") for place in range(len(fed))]
+        for path in made:
+            path.unlink(missing_ok=True)
+        left = 0
+        while left < len(fed):
+            request = Collect(self._reference_once, file, tuple(fed[left:]), tuple(made[left:]))
+            failed = self._collected(request, None, timeout)
+            # A session ends with the first sample that it does not run.
+            left = len(fed) if failed is None else 1 + left + sum(p.exists() for p in made[left:])
+        return [load_npz(path) for path in made if path.exists()]
+
     def constants(self, network: Network, names: Sequence[str]) -> Arrays | Failed:
         """Return the values of tensors that nodes make and that depend on no input, or the reason why they cannot be computed."""
         nodes = network.leading_to({network.producer[name] for name in names})
@@ -134,9 +158,14 @@ class Models:
             UnavailableError: The reference takes too long or too much memory, or another process
                 ends the workers that run it.
         """
-        settings = self.reference if target is None else target
         fed = (*earlier, inputs)
         request = Collect(target or self._reference_once, model, fed, (to,) * len(fed), append)
+        return self._collected(request, target, timeout)
+
+    def _collected(
+        self, request: Collect, target: TargetSettings | None, timeout: float | None
+    ) -> Failed | None:
+        settings = self.reference if target is None else target
         reply = (self.ask if target is None else self.workers.ask)(request, timeout)
         if isinstance(reply, Failed) and reply.kind in ("time-out", "memory") and target is None:
             raise ModelRefusedError(
