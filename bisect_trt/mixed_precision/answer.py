@@ -150,7 +150,13 @@ def _leave_best(fix: Fix) -> None:
     minimal = fix.minimum.units if searched else units
     fix.minimum = structs.replace(fix.minimum, units=minimal, proven=False, why=ENDED)
     fix.why = ENDED
-    fill_in(fix, task.outcome_of(units), None)
+    outcome = task.outcome_of(units)
+    with suppress(BudgetSpent):
+        fix.measure_trade()
+        if fix.traded and fix.written == units:
+            outcome = fix.passes_by_trade(task.lowering.read_back(units, task.settings.output))
+            fix.atol = fix.atol if outcome.ending is Ending.PASSED else {}
+    fill_in(fix, outcome, None)
     task.result.culprits = space.culprits(units)
     # A file of another set must not stand for this one.
     if fix.written != units:

@@ -25,8 +25,8 @@ from bisect_trt.probe.oracles import SEVERE
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.report.mixed import ENDED, describe_validation, row_of
 from bisect_trt.report.parts import Validation
-from bisect_trt.search.keep import find_keep, grow_and_shrink
-from bisect_trt.search.oracle import Minimum, Subset, Verdict
+from bisect_trt.search.keep import find_keep, grow_and_shrink, shortest_prefix
+from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
 from bisect_trt.search.strategy import make_minimal
 from bisect_trt.tensors.comparison import TensorComparison, rounded_up
@@ -228,7 +228,12 @@ class Fix(Watcher):
         self._start: Subset = frozenset()
         # Sets that fail on the given samples.
         self._unfit = set[Subset]()
+        # A set that passes on the given samples, in which the minimal set is searched, and what it
+        # was grown to until it held.
+        self._within: Subset | None = None
+        self._first: Subset | None = None
         self._first_round: Round | None = None
+        self._rounds = 0
         self._failing = Round()
         self._worst = list[Sample]()
         # These are of the user's samples, which are the same in each round.
@@ -318,7 +323,7 @@ class Fix(Watcher):
                 task, suspects or None, self._judge_first, nothing_may_pass=nothing_may_pass
             )
             if nothing is None and suspects is not None:
-                self._validate(suspects)
+                self._hold_first(suspects)
             elif nothing is None:
                 task.space.measure_nodes()
             # The search tries to lower the units first that cost least alone.
@@ -329,7 +334,7 @@ class Fix(Watcher):
         self._widen_margin()
         task.result.probes_minimal = len(task.prober.ledger.records)
         self._run_rounds()
-        self._measure_trade()
+        self.measure_trade()
         self._try_bf16()
         self.leave(self.kept)
 
@@ -362,35 +367,90 @@ class Fix(Watcher):
         space.suspects = suspects
         return frozenset()
 
-    def _validate(self, units: Subset) -> None:
-        """Write and validate a set before the search: by ranges, else what is measured to lose values, else with neighbours.
-
-        An engine may compute in the low precision what a suspect reads or makes.
-        """
-        space = self.task.space
-        passes = self._is_enough(units)
-        if not passes and self.task.cheap:
-            # The search for the minimal set comes to a larger one soon enough.
+    def _hold_first(self, suspects: Subset) -> None:
+        """Write a first set that holds on fresh samples before the search: suspects, or more, grown until they hold."""
+        units = self._first_enough(suspects)
+        if not units:
             return
-        if not passes:
-            space.measure_nodes()
-            units = space.suspected
-            passes = self._is_enough(units)
-        if not passes:
-            units = space.widen()
-            passes = self._is_enough(units)
-        if not passes and not self.task.settings.compiles:
-            units = self._suspect_operators()
-            passes = bool(units)
-        if passes:
-            self._judge_first(units)
+        self._judge_first(units)
+        point = self._run_on(units, self._first_round) if self._first_round else None
+        if point is not None and not point.holds:
+            self._within = units
+            self._grow_first(point)
 
     def _judge_first(self, units: Subset) -> None:
         """Run the first set that passes on fresh samples, once."""
         if self._first_round is None:
-            self._first_round = self._fresh.round(0)
+            self._first_round = self._next_round()
             if self._first_round is not None:
                 self._run_on(units, self._first_round)
+
+    def _first_enough(self, units: Subset) -> Subset | None:
+        """Return a set that passes on the given samples: by ranges, else what is measured to lose values, else with more.
+
+        An engine may compute in the low precision what a suspect reads or makes.
+        """
+        space = self.task.space
+        if self._is_enough(units):
+            return units
+        if self.task.cheap:
+            return self._with_first(units, self._probe) if units else None
+        space.measure_nodes()
+        if self._is_enough(space.suspected) or self._is_enough(space.widen()):
+            return space.suspected
+        return None if self.task.settings.compiles else self._suspect_operators() or None
+
+    def _with_first(self, units: Subset, ask: Ask) -> Subset | None:
+        """Return a set and about as many of the first units of the order as are enough; ``None`` if all are needed."""
+        candidates = [unit for unit in self._order() if unit not in units]
+        size = shortest_prefix(candidates, lambda prefix: ask(units.union(prefix)) is Verdict.PASS)
+        return None if size in (None, len(candidates)) else units.union(candidates[:size])
+
+    def _grow_first(self, point: Point) -> None:
+        """Grow a set until it holds, which is written then, and only then leave out what the failing samples do not need."""
+        task, space = self.task, self.task.space
+        last = len(task.prober.ledger.records) + self._budget(point)
+        failing = point
+        while not point.holds:
+            units = point.units | space.certain
+            failing = structs.replace(point, units=units)
+            if not self._mixes(units):
+                return
+            known = units != point.units and self._clears(units) is Verdict.PASS
+            grown = units if known else self._with_first(units, self._clears)
+            if grown is None or not self._passes_on_given(grown):
+                return
+            after = self._validate(grown)
+            if after is None or not (after.holds or len(task.prober.ledger.records) < last):
+                return
+            point = after
+        self._first = point.units
+        if task.cheap and failing.units != point.units:
+            self._start = space.certain
+            self._grow(failing)
+            self._first = min((each.units for each in self.curve if each.holds), key=len)
+        if self._first_round is not None:
+            # Where the set is large one that leaves rounding alone is part of the answer.
+            self._run_losing(self._first, self._first_round)
+
+    def _budget(self, point: Point) -> int:
+        """Return the number of probes in which a set may grow and shrink."""
+        most = self.task.settings.most
+        # What is left is rounding, and a diagnosis only leaves a preliminary fix.
+        if point.cures and most is not None:
+            return most
+        least = _LEAST_PROBES if self.task.cheap else _LEAST_COSTLY_PROBES
+        return max(len(self.task.prober.ledger.records), least)
+
+    def _next_round(self) -> Round | None:
+        """Return samples that no set has run on, unless they are the user's."""
+        self._rounds += 1
+        return self._fresh.round(self._rounds - 1)
+
+    def _validate(self, units: Subset) -> Point | None:
+        """Run a set on another round; ``None`` after the last one."""
+        samples = self._next_round() if self._rounds < _ROUNDS else None
+        return None if samples is None else self._run_on(units, samples)
 
     def _mixes(self, units: Subset) -> bool:
         """Return whether a set leaves a node lowered; all groups may be taken out of a quantized model."""
@@ -412,12 +472,12 @@ class Fix(Watcher):
         settings = task.settings
         by_error = settings.bits or (task.space.measured and not settings.compiles)
         if not by_error or self._why_not_judged is not None:
-            return search_keep(task, settings.most)
-        first = search_keep(task, settings.most or _FIRST_PROBES)
+            return search_keep(task, settings.most, self._within)
+        first = search_keep(task, settings.most or _FIRST_PROBES, self._within)
         cure = task.space.losing
         adds_up = self.is_large(first.units) and (settings.bits or self._leaves_rounding(cure))
         if first.proven or not adds_up:
-            return first if first.proven else search_keep(task, settings.most)
+            return first if first.proven else search_keep(task, settings.most, self._within)
         order = task.space.order([])
         grown = grow_and_shrink(cure, cure, order, self._probe, most=_FIRST_PROBES) or first.units
         reason = f"rounding adds up in many {task.space.noun}s, and the fewest of these were not searched"
@@ -482,7 +542,7 @@ class Fix(Watcher):
         # Nodes that lose values on any input are kept from the start, if the check agrees.
         more = known != minimal and self._mixes(known) and not_judged is None
         self._start = known if more and self._passes_on_given(known) else minimal
-        samples = None if self.why else self._first_round or self._fresh.round(0)
+        samples = None if self.why else self._first_round or self._next_round()
         if samples is None:
             self.why = self.why or "the reference does not run on other inputs"
             self.units = self._hold_on_other_streams(self._start)
@@ -495,7 +555,8 @@ class Fix(Watcher):
         cure = self._run_losing(minimal, samples)
         point = self._run_on(self._start, samples)
         # Where a probe is a build, a set that leaves rounding alone is worth more than a larger one.
-        if point is not None and (task.cheap or cure is None or not cure.cures):
+        grows = task.cheap or cure is None or not cure.cures
+        if point is not None and grows and (self._first is None or not task.cheap):
             self._grow(point)
         self._run_losing(self.kept, samples)
         self._keep_best()
@@ -548,14 +609,8 @@ class Fix(Watcher):
         What loses values alone on the failing samples is kept first, by one probe.
         """
         task = self.task
-        probes = len(task.prober.ledger.records)
-        budget = max(probes, _LEAST_PROBES if task.cheap else _LEAST_COSTLY_PROBES)
-        # What is left is rounding, and a diagnosis only leaves a preliminary fix.
-        if point.cures and task.settings.most is not None:
-            budget = task.settings.most
-        for number in range(1, _ROUNDS):
-            if budget <= 0 or (point.holds and point.units not in self._unfit):
-                return
+        budget = self._budget(point)
+        while budget > 0 and not (point.holds and point.units not in self._unfit):
             order = self._order()
             grown = point.units | task.space.certain
             if not self._mixes(grown):
@@ -574,27 +629,36 @@ class Fix(Watcher):
             else:
                 # It may cure the model nevertheless.
                 self._unfit.add(grown)
-            samples = self._fresh.round(number)
-            after = None if samples is None else self._run_on(grown, samples)
+            after = self._validate(grown)
             if after is None:
                 return
             point = after
 
-    def _measure_trade(self) -> None:
-        """Measure the tolerances with which a set that fails by rounding passes, on the given samples too."""
+    def measure_trade(self) -> None:
+        """Measure the tolerances with which a set that fails by rounding passes, on the given samples too.
+
+        Raises:
+            BudgetSpent: No more probes may be made, and the set was not probed on the given samples.
+        """
         point = self.cure
-        user_round = None if point is None else self._fresh.given_round()
-        if point is not None and user_round is not None:
+        if point is None:
+            return
+        on_given = dict[str, float]()
+        known = self.task.outcome_of(point.units)
+        if known is None or known.ending is not Ending.PASSED:
+            user_round = self._fresh.given_round()
+            if user_round is None:
+                return
             outcome = run_on(self.task, point.units, user_round, "the given samples")
             on_given = Point(point.units, outcome.errors, outputs=outcome.comparisons).atol
-            tolerance = self.task.prober.check.tolerances
-            assert tolerance is not None, "values are compared"
-            # An output that needs less keeps the tolerance that it has.
-            used = {name: float(rounded_up(atol)) for name, atol in tolerance.atol.items()}
-            self.atol = {
-                name: max(atols.get(name, 0.0) for atols in (point.atol, on_given, used))
-                for name in sorted({*point.atol, *on_given})
-            }
+        tolerance = self.task.prober.check.tolerances
+        assert tolerance is not None, "values are compared"
+        # An output that needs less keeps the tolerance that it has.
+        used = {name: float(rounded_up(atol)) for name, atol in tolerance.atol.items()}
+        self.atol = {
+            name: max(atols.get(name, 0.0) for atols in (point.atol, on_given, used))
+            for name in sorted({*point.atol, *on_given})
+        }
 
     def passes_by_trade(self, written: Candidate) -> Outcome:
         """Probe a written set on the given samples with the tolerances that are named for it."""
@@ -621,7 +685,8 @@ class Fix(Watcher):
             (
                 point
                 for point in self.curve
-                if self._start <= point.units and point.units not in self._unfit
+                if (self._start <= point.units or point.units == self._first)
+                and point.units not in self._unfit
             ),
             key=Point.rank,
             default=None,
@@ -642,8 +707,10 @@ class Fix(Watcher):
                 order = sorted(finite, key=lambda each: (not each.cures, len(each.units)))
                 self.cure = next(iter(order), None)
         self.units = self._start if best is None else best.units
-        if best is not None and best.holds:
-            self.keep(best.units)
+        # Until the answer is known a set that holds is worth more than a smaller one.
+        held = self.traded or best
+        if held is not None and held.holds and self.written != held.units:
+            self._write(held.units)
 
     def _passes_on_given(self, units: Subset) -> bool:
         """Return whether a larger set passes on the samples that were given; its engine is the one to keep from here on."""

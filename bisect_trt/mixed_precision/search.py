@@ -504,8 +504,10 @@ def _ask_first(
         judge(units)
 
 
-def search_keep(task: Task, limit: int | None) -> Minimum:
+def search_keep(task: Task, limit: int | None, within: Subset | None = None) -> Minimum:
     """The fewest units to keep, where the model passes with all units kept and fails with none; by at most ``limit`` probes.
+
+    They are searched ``within`` a set that is known to be enough, or all units.
 
     Raises:
         BudgetSpent: No more probes may be made.
@@ -515,7 +517,8 @@ def search_keep(task: Task, limit: int | None) -> Minimum:
 
     def algorithm(oracle: Oracle) -> Minimum:
         ask = about_units(oracle)
-        minimum = find_keep(task.space.walk, ask, suspects=suspects, groups=groups, most=limit)
+        units = [unit for unit in task.space.walk if within is None or unit in within]
+        minimum = find_keep(units, ask, suspects=suspects, groups=groups, most=limit)
         return (
             confirm_enough(minimum, oracle, task.prober.flakiness)
             if task.prober.measured

@@ -234,10 +234,8 @@ def test_what_nothing_fails_without_is_not_said_to_fail(cli: CommandLine, here: 
     assert "fail without it" not in ran.out
 
 
-def test_what_overflows_on_fresh_samples_is_kept_by_one_probe_a_round(
-    cli: CommandLine, here: Path
-) -> None:
-    """Five branches beside the first overflow on samples with large rows or channels only, each on others."""
+def branches(path: Path) -> None:
+    """Five branches beside the first, which overflow on samples with large rows or channels only, each on others."""
     rng = np.random.default_rng(3)
     weights: dict[str, Any] = {"one": 1.0}
     body = "t0 = Identity (x) "
@@ -249,8 +247,14 @@ def test_what_overflows_on_fresh_samples_is_kept_by_one_probe_a_round(
             f"root{at} = Sqrt (more{at}) unit{at} = Div (wide{at}, root{at}) t{at + 1} = Add (t{at}, unit{at}) "
         )
     shape = f"float[1, 4, {WIDTH}]"
-    save_text(here / "model.onnx", f"({shape} x) => ({shape} y)", f"{body} y = Neg (t6)", weights)
+    save_text(path, f"({shape} x) => ({shape} y)", f"{body} y = Neg (t6)", weights)
     save_sample()
+
+
+def test_what_overflows_on_fresh_samples_is_kept_by_one_probe_a_round(
+    cli: CommandLine, here: Path
+) -> None:
+    branches(here / "model.onnx")
     ran = cli(*SAFE, "--load-inputs", "inputs.npz", "--workers", "1").ended(3)
     result = ran.result
     first, *_, last = result["curve"]
@@ -378,6 +382,32 @@ def test_a_file_is_there_once_its_set_holds_on_fresh_samples(here: Path) -> None
     assert len(read_json(here / "r.json")["curve"]) > 1
     assert all(map(_is_right, written))
     assert written[-1:] == [output.read_bytes()]
+
+
+def test_a_set_grows_until_it_holds_before_the_fewest_nodes_are_searched(
+    cli: CommandLine, here: Path
+) -> None:
+    """The first set fails on fresh samples; the search ends before it has asked for the fewest nodes."""
+    branches(here / "model.onnx")
+    ran = cli(*SAFE, "--load-inputs", "inputs.npz", "--max-probes", "17").ended(3)
+    first, *_, last = ran.result["curve"]
+    assert (first["holds"], last["holds"], last["recommended"]) == (False, True, True)
+    assert ran.result["minimal_proven"] is False
+    assert _is_right((here / "mixed.onnx").read_bytes())
+
+
+def test_a_search_that_ends_early_names_the_tolerance_of_a_set_that_does_not_hold(
+    cli: CommandLine, here: Path
+) -> None:
+    sum_of_roundings(here / "model.onnx")
+    ran = cli(*SAFE, "--rtol", "0", "--atol", "5e-4", "--max-probes", "5").ended(3)
+    result = ran.result
+    assert not any(point["holds"] for point in result["curve"])
+    atol = result["trade_off"]["atol"]["y"]
+    # To three digits, and never less.
+    assert 1 < result["validation"]["worst_error"] <= atol / 5e-4
+    assert atol / 5e-4 < 1.01 * result["validation"]["worst_error"]
+    assert f"with `--atol {atol:g}` it passes" in " ".join(ran.out.split())
 
 
 @pytest.mark.slow
