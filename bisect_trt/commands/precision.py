@@ -16,7 +16,7 @@ from bisect_trt.errors import (
     ValueRefusedError,
 )
 from bisect_trt.mixed_precision import groups
-from bisect_trt.mixed_precision.answer import deliver, leave_best, tell, tell_suspects, write_answer
+from bisect_trt.mixed_precision.answer import deliver, leave_best, tell, write_answer
 from bisect_trt.mixed_precision.curve import Fix
 from bisect_trt.mixed_precision.ladder import deliver_ladder
 from bisect_trt.mixed_precision.lowering import calibrate, is_calibrated
@@ -29,6 +29,7 @@ from bisect_trt.mixed_precision.search import (
     low_precision,
     precision_files,
     refusal,
+    tell_suspects,
 )
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Loop, Search
@@ -175,8 +176,9 @@ def _find(fix: Fix, search: Search) -> Result:
     console = task.console
     count = space.count(len(task.lowering.units))
     nothing = frozenset[int]()
-    console.step(f"Which of {count} are likely to fail in {low}, by the reference run?")
-    tell_suspects(task)
+    if task.settings.bits or not task.cheap:
+        console.step(f"Which of {count} are likely to fail in {low}, by the reference run?")
+        tell_suspects(task)
     for sentence in space.notes():
         console.warn(sentence)
     space.fill_in(task.result, nothing, nothing)

@@ -32,7 +32,6 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import reconfirm
-from bisect_trt.report.console import listed
 from bisect_trt.report.mixed import (
     ENDED,
     ENGINE_ALONE,
@@ -68,7 +67,6 @@ _FASTER = 0.95
 """A model is faster than another one if it takes at most this share of its time."""
 _NOISE_MS = 0.05
 """Milliseconds by which runs of the same engine differ on a busy machine; less is no gain."""
-_SHOWN_SUSPECTS = 5
 _SHOWN = 30
 
 
@@ -440,17 +438,6 @@ def recommended(result: Result) -> str | None:
     """The file of the first use that was seen to pass, unless it is as slow as the model in fp32."""
     passed = (use.what for use in result.uses or () if use.passed and not result.slow)
     return next(passed, None)
-
-
-def tell_suspects(task: Task) -> None:
-    """Print the suspects, and why they are."""
-    space = task.space
-    console = task.console
-    if not space.suspects:
-        console.say("  none")
-    shown = [f"{space.label(entry.unit)}: {entry.reason}" for entry in space.suspects]
-    for line in listed(shown, _SHOWN_SUSPECTS, ", less suspicious"):
-        console.say(line)
 
 
 def tell(task: Task, *lines: str | None) -> None:

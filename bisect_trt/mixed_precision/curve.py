@@ -17,7 +17,13 @@ from msgspec import Struct, structs
 
 from bisect_trt.errors import UsageError
 from bisect_trt.mixed_precision.lowering import CastLowering
-from bisect_trt.mixed_precision.search import Task, probe_ends, search_keep, with_metadata
+from bisect_trt.mixed_precision.search import (
+    Task,
+    probe_ends,
+    search_keep,
+    tell_suspects,
+    with_metadata,
+)
 from bisect_trt.mixed_precision.validation import Fresh, Round, probe_on, run_on
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record, Watcher
@@ -318,14 +324,19 @@ class Fix(Watcher):
         task = self.task
         task.console.progress.expect(len(task.lowering.units), task.settings.most)
         with task.prober.ledger.watched_by(self):
-            suspects = self._first_suspects()
+            # To measure the nodes takes longer than to see that they all may be lowered.
+            suspects = None if task.cheap else self._first_suspects()
             nothing = probe_ends(
                 task, suspects or None, self._judge_first, nothing_may_pass=nothing_may_pass
             )
-            if nothing is None and suspects is not None:
-                self._hold_first(suspects)
-            elif nothing is None:
-                task.space.measure_nodes()
+            if nothing is None:
+                if suspects is None:
+                    task.space.measure_nodes()
+                    suspects = self._first_suspects()
+                    if task.cheap and not task.settings.bits and task.settings.most is None:
+                        tell_suspects(task)
+                if suspects is not None:
+                    self._hold_first(suspects)
             # The search tries to lower the units first that cost least alone.
             task.space.measure(task)
             self.minimum = nothing or self._search_minimal()
@@ -368,7 +379,15 @@ class Fix(Watcher):
         return frozenset()
 
     def _hold_first(self, suspects: Subset) -> None:
-        """Write a first set that holds on fresh samples before the search: suspects, or more, grown until they hold."""
+        """Write a first set that holds on fresh samples before the search: suspects, or more, grown until they hold.
+
+        Where rounding adds up in many nodes, the set that leaves it alone runs before: it is the
+        answer of a search that is stopped.
+        """
+        cure = self.task.space.losing
+        many = not suspects or self.is_large(suspects)
+        if self.task.cheap and many and self._leaves_rounding(cure):
+            self._judge_first(cure)
         units = self._first_enough(suspects)
         if not units:
             return
@@ -494,7 +513,8 @@ class Fix(Watcher):
         if samples is None:
             return False
         outcome = run_on(self.task, units, samples, "the given samples")
-        point = Point(units, outcome.errors, outputs=outcome.comparisons, none_loses=True)
+        known = self.task.space.measured
+        point = Point(units, outcome.errors, outputs=outcome.comparisons, none_loses=known)
         return point.failed > 0 and point.cures
 
     def _widen_margin(self) -> None:
@@ -761,6 +781,8 @@ class Fix(Watcher):
                 else additions + self._failing
             )
             self._worst += [samples[place][1] for place in _spread(failing, _LOOKED_AT)]
+            if task.cheap:
+                space.measure_nodes()
             if space.measured:
                 # On these samples other nodes may lose their values.
                 space.order(self._worst)

@@ -14,7 +14,7 @@ from msgspec import structs
 from onnx import TensorProto
 
 from bisect_trt.errors import UsageError
-from bisect_trt.mixed_precision.answer import deliver, tell, tell_suspects, write_answer
+from bisect_trt.mixed_precision.answer import deliver, tell, write_answer
 from bisect_trt.mixed_precision.curve import Fix
 from bisect_trt.mixed_precision.groups import ALLOWED, GroupSpace
 from bisect_trt.mixed_precision.lowering import make_lowering
@@ -120,7 +120,6 @@ def _climb(fix: Fix, space: GroupSpace) -> tuple[Fix, str | None]:
     )
     try:
         upper = Fix(_task_above(task, space, fix.kept))
-        tell_suspects(upper.task)
         upper.search(nothing_may_pass=True)
     except (DoesNotReproduce, UsageError) as error:
         fix.keep(fix.kept, again=True)

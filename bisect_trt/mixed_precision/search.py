@@ -24,6 +24,7 @@ from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.outcome import BROKEN_PREFIXES, Ending, Outcome
 from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.report.console import listed
 from bisect_trt.report.mixed import NOT_RUN_WHOLE
 from bisect_trt.report.parts import Unit
 from bisect_trt.report.result import Result
@@ -46,6 +47,7 @@ BREAKS = 3.0
 """The score of a unit that breaks the tolerance alone."""
 INSIDE = 2.0
 """The score of a node that overflows where it reads values twice as large."""
+_SHOWN_SUSPECTS = 5
 UNUSED_RANGES = (
     "no ranges are found: TensorRT 8.6 to 10 do that, with --int8, of models without Q/DQ"
 )
@@ -92,6 +94,12 @@ class PrecisionSettings(Struct, frozen=True):
     def compiles(self) -> bool:
         """Whether the target compiles, so that a probe is a build."""
         return self.target is not None and self.target.target.compiles
+
+    @property
+    def cheap(self) -> bool:
+        """Whether a probe takes milliseconds rather than minutes; a simulator of a device takes seconds a sample."""
+        simulated = self.target is not None and self.target.target.computes_low(self.target)
+        return not (self.compiles or simulated)
 
     @property
     def rungs(self) -> Names:
@@ -402,10 +410,8 @@ class Task(Session, frozen=True):
 
     @property
     def cheap(self) -> bool:
-        """Whether a probe takes milliseconds rather than minutes; a simulator of a device takes seconds a sample."""
-        target = self.settings.target
-        simulated = target is not None and target.target.computes_low(target)
-        return not (self.settings.compiles or simulated)
+        """Whether a probe takes milliseconds; see :attr:`PrecisionSettings.cheap`."""
+        return self.settings.cheap
 
     @property
     def not_run(self) -> str | None:
@@ -437,6 +443,17 @@ class Task(Session, frozen=True):
             if target is None
             else reason.replace("the target ", f"{target.target.title} ", 1)
         )
+
+
+def tell_suspects(task: Task) -> None:
+    """Print the suspects, and why they are."""
+    space = task.space
+    console = task.console
+    if not space.suspects:
+        console.say("  none")
+    shown = [f"{space.label(entry.unit)}: {entry.reason}" for entry in space.suspects]
+    for line in listed(shown, _SHOWN_SUSPECTS, ", less suspicious"):
+        console.say(line)
 
 
 def probe_ends(

@@ -96,7 +96,9 @@ def by_name(subject: Subject, precision: str = "fp16") -> dict[str, Suspect]:
     network = subject.network
     options = PrecisionOptions(subject.settings.path, Path("mixed.onnx"))
     low: Low = "fp16" if precision == "fp16" else "bf16"
-    suspects = make_nodes(subject, PrecisionSettings(options, low)).suspects
+    space = make_nodes(subject, PrecisionSettings(options, low))
+    space.measure_nodes()
+    suspects = space.suspects
     assert [entry.score for entry in suspects] == sorted(
         (entry.score for entry in suspects), reverse=True
     )
@@ -280,4 +282,6 @@ def test_nodes_in_bodies_are_not_measured_so_none_is_known_to_lose_values(
     onnx.save(model, str(here / "model.onnx"))
     with subject_of(here / "model.onnx", None, here) as subject:
         options = PrecisionOptions(subject.settings.path, Path("mixed.onnx"))
-        assert make_nodes(subject, PrecisionSettings(options, "fp16")).measured is not inside
+        space = make_nodes(subject, PrecisionSettings(options, "fp16"))
+        space.measure_nodes()
+        assert space.measured is not inside
