@@ -724,16 +724,17 @@ def _files(result: Result) -> Iterator[Row]:
     if written := [*inside, *dict.fromkeys(outside)]:
         yield "Wrote", ", ".join(written)
     if report := artifacts.get("report"):
-        path = Path(report)
-        run = result.probes["run"]
-        yield (
-            "Report",
-            str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path),
-        )
-        if run:
-            shared = result.probes.get("shared", 0)
-            cached = f" ({plural(shared, 'verdict')} from the cache)" if shared else ""
-            yield "", f"{plural(run, 'probe')} in {seconds(result.wall_s)}{cached}"
+        yield from _report_file(result, Path(report))
+
+
+def _report_file(result: Result, path: Path) -> Iterator[Row]:
+    """Yield where the report is, and the number of probes in it."""
+    run = result.probes["run"]
+    yield "Report", str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    if run:
+        shared = result.probes.get("shared", 0)
+        cached = f" ({plural(shared, 'verdict')} from the cache)" if shared else ""
+        yield "", f"{plural(run, 'probe')} in {seconds(result.wall_s)}{cached}"
 
 
 def _next(result: Result) -> Iterator[Row]:

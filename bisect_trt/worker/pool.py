@@ -12,6 +12,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from bisect_trt.targets.messages import OUT_OF_MEMORY, leaves_tactics_out
 from bisect_trt.worker.deadline import Deadline
 from bisect_trt.worker.process import MOST_LOST, Cancel, ProcessLimits, gate
@@ -40,6 +42,35 @@ _DEVICES = Path("/dev")
 _CORES_OF_A_BUILD = 4
 _MOST_ON_A_GPU = 4
 """A GPU is busy for 12 to 35% of the time that a build takes."""
+
+
+class _Tries(Struct):
+    """The tries of a request.
+
+    Attributes:
+        lost: The number of workers that another process ended.
+        damaged: The number that ended by themselves, or failed at everything.
+        crowded: Whether memory was short beside others.
+    """
+
+    lost: int = 0
+    damaged: int = 0
+    crowded: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether a worker did not answer."""
+        return self.lost + self.damaged > 0
+
+    def allow_another(self, death: WorkerDied, *, doubtful: bool) -> bool:
+        """Count a death; returns whether the request is repeated, ``doubtful`` if it may not be to blame."""
+        if death.outside is not None:
+            self.lost += 1
+            again = self.lost < MOST_LOST
+        else:
+            self.damaged += 1
+            again = doubtful and self.damaged < 2
+        return again and death.end.limit is None
 
 
 class WorkerPool:
@@ -153,13 +184,13 @@ class WorkerPool:
         patience = max(self._patience, COSTLY_SECONDS) if costly else self._patience
         allowed = patience if timeout is None else timeout
         away = self._sends(request, here=here)
-        lost = damaged = 0
-        crowded = False
+        tries = _Tries()
         while True:
             allowed = self._until_deadline(allowed, cancel)
             # A worker that the kernel ended for its memory gets all of it the next time.
-            with gate.turn(cancel, alone=crowded or (lost > 0 and not away)) as turn:
-                worker = self._take(away=away, fresh=fresh or lost + damaged > 0, place=place)
+            alone = tries.crowded or (tries.lost > 0 and not away)
+            with gate.turn(cancel, alone=alone) as turn:
+                worker = self._take(away=away, fresh=fresh or tries.failed, place=place)
                 used = worker.served > 0
                 if on_place is not None and worker.place is not None:
                     on_place(worker.place)
@@ -169,33 +200,27 @@ class WorkerPool:
                 try:
                     reply = worker.ask(order, limits, turn).reply
                 except WorkerDied as death:
-                    outside = death.outside is not None
-                    lost = lost + outside
-                    damaged = damaged + (not outside)
-                    if outside:
+                    # An earlier request may have damaged a used worker; a fresh one is believed.
+                    again = tries.allow_another(death, doubtful=used or confirm)
+                    if death.outside is not None:
                         self._lost[worker.place] += 1
                         self._make_room(worker)
-                    # An earlier request may have damaged a used worker; a fresh one is believed.
-                    again = lost < MOST_LOST if outside else damaged < 2 and (used or confirm)
                     if death.end.limit == "time":
                         self._until_deadline(allowed, cancel)
-                    if death.end.limit is not None or not again:
-                        by_default = "" if self.bounded else ", the most by default"
-                        return _failed(
-                            death,
-                            "" if timeout is not None else f"{by_default}; --timeout allows more",
-                        )
-                    continue
+                    if again:
+                        continue
+                    by_default = "" if self.bounded else ", the most by default"
+                    more = f"{by_default}; --timeout allows more" if timeout is None else ""
+                    return _failed(death, more)
                 finally:
                     self._give_back(worker)
-            if turn.most > 1 and not crowded and _ran_short(reply, order.log):
+            if turn.most > 1 and not tries.crowded and _ran_short(reply, order.log):
                 gate.narrow(turn)
-                crowded = True
-                continue
-            if used and isinstance(reply, Failed) and reply.poisoned:
-                damaged += 1
-                continue
-            return reply  # type: ignore[no-any-return]
+                tries.crowded = True
+            elif used and isinstance(reply, Failed) and reply.poisoned:
+                tries.damaged += 1
+            else:
+                return reply  # type: ignore[no-any-return]
 
     def _sends(self, request: Request[Any], *, here: bool) -> bool:
         """Whether a request runs in a place; brings the weights that it needs beside its model."""

@@ -72,6 +72,18 @@ class Timed(Struct, frozen=True):
         return self.times(self.runs)
 
 
+def _measure_both(
+    measure: Callable[[], list[float]], baseline: Timed | None, *, swapped: bool
+) -> tuple[list[float], list[float]]:
+    """Return the seconds of the model's runs and of a block of the baseline, if there is one; ``swapped`` if that comes first."""
+    if baseline is None:
+        return measure(), []
+    if swapped:
+        other = [baseline.block()]
+        return measure(), other
+    return measure(), [baseline.block()]
+
+
 def compare_blocks(
     model: Timed,
     baseline: Timed | None,
@@ -99,14 +111,12 @@ def compare_blocks(
     while not (slow.known or (fine.known and not slow.leads)) and (
         not mine or time.monotonic() - began < budget
     ):
-        first = len(mine) % 2 == 0  # each side comes first as often
-        if baseline is not None and not first:
-            theirs.append(baseline.block())
-        runs = [model.block()] if share is None else model.all()
+        measure = model.all if share is not None else lambda: [model.block()]
+        # Each side comes first as often.
+        runs, other = _measure_both(measure, baseline, swapped=len(mine) % 2 == 1)
         mine += runs
-        if baseline is not None and first:
-            theirs.append(baseline.block())
-        for too_long, short in (judge(seconds, theirs[-1] if theirs else 0.0) for seconds in runs):
+        theirs += other
+        for too_long, short in (judge(seconds, sum(other)) for seconds in runs):
             slow.add(holds=too_long)
             fine.add(holds=short)
     verdict = True if slow.known else False if fine.known and not slow.leads else None
