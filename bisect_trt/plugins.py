@@ -26,6 +26,8 @@ Value = TypeVar("Value")
 TAKEN = "has the name of one of bisect-trt"
 FAILED: list[str] = []
 """Why plug-ins were left out, a sentence each; ``bisect-trt doctor`` prints them."""
+_importing: list[str] = []
+"""Modules of entry points that are being imported, the one that began last at the end."""
 
 
 @cache
@@ -52,14 +54,18 @@ def load(place: str, name: str) -> Any:  # noqa: ANN401 - whatever it names
         UnavailableError: Its package cannot be imported.
     """
     module, _, attribute = place.partition(":")
+    circular = module in _importing
+    _importing.append(module)
     try:
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:
         # The code of another package may raise anything.
         reason = f"fails to load: {error!r}"
-        if "partially initialized" in str(error):
+        if circular:
             reason += "; commands have the options of targets, so these need a module of their own"
         raise PackageError(refused(name, place, reason)) from error
+    finally:
+        _importing.pop()
 
 
 def loaded(
