@@ -63,6 +63,7 @@ def run(call: Call) -> Result:
     ]
     bisects = _RELEASE in axis_names and not own.find_all
     cells: dict[Names, MatrixCell] = {}
+    statuses = set[int]()
     call.result.axes = [name for name, _ in ordered]
     with TemporaryDirectory(prefix="bisect-trt-") as scratch:
         for row in product(*rows):
@@ -70,11 +71,15 @@ def run(call: Call) -> Result:
             def ask(place: int, row: Sequence[_Value] = row) -> Verdict:
                 values = (*row, columns[place])
                 call.console.step(" ".join(value for value, _ in values))
-                cell = _ask(values, words, Path(scratch))
+                cell, status = _ask(values, words, Path(scratch))
                 cells[cell.values] = cell
+                statuses.add(status)
                 return cell.verdict
 
             find_edges(len(columns), ask, every=not bisects)
+    if statuses == {UsageError.status}:
+        # No combination runs: an option is wrong.
+        raise ValueRefusedError(next(iter(cells.values())).why)
     shown = [[value for value, _ in axis] for axis in axes]
     for line in _lines(call.result.axes[-1], shown, cells):
         call.console.answer(line)
@@ -142,16 +147,13 @@ def _values(name: str, text: str, package: Package | None) -> Iterator[_Value]:
             )
 
 
-def _ask(values: Sequence[_Value], words: Sequence[str], scratch: Path) -> MatrixCell:
-    """Run a cell.
+def _ask(values: Sequence[_Value], words: Sequence[str], scratch: Path) -> tuple[MatrixCell, int]:
+    """Run a cell; returns its exit status too.
 
     Args:
         values: Of each axis, with their options.
         words: The model and the other options of ``run``.
         scratch: A folder for its log and its result.
-
-    Raises:
-        UsageError: The options are wrong.
     """
     file = scratch / "result.json"
     file.unlink(missing_ok=True)
@@ -168,9 +170,8 @@ def _ask(values: Sequence[_Value], words: Sequence[str], scratch: Path) -> Matri
     )
     if not file.exists():
         # Killed, as by the kernel when memory runs out: the other cells have their answers.
-        return structs.replace(cell, verdict=Verdict.UNRESOLVED)
+        return structs.replace(cell, verdict=Verdict.UNRESOLVED), end.code
     answer = read_result(file)
-    reason = answer.why or ""
-    if end.code == UsageError.status:
-        raise ValueRefusedError(reason)
-    return structs.replace(cell, why=reason, seconds=answer.wall_s, run=answer.artifacts["run"])
+    run_folder = answer.artifacts.get("run")
+    cell = structs.replace(cell, why=answer.why or "", seconds=answer.wall_s, run=run_folder)
+    return cell, end.code

@@ -482,7 +482,7 @@ class Sensitivity:
         )
         self._left = int(_MOST_WORK / max(len(nodes) * elements, 1))
         """The number of samples that may still be measured."""
-        if fixed and allowed and self._left:
+        if fixed and nodes and allowed and self._left:
             slots = low_slots(subject, precision)
             self._model = _Looped(network, LOW_TYPES[precision], small=small).build(
                 nodes, slots, allowed

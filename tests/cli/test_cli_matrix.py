@@ -25,16 +25,18 @@ def test_each_combination_is_a_run_of_its_own(cli: CommandLine, here: Path) -> N
     overflowing(here / "model.onnx")
     axes = ("--over", "target=onnxrt,openvino", "--over", "precision=fp32,fp16")
     ran = cli("matrix", "model.onnx", *axes, "--json", "m.json", "--report", "m.html").ended(1)
+    # Most CPUs have no fp16, so OpenVINO would compute in fp32.
+    refused = "OpenVINO's CPU computes fp16 in fp32" in ran.out
     assert verdicts(here / "m.json") == {
         ("onnxrt", "fp32"): "PASS",
         ("onnxrt", "fp16"): "FAIL",
         ("openvino", "fp32"): "PASS",
-        ("openvino", "fp16"): "FAIL",
+        ("openvino", "fp16"): "UNRESOLVED" if refused else "FAIL",
     }
     assert re.search(r"^precision +onnxrt +openvino\nfp32 .+\nfp16 ", ran.out, re.MULTILINE)
     page = (here / "m.html").read_text()
     cells = read_json(here / "m.json")["cells"]
-    for cell in cells:
+    for cell in cells[: 4 - refused]:
         assert read_json(Path(cell["run"]) / "result.json")["command"] == "run"
         assert f'href="{cell["run"]}/report.html"' in page
     failing = next(cell for cell in cells if cell["verdict"] == "FAIL")
@@ -55,6 +57,11 @@ def test_all_match_or_none_answers(cli: CommandLine, here: Path) -> None:
     ran = cli(*words, "--json", "m.json").ended(3)
     assert list(verdicts(here / "m.json").values()) == ["PASS", "UNRESOLVED"]
     assert "TensorrtExecutionProvider" in ran.out
+    # A combination that is refused leaves the others their answers.
+    levels = ("--over", "graph-optimization-level=off,most")
+    ran = cli("matrix", "model.onnx", "--onnxrt", *levels, "--json", "m.json").ended(3)
+    assert list(verdicts(here / "m.json").values()) == ["PASS", "UNRESOLVED"]
+    assert "most: " in ran.out
 
 
 @pytest.mark.parametrize(
