@@ -26,8 +26,6 @@ Value = TypeVar("Value")
 TAKEN = "has the name of one of bisect-trt"
 FAILED: list[str] = []
 """Why plug-ins were left out, a sentence each; ``bisect-trt doctor`` prints them."""
-_importing: list[str] = []
-"""Modules of entry points that are being imported, the one that began last at the end."""
 
 
 @cache
@@ -54,18 +52,17 @@ def load(place: str, name: str) -> Any:  # noqa: ANN401 - whatever it names
         UnavailableError: Its package cannot be imported.
     """
     module, _, attribute = place.partition(":")
-    circular = module in _importing
-    _importing.append(module)
     try:
         return getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:
         # The code of another package may raise anything.
         reason = f"fails to load: {error!r}"
-        if circular:
+        # CPython marks a module that is still being imported by this.
+        source = error.name if isinstance(error, ImportError) else None
+        spec = getattr(sys.modules.get(source or ""), "__spec__", None)
+        if getattr(spec, "_initializing", False):
             reason += "; commands have the options of targets, so these need a module of their own"
         raise PackageError(refused(name, place, reason)) from error
-    finally:
-        _importing.pop()
 
 
 def loaded(
