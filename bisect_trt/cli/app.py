@@ -152,7 +152,7 @@ def _say_ending(ending: BaseException, call: Call, verbosity: int) -> None:
     if isinstance(ending, KeyboardInterrupt):
         if call.result.artifacts.get("run") is None:
             # Else the summary has the reason and the next command.
-            console.error(f"{reason.removesuffix(' by the user')}.")
+            console.error(f"{reason}.")
         return
     if not isinstance(ending, BisectError):
         console.error(

@@ -244,10 +244,7 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
 
 def _failing_uses(task: Task, ran: Outcome, uses: list[Use]) -> list[Use]:
     """Return uses of a file that fails as it ``ran``."""
-    target = task.settings.target
-    runtime = f"{target.target.title} " if target else ""
-    reason = ran.reason.replace("the target ", runtime, 1)
-    reason = FAILS_AS_FILE.format(task.settings.output.name, reason)
+    reason = FAILS_AS_FILE.format(task.settings.output.name, ran.describe(task.runtime))
     return [structs.replace(use, passed=False, reason=reason) for use in uses]
 
 

@@ -414,6 +414,12 @@ class Task(Session, frozen=True):
         return self.settings.cheap
 
     @property
+    def runtime(self) -> str:
+        """The target in sentences; empty where a check command runs the models."""
+        target = self.settings.target
+        return target.target.title if target else ""
+
+    @property
     def not_run(self) -> str | None:
         """A sentence, if the target does not run the model with all units lowered; then the answer is not about numbers."""
         broken = self.breaks(frozenset())
@@ -436,13 +442,7 @@ class Task(Session, frozen=True):
         outcome = self.outcome_of(keep)
         if outcome is None or outcome.ending is not Ending.BROKEN:
             return None
-        reason = outcome.reason.rstrip(".").removeprefix(f"sample {outcome.sample}: ")
-        target = self.settings.target
-        return (
-            reason
-            if target is None
-            else reason.replace("the target ", f"{target.target.title} ", 1)
-        )
+        return outcome.describe(self.runtime)
 
 
 def tell_suspects(task: Task) -> None:

@@ -17,7 +17,7 @@ from bisect_trt.errors import OutputFileError, ValueRefusedError
 from bisect_trt.options.spec import written
 from bisect_trt.probe.check import Check, Conditions
 from bisect_trt.probe.engine_cache import ENGINE, EngineCache
-from bisect_trt.probe.outcome import CRASHED, Ending, Outcome
+from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.user_checks import CommandCheck, note_command
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.targets.base import TargetSettings
@@ -186,12 +186,8 @@ def outcome_of_failure(failed: Failed) -> Outcome:
     """Return the outcome of a candidate that the target does not run."""
     if failed.kind in ("cancelled", "lost"):
         return Outcome(Ending.SKIPPED, failed.signature, failed.message)
-    reasons = {
-        "build": f"the target refuses the model: {failed.message}",
-        "run": f"the target fails while running: {failed.message}",
-        "crash": f"the target crashed ({failed.signature.removeprefix(CRASHED)})",
-    }
-    return Outcome(Ending.BROKEN, failed.signature, reasons.get(failed.kind, failed.message))
+    sentence = failed.describe("the target")
+    return Outcome(Ending.BROKEN, failed.signature, sentence, failed=failed)
 
 
 def outcome_of_comparisons(

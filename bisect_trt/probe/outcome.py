@@ -11,7 +11,7 @@ from bisect_trt.aliases import Fields, Plain
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.messages import error_class
 from bisect_trt.tensors.comparison import TensorComparison, required_severity
-from bisect_trt.worker.protocol import CANCELLED, OVER_MEMORY
+from bisect_trt.worker.protocol import CANCELLED, CRASHED, OVER_MEMORY, Failed
 
 SLOW = "slow"
 """The signature of a time past its limit."""
@@ -102,6 +102,7 @@ class Outcome:
             verdict.
         metric: Its score, where a metric is the check.
         measured: Its times and memory, where limits are the check.
+        failed: The reply of the runtime, where that does not run the model.
     """
 
     ending: Ending
@@ -120,6 +121,11 @@ class Outcome:
     errors: tuple[float, ...] = ()
     metric: MetricScore | None = None
     measured: Plain | None = None
+    failed: Failed | None = None
+
+    def describe(self, runtime: str) -> str:
+        """Return the reason, with the name of the ``runtime`` where that does not run the model."""
+        return self.reason if self.failed is None else self.failed.describe(runtime)
 
     @property
     def cancelled(self) -> bool:
@@ -168,7 +174,5 @@ def raised(signature: str) -> str:
     return signature.partition(": ")[2] if signature.startswith(BARE_EXIT) else ""
 
 
-CRASHED = "signal "
-"""Start of the signature of a crash."""
 BROKEN_PREFIXES = (CRASHED, "time-out", OVER_MEMORY, "build: ", "run: ")
 """Starts of the signatures of ``Ending.BROKEN``."""

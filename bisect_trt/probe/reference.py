@@ -539,7 +539,7 @@ class Reference:
         failed = self._models.collect(path, self.inputs_file, self.store, append=append)
         if failed is None or failed.kind != "crash":
             return failed
-        return structs.replace(failed, message=failed.message.replace("it", "ONNX Runtime", 1))
+        return structs.replace(failed, message=failed.describe("ONNX Runtime"))
 
 
 def nothing_special(model: onnx.ModelProto) -> onnx.ModelProto:

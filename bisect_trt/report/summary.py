@@ -575,7 +575,8 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     used = next((use.what for use in result.uses or () if use.passed), file)
     count = f"{len(kept)} of {len(kept) + (result.lowered or 0)}"
     low = result.precision or "low"
-    units = "groups in floats" if result.groups and not result.ladder else "nodes in fp32"
+    noun = "groups" if result.groups and not result.ladder else "nodes"
+    units = f"{noun} in {'floats' if noun == 'groups' else 'fp32'}"
     of = f": {grouped(kept)}" if kept else ""
     validation = result.validation or None
     refused = why_no_use(result)
@@ -605,7 +606,7 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     if kept and holds and lowered and not (result.inside or result.groups):
         yield "", f"It passes without {grouped(lowered)} in fp32: errors there alone do no harm"
     yield from _scored(result)
-    yield from _smaller(result, kept, units.partition(" ")[0])
+    yield from _smaller(result, kept, noun)
     if result.rounding:
         yield "", result.rounding
     times = {name: value for name, value in (result.latency_ms or {}).items() if value is not None}

@@ -26,7 +26,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import clone, drawing_nodes, drop, label
 from bisect_trt.onnxlib.roundings import EXACT_OPS, lower_roundtrip, lows_of, widened
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.outcome import CRASHED, Ending
+from bisect_trt.probe.outcome import Ending
 from bisect_trt.report.faults import (
     FEW_ULPS,
     IN_FP32,
@@ -63,7 +63,7 @@ from bisect_trt.tensors.compare import compare_all
 from bisect_trt.tensors.files import Values
 from bisect_trt.tensors.info import FP16_MAX, FP16_NORMAL, Array, tensor_of
 from bisect_trt.tensors.tolerance import Precision, ToleranceOptions
-from bisect_trt.worker.protocol import Failed
+from bisect_trt.worker.protocol import CRASHED, Failed
 
 _TRIALS = 6
 _MOST_TENSORS = 64

@@ -375,7 +375,7 @@ def gather(
                 name: reason for name, reason in reply.skipped.items() if name in group
             }
             continue
-        refused = outcome_of_failure(reply).reason if reply.kind == "crash" else reply.message
+        refused = reply.describe("the target") if reply.kind == "crash" else reply.message
         before = "the target does not run the model with"
         after = f"marked: {refused}"
         # First without the tensors that compilers refuse to show most often; only then in halves.

@@ -172,9 +172,10 @@ def _words(source: Input, variations: Sequence[str]) -> str:
         return str(source.kind.value)
     if source.kind is Kind.IDS:
         return f"other ids from {source.low} to {source.high}, and the same permuted"
-    drawn = "random values with the same distribution, the given ones permuted"
-    if "rescaled" not in variations:
-        return drawn.replace(", the", " and the")
+    rescaled = "rescaled" in variations
+    drawn = f"random values with the same distribution{',' if rescaled else ' and'} the given ones permuted"
+    if not rescaled:
+        return drawn
     if source.kind is Kind.UNIT:
         return f"{drawn}, rescaled within [0, 1] (by row and channel too), and N(0, 1), as normalised images"
     uniform = ", and uniform in [0, 1]" if source.standard else ""

@@ -19,6 +19,7 @@ from bisect_trt.worker.deadline import Deadline
 from bisect_trt.worker.process import MOST_LOST, Cancel, ProcessLimits, gate
 from bisect_trt.worker.protocol import (
     CANCELLED,
+    CRASHED,
     LOST,
     OVER_MEMORY,
     Failed,
@@ -331,7 +332,9 @@ def _failed(death: WorkerDied, hint: str) -> Failed:
         return Failed("time-out", f"{end.describe()}{hint}", "time-out")
     if end.limit == "memory":
         return Failed("memory", end.describe(), OVER_MEMORY)
-    return Failed("crash", end.describe(), f"signal {end.signal_name or f'exit status {end.code}'}")
+    return Failed(
+        "crash", end.describe(), f"{CRASHED}{end.signal_name or f'exit status {end.code}'}"
+    )
 
 
 def visible_gpus() -> list[str]:

@@ -28,6 +28,8 @@ CANCELLED = "cancelled"
 LOST = "lost"
 """The signature of a check that another process has ended three times, which is no verdict about
 the candidate."""
+CRASHED = "signal "
+"""Start of the signature of a crash."""
 OVER_MEMORY = "memory limit"
 """The signature of a check that was ended because it took too much memory."""
 R_co = TypeVar("R_co", covariant=True)
@@ -51,6 +53,15 @@ class Failed(Struct, frozen=True):
     message: str
     signature: str
     poisoned: bool = False
+
+    def describe(self, runtime: str) -> str:
+        """Return how the ``runtime`` ends, in a sentence."""
+        sentences = {
+            "build": f"{runtime} refuses the model: {self.message}",
+            "run": f"{runtime} fails while running: {self.message}",
+            "crash": f"{runtime} crashed ({self.signature.removeprefix(CRASHED)})",
+        }
+        return sentences.get(self.kind, self.message)
 
 
 class Compared(Struct, frozen=True):
