@@ -35,7 +35,7 @@ from bisect_trt.search.keep import find_keep, grow_and_shrink, shortest_prefix
 from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
 from bisect_trt.search.strategy import make_minimal
-from bisect_trt.tensors.comparison import TensorComparison, rounded_up
+from bisect_trt.tensors.comparison import Details, TensorComparison, rounded_up
 from bisect_trt.tensors.inputs import Sample
 
 CONFIDENCE = 0.95
@@ -73,15 +73,15 @@ _STREAMS = 4
 
 
 class Point(Struct, frozen=True):
-    """A set of units, and how the model does on fresh samples with these kept.
+    """A set of units, and how the model does on fresh samples with these kept, of all rounds that it ran on.
 
     Attributes:
         units: The units that are kept.
         errors: The error of each sample over its tolerance; past 1 it fails.
         allowed: The share of samples that may fail, none of them severely.
         learned: The number of samples that the set has grown for, so that they are fresh no more.
-        outputs: Of each output the worst comparison, where samples fail.
-        first: The file of the first of the samples, which tells rounds apart.
+        outputs: Of each round and output the worst comparison, where samples fail.
+        rounds: Of each round the file of the first sample, which tells rounds apart.
         none_loses: Whether no other unit loses its values alone, on the given samples and on those that fail.
     """
 
@@ -91,7 +91,16 @@ class Point(Struct, frozen=True):
     learned: int = 0
     outputs: tuple[TensorComparison, ...] = ()
     none_loses: bool = False
-    first: Path = Path()
+    rounds: tuple[Path, ...] = ()
+
+    def with_round(self, other: Point) -> Point:
+        """Return the set on the samples of a further round too: it holds where it does on all that it ran on."""
+        return structs.replace(
+            other,
+            errors=self.errors + other.errors,
+            outputs=self.outputs + other.outputs,
+            rounds=self.rounds + other.rounds,
+        )
 
     @property
     def failed(self) -> int:
@@ -120,15 +129,26 @@ class Point(Struct, frozen=True):
     def atol(self) -> dict[str, float]:
         """The absolute tolerance of each output with which all samples pass, to three digits; empty where none is needed."""
         needed = {
-            output.name: output.details.atol_needed for output in self.outputs if output.details
+            name: max(details.atol_needed for details in alike)
+            for name, alike in self._details().items()
         }
         return {name: float(rounded_up(atol)) for name, atol in needed.items() if atol < math.inf}
 
     @property
     def argmax(self) -> dict[str, float]:
-        """The share of rows of each output with the largest value at the place where the reference has it."""
-        shares = {output.name: output.details.argmax for output in self.outputs if output.details}
-        return {name: share for name, share in shares.items() if share is not None}
+        """The share of rows of each output with the largest value at the place where the reference has it; of the worst round."""
+        shares = {
+            name: [details.argmax for details in alike if details.argmax is not None]
+            for name, alike in self._details().items()
+        }
+        return {name: min(rounds) for name, rounds in shares.items() if rounds}
+
+    def _details(self) -> dict[str, list[Details]]:
+        details = dict[str, list[Details]]()
+        for output in self.outputs:
+            if output.details:
+                details.setdefault(output.name, []).append(output.details)
+        return details
 
     def rank(self) -> tuple[bool, float, int]:
         """Sort key: a set that holds comes before one that does not, then fewer failures, or fewer units where both hold."""
@@ -255,7 +275,7 @@ class Fix(Watcher):
     @property
     def point(self) -> Point | None:
         """The recommended set on the curve; ``None`` where it was not run on fresh samples."""
-        return next((point for point in reversed(self.curve) if point.units == self.units), None)
+        return next((point for point in self.curve if point.units == self.units), None)
 
     @property
     def drawn(self) -> str:
@@ -345,6 +365,7 @@ class Fix(Watcher):
         self._widen_margin()
         task.result.probes_minimal = len(task.prober.ledger.records)
         self._run_rounds()
+        self._confirm_tolerance()
         self.measure_trade()
         self._try_bf16()
         self.leave(self.kept)
@@ -391,18 +412,15 @@ class Fix(Watcher):
         units = self._first_enough(suspects)
         if not units:
             return
-        self._judge_first(units)
-        point = self._run_on(units, self._first_round) if self._first_round else None
+        point = self._judge_first(units)
         if point is not None and not point.holds:
             self._within = units
             self._grow_first(point)
 
-    def _judge_first(self, units: Subset) -> None:
-        """Run the first set that passes on fresh samples, once."""
-        if self._first_round is None:
-            self._first_round = self._next_round()
-            if self._first_round is not None:
-                self._run_on(units, self._first_round)
+    def _judge_first(self, units: Subset) -> Point | None:
+        """Run a set on the first round of fresh samples."""
+        self._first_round = self._first_round or self._next_round()
+        return None if self._first_round is None else self._run_on(units, self._first_round)
 
     def _first_enough(self, units: Subset) -> Subset | None:
         """Return a set that passes on the given samples: by ranges, else what is measured to lose values, else with more.
@@ -654,6 +672,18 @@ class Fix(Watcher):
                 return
             point = after
 
+    def _confirm_tolerance(self) -> None:
+        """Run the set that fails by rounding on other rounds, until one needs no larger tolerance than those before it.
+
+        A tolerance passes on the samples that it was read from, which shows nothing about others.
+        """
+        point = self.cure
+        while point is not None:
+            after = self._validate(point.units)
+            if after is None or after.atol == point.atol:
+                return
+            point = self.cure
+
     def measure_trade(self) -> None:
         """Measure the tolerances with which a set that fails by rounding passes, on the given samples too.
 
@@ -745,9 +775,9 @@ class Fix(Watcher):
         task = self.task
         on_user_samples = self._fresh.given
         first = samples[0][0].inputs
-        for point in self.curve:
-            if (point.units, point.first) == (units, first):
-                return point
+        earlier = next((point for point in self.curve if point.units == units), None)
+        if earlier is not None and first in earlier.rounds:
+            return earlier
         outcome = run_on(task, units, samples, f"{len(samples)} fresh samples")
         errors = outcome.errors
         # A sample that fails with all nodes kept is no fault of the set.
@@ -768,7 +798,9 @@ class Fix(Watcher):
         self._drawn += 0 if on_user_samples else len(comparable)
         learned = len(self._learned) if on_user_samples else 0
         space = task.space
-        point = Point(units, comparable, space.allowed, learned, outcome.comparisons, first=first)
+        point = Point(
+            units, comparable, space.allowed, learned, outcome.comparisons, rounds=(first,)
+        )
         if not point.holds:
             failing.sort(key=lambda place: -errors[place])
             self._learned.update(failing)
@@ -787,9 +819,11 @@ class Fix(Watcher):
                 # On these samples other nodes may lose their values.
                 space.order(self._worst)
         # Of earlier sets too: on the samples that fail now other nodes may lose their values.
+        point = point if earlier is None else earlier.with_round(point)
+        others = [each for each in self.curve if each.units != units]
         self.curve = [
             structs.replace(each, none_loses=space.measured and space.losing <= each.units)
-            for each in (*self.curve, point)
+            for each in (*others, point)
         ]
         self._keep_best()
         part = point.to_part()

@@ -459,7 +459,7 @@ def tell_suspects(task: Task) -> None:
 def probe_ends(
     task: Task,
     suspects: Subset | None = None,
-    judge: Callable[[Subset], None] | None = None,
+    judge: Callable[[Subset], object] | None = None,
     *,
     nothing_may_pass: bool = False,
 ) -> Minimum | None:
@@ -512,7 +512,7 @@ def _ask_first(
     task: Task,
     ask: Callable[[Subset], Verdict],
     units: Subset,
-    judge: Callable[[Subset], None] | None,
+    judge: Callable[[Subset], object] | None,
 ) -> None:
     """Ask about a set; ``judge`` is called with it if it passes."""
     passes = ask(units) is Verdict.PASS

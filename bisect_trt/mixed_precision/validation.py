@@ -98,7 +98,9 @@ class Fresh:
         Returns:
             ``None`` where the reference does not run the model.
         """
-        samples = self._predicted(f"validation-{number}", self._given)
+        # Rounds of the user's samples are one round.
+        name = "validation" if self.given else f"validation-{number}"
+        samples = self._predicted(name, self._given)
         if self._like.varies and not self.given:
             first = self._subject.reference.select(self._subject.network.outputs)
             sample_bytes = sum(

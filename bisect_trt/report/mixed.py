@@ -171,7 +171,7 @@ class Mix(Struct, frozen=True):
         worst = math.inf if small.worst_error is None else small.worst_error
         text += f"{left} errors up to {in_tolerances(worst)}"
         if option:
-            text += f": with `{option}` it passes"
+            text += f": with `{option}` it passes on all {small.samples} fresh samples"
         # Rounded down, so that 100% is all.
         shares = [
             f"{math.floor(1000 * share) / 10:g}% of the rows of '{name}'"
