@@ -38,7 +38,7 @@ from bisect_trt.probe.workspace import RUNS_FOLDER
 from bisect_trt.report.mixed import row_of
 from bisect_trt.report.parts import Validation
 from bisect_trt.report.result import RESULT_FILE, Result, read_result
-from bisect_trt.search.oracle import Minimum
+from bisect_trt.search.oracle import Minimum, Note
 from bisect_trt.session.call import Call, OpenCall
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import saving_best
@@ -229,9 +229,10 @@ def _write_set(fix: Fix, options: PrecisionOptions) -> Result:
         unit for unit in units if space.describe(frozenset({unit}))[0].outputs in needed
     )
     proven = bool(last.minimal_proven)
-    # The reason of the last run is about the set that it wrote.
-    why = None if proven else "the run with the curve did not prove it"
-    fix.minimum = Minimum(minimal, proven=proven, why=why)
+    fix.minimum = Minimum(minimal, proven=proven)
+    if not proven:
+        # The reason of the last run is about the set that it wrote.
+        fix.minimum = fix.minimum.unproven(Note.EARLIER_RUN)
     fix.why = None
     fix.keep(units)
     minimum = write_answer(fix)

@@ -18,6 +18,7 @@ from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.parts import Failure
+from bisect_trt.report.proofs import tell_steps
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Minimum, Mode, Oracle, Subset, Transcript, about_units
 from bisect_trt.search.strategy import minimise, shrink_end
@@ -99,8 +100,7 @@ def _reduce(session: Session, settings: Reduce, search: Search, arbiter: Arbiter
         case = _find_case(session, settings, search)
     else:
         require_format(session, session.prober.ledger.records[0], arbiter)
-    for step in case.minimum.steps:
-        session.console.say(f"  {step}")
+    tell_steps(case.minimum, session.console)
     answer = smallest(session, settings, search, case)
     deliver(session, settings, answer, case.minimum)
     if arbiter is not None:
@@ -171,7 +171,7 @@ def _reduce_one_end(session: Session, mode: Mode, *, start_held: bool) -> Case:
     moved, ends = session.prober.search_from(subject.original, algorithm, build)
     remaining = build(ends.units)
     return Case(
-        structs.replace(ends, units=remaining.units, why=ends.why or moved.why),
+        structs.replace(ends, units=remaining.units, remark=ends.remark or moved.remark),
         outputs=remaining.outputs if start_held else None,
     )
 

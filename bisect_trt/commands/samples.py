@@ -23,6 +23,7 @@ from bisect_trt.options.searches import Samples
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.parts import InputElement, MinimalInput, SamplesVerdict, SampleVerdict
+from bisect_trt.report.proofs import describe
 from bisect_trt.report.result import Result
 from bisect_trt.report.sentences import Changed, tell_input, tell_samples, why_input
 from bisect_trt.search.oracle import Enough, Limited, Subset, Verdict
@@ -256,7 +257,7 @@ def _deliver(
     """Write the reduced sample, and print it, its minimality, and the command that shows the failure."""
     session, values = story.session, story.values
     save_samples(output, [values])
-    reason = why_input(changed, questions, ended=ended) or session.never_passes()
+    reason = why_input(changed, questions, ended=ended) or describe(session.never_passes())
     result = session.result.end(why=reason)
     result.artifacts["minimal_input"] = str(output)
     elements = [

@@ -50,8 +50,9 @@ from bisect_trt.report.mixed import (
     why_no_fix,
 )
 from bisect_trt.report.parts import FOR_FRESH, NEEDED, NOT_RUN, Comparison, TradeOff, Unit, Use
+from bisect_trt.report.proofs import describe
 from bisect_trt.report.result import Result
-from bisect_trt.search.oracle import Minimum, Subset, Verdict
+from bisect_trt.search.oracle import Minimum, Note, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
 from bisect_trt.session.checks import CheckSettings, make_check
 from bisect_trt.session.session import Session
@@ -106,7 +107,7 @@ def write_answer(fix: Fix) -> Minimum:
     disagreed = None if record.verdict is Verdict.PASS else record.reason
     point = None if fix.point is None else fix.point.to_part()
     why = why_no_fix(task.result, task.space.high, disagreed, point)
-    return fix.minimum if why is None else fix.minimum.unproven(why)
+    return fix.minimum if why is None else fix.minimum.unproven(Note.NO_FIX, why)
 
 
 def _add_sampling_error(task: Task) -> None:
@@ -146,7 +147,7 @@ def _leave_best(fix: Fix) -> None:
         fix.leave(units)
     searched = bool(fix.minimum.units) or fix.minimum.proven
     minimal = fix.minimum.units if searched else units
-    fix.minimum = structs.replace(fix.minimum, units=minimal, proven=False, why=ENDED)
+    fix.minimum = structs.replace(fix.minimum, units=minimal).unproven(Note.ENDED)
     fix.why = ENDED
     outcome = task.outcome_of(units)
     with suppress(BudgetSpent):
@@ -551,5 +552,5 @@ def find_fix(
     none = NO_FIX.format(len(fix.kept), len(task.lowering.units))
     tell(task, None if recommended(part) else none)
     if not minimum.proven:
-        console.answer(PRELIMINARY.format(minimum.why, command))
+        console.answer(PRELIMINARY.format(describe(minimum.remark), command))
         session.result.suggest(command)

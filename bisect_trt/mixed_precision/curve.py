@@ -31,8 +31,9 @@ from bisect_trt.probe.oracles import SEVERE
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.report.mixed import ENDED, describe_validation, row_of
 from bisect_trt.report.parts import Validation
+from bisect_trt.report.proofs import tell_steps
 from bisect_trt.search.keep import find_keep, grow_and_shrink, shortest_prefix
-from bisect_trt.search.oracle import Ask, Minimum, Subset, Verdict
+from bisect_trt.search.oracle import Ask, Minimum, Note, Remark, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
 from bisect_trt.search.strategy import make_minimal
 from bisect_trt.tensors.comparison import Details, TensorComparison, rounded_up
@@ -234,7 +235,7 @@ class Fix(Watcher):
                 them.
         """
         self.task = task
-        self.minimum = Minimum(frozenset(), proven=False, why=ENDED)
+        self.minimum = Minimum(frozenset(), proven=False, remark=Remark(Note.ENDED))
         self.units: Subset | None = None
         self.passing: Subset | None = None
         self.written: Subset | None = None
@@ -360,8 +361,7 @@ class Fix(Watcher):
             # The search tries to lower the units first that cost least alone.
             task.space.measure(task)
             self.minimum = nothing or self._search_minimal()
-        for step in self.minimum.steps:
-            task.console.say(f"  {step}")
+        tell_steps(self.minimum, task.console)
         self._widen_margin()
         task.result.probes_minimal = len(task.prober.ledger.records)
         self._run_rounds()
@@ -517,8 +517,8 @@ class Fix(Watcher):
             return first if first.proven else search_keep(task, settings.most, self._within)
         order = task.space.order([])
         grown = grow_and_shrink(cure, cure, order, self._probe, most=_FIRST_PROBES) or first.units
-        reason = f"rounding adds up in many {task.space.noun}s, and the fewest of these were not searched"
-        return Minimum(min(grown, first.units, key=len), proven=False, why=reason)
+        smaller = min(grown, first.units, key=len)
+        return Minimum(smaller, proven=False).unproven(Note.ADDS_UP, task.space.noun)
 
     def is_large(self, units: Subset, minimum: Subset = frozenset()) -> bool:
         """Return whether a set has too many units to be recommended beside a smaller one that cures the model."""
@@ -631,7 +631,7 @@ class Fix(Watcher):
             )
             if all(record.verdict is Verdict.PASS for record in records):
                 return chosen
-        self.minimum = self.minimum.unproven("it fails on other random steps")
+        self.minimum = self.minimum.unproven(Note.OTHER_STEPS)
         return units
 
     def _order(self) -> Sequence[int]:

@@ -87,7 +87,7 @@ def deliver_ladder(fix: Fix) -> Result:
     result.groups = rows
     task.conclude(
         structs.replace(
-            minimum, proven=minimum.proven and nodes.proven, why=minimum.why or nodes.why
+            minimum, proven=minimum.proven and nodes.proven, remark=minimum.remark or nodes.remark
         )
     )
     task.result.culprits = space.culprits(minimum.units)

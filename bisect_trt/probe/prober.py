@@ -35,7 +35,6 @@ from bisect_trt.probe.outcome import UNDECIDED, Ending, Outcome
 from bisect_trt.probe.speculation import Speculation
 from bisect_trt.probe.user_checks import note_command
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
-from bisect_trt.search.confirm import FLAKY
 from bisect_trt.search.oracle import (
     Again,
     Oracle,
@@ -417,6 +416,10 @@ def write_candidate(
 def _summed(outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
     """An outcome with the number and the seconds of all of several runs."""
     return replace(outcome, seconds=sum(run.seconds for run in outcomes), runs=len(outcomes))
+
+
+FLAKY = "the check is flaky: {}; --repeat 20 measures how often it fails, and searches accordingly"
+"""The reason where answers contradict each other."""
 
 
 class Confirmation(Struct, frozen=True):

@@ -26,7 +26,9 @@ from bisect_trt.search.oracle import (
     Again,
     Completion,
     Minimum,
+    Note,
     Oracle,
+    Remark,
     Subset,
     Transcript,
     Units,
@@ -34,19 +36,9 @@ from bisect_trt.search.oracle import (
     about_units,
 )
 from bisect_trt.search.statistics import Flakiness, confirmations, luck_by_size
-from bisect_trt.search.strategy import UNRESOLVED_WITHOUT, make_minimal, neighbours
+from bisect_trt.search.strategy import make_minimal, neighbours
 
-FLAKY = "the check is flaky: {}; --repeat 20 measures how often it fails, and searches accordingly"
-ORIGINAL_PASSED = "the original failed, and did not when asked again"
 READ_BACK = "the result, read back"
-_ANSWERED_BOTH = "without one of these units the model passed, and failed when asked again"
-_NOT_NEEDED = (
-    "without one of these units a larger model fails: others fail together with the rest of them, or the check is flaky; "
-    "--repeat 20 measures how often it fails"
-)
-_LARGER_PASSED = "a model that holds the answer passed, and failed when asked again"
-_ANSWER_PASSED = "the answer failed, and did not when asked again"
-
 _CONTRADICTIONS = 3
 """Number of runs, in all, of passing models that hold the answer: if none fails, they do pass."""
 
@@ -124,7 +116,7 @@ def confirm(
         return minimum
     larger = [units for units in oracle.heard(Verdict.PASS) if units >= minimum.units]
     if _is_flaky(larger, oracle):
-        return _unproven(minimum, _LARGER_PASSED)
+        return minimum.unproven(Note.LARGER_PASSED)
     decisive = [part for part in neighbours(minimum.units, complete) if part not in minimum.refused]
     if not decisive:
         return minimum
@@ -175,15 +167,15 @@ def _resolve(
         return (
             minimum
             if not unresolved
-            else structs.replace(minimum, why=UNRESOLVED_WITHOUT.format(len(unresolved)))
+            else structs.replace(minimum, remark=Remark(Note.BROKEN, (len(unresolved),)))
         )
-    return structs.replace(minimum, proven=True, why=None)
+    return structs.replace(minimum, proven=True, remark=None)
 
 
 def read_back(minimum: Minimum, oracle: Oracle) -> Minimum:
     """Run the answer once more, as its written model is run; return it unproven if that does not fail."""
     fails = oracle(Again(Units(minimum.units), READ_BACK, runs=None)) is Verdict.FAIL
-    return minimum if fails or not minimum.proven else _unproven(minimum, _ANSWER_PASSED)
+    return minimum if fails or not minimum.proven else minimum.unproven(Note.ANSWER_PASSED)
 
 
 def _ask_rest(
@@ -225,7 +217,7 @@ def _ask_rest(
                 doubtful = not _passed_large(part, larger, minimum.units, oracle)
             usable = doubtful and part < larger and not minimum.units <= larger
             if usable and oracle(Units(larger)) is Verdict.FAIL:
-                return minimum.unproven(_NOT_NEEDED), False
+                return minimum.unproven(Note.NOT_NEEDED), False
         return structs.replace(minimum, rest_passes=True), False
     # The rest may have a failure of its own, which says nothing of the answer.
     return minimum, verdict is Verdict.FAIL and not (
@@ -283,7 +275,7 @@ def _ask_again(
         and oracle(Again(Units(minimum.units), runs=failures, until=Verdict.PASS))
         is not Verdict.FAIL
     ):
-        return _unproven(minimum, _ANSWER_PASSED)
+        return minimum.unproven(Note.ANSWER_PASSED)
     for part, runs in zip(decisive, passes, strict=True):
         larger = part if without is None else without(minimum.units - part)
         usable = part < larger and not minimum.units <= larger
@@ -298,22 +290,18 @@ def _ask_again(
         # The larger model fails without this unit and the smaller does not: nodes outside the
         # answer fail too.
         if fails and usable and oracle(Again(Units(part), runs=runs)) is not Verdict.FAIL:
-            return minimum.unproven(_NOT_NEEDED)
+            return minimum.unproven(Note.NOT_NEEDED)
         if fails:
             smaller = make_minimal(part, about_units(oracle), complete)
             return structs.replace(
-                _unproven(smaller, _ANSWERED_BOTH),
+                smaller.unproven(Note.ANSWERED_BOTH),
                 proven=len(smaller.units) == 1,
                 steps=minimum.steps,
             )
     if not failures + sum(passes):
         return minimum
-    step = f"the answer was run {failures} times more, models without one of its units {sum(passes)} times: the same verdicts"
+    step = Remark(Note.REPEATED, (failures, sum(passes)))
     return structs.replace(minimum, steps=(*minimum.steps, step))
-
-
-def _unproven(minimum: Minimum, reason: str) -> Minimum:
-    return minimum.unproven(FLAKY.format(reason))
 
 
 def confirm_enough(minimum: Minimum, oracle: Oracle, flakiness: Flakiness) -> Minimum:
@@ -331,9 +319,9 @@ def confirm_enough(minimum: Minimum, oracle: Oracle, flakiness: Flakiness) -> Mi
         return minimum
     failures, (passes,) = confirmations(flakiness.runs, [1], 1 - flakiness.confidence)
     if passes and oracle(Again(Units(minimum.units), runs=passes)) is not Verdict.PASS:
-        return _unproven(minimum, "the answer passed, and did not when asked again")
+        return minimum.unproven(Note.KEPT_FAILED)
     # The failure with nothing kept is what makes each unit look needed.
     nothing = Again(Units(frozenset()), runs=failures, until=Verdict.PASS)
     if failures and oracle(nothing) is not Verdict.FAIL:
-        return _unproven(minimum, "with nothing kept it failed, and did not when asked again")
+        return minimum.unproven(Note.NOTHING_PASSED)
     return minimum

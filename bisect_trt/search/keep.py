@@ -22,7 +22,7 @@ from msgspec import Struct, field
 
 from bisect_trt.search.density import HOT, Density, cold
 from bisect_trt.search.groups import Kept
-from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Subset, Verdict
+from bisect_trt.search.oracle import Ask, Enough, Limited, Minimum, Note, Remark, Subset, Verdict
 from bisect_trt.search.strategy import (
     find_culprits,
     make_minimal,
@@ -67,9 +67,8 @@ def find_keep(
     try:
         return _find(units, limited, suspects, groups)
     except Enough:
-        return Minimum(
-            limited.best, proven=False, why=f"the search was ended after {most} questions"
-        )
+        assert most is not None, "only a limited search ends early"
+        return Minimum(limited.best, proven=False).unproven(Note.STOPPED, most)
 
 
 def _find(
@@ -88,12 +87,10 @@ def _find(
     outside = order[: len(order) - len(prime_suspects)]
     inside = order[len(outside) :]
     enough = bool(prime_suspects) and state.shrinks_to(frozenset(prime_suspects))
-    steps = list[str]()
+    steps = list[Remark]()
     if 0 < len(prime_suspects) < len(units):
-        answer = "enough" if enough else "not enough"
-        steps.append(
-            f"the {len(prime_suspects)} most suspicious of {len(units)} units in fp32: {answer}"
-        )
+        note = Note.SUSPECTED if enough else Note.SUSPECTED_FEW
+        steps.append(Remark(note, (len(prime_suspects), len(units))))
     if enough:
         for group in sorted(groups, key=len, reverse=True):
             if 1 < len(group & state.units) < len(state.units):
@@ -110,9 +107,7 @@ def _find(
             density.suspects_after(len(outside))
         state.lower([*outside, *inside], density, dirty=len(outside) if prime_suspects else True)
     state.settle()
-    steps.append(
-        f"lowering in groups: {len(state.units)} units left in fp32 after {state.asked} questions"
-    )
+    steps.append(Remark(Note.LOWERED, (len(state.units), state.asked)))
     return _prove(state, steps)
 
 
@@ -147,7 +142,7 @@ def smallest_enough(count: int, max_questions: int, ask: Ask) -> Minimum | None:
     )
 
 
-def _prove(state: Kept, steps: list[str]) -> Minimum:
+def _prove(state: Kept, steps: list[Remark]) -> Minimum:
     """Lower what can still be lowered, and show that no single unit more can be."""
 
     def shows(chosen: Subset) -> Verdict:
@@ -157,23 +152,15 @@ def _prove(state: Kept, steps: list[str]) -> Minimum:
     # Group testing assumes that more units never hurt; delta debugging does not.
     broke = state.lost
     if worth_counting(state.units, shows, lost=broke):
-        reason = (
-            "most candidates broke in other ways"
-            if broke
-            else "more units in fp32 do not always help"
-        )
+        note = Note.REDUCED_BROKEN if broke else Note.REDUCED_KEPT
         state.units = reduce_by_counters(state.units, shows)
-        steps.append(
-            f"{reason}, so delta debugging: {len(state.units)} units left after {state.asked - before} more questions"
-        )
+        steps.append(Remark(note, (len(state.units), state.asked - before)))
         before = state.asked
     chosen = make_minimal(state.units, shows).units
-    steps.append(
-        f"proof that none of the {len(chosen)} can be lowered: {state.asked - before} more questions"
-    )
+    steps.append(Remark(Note.PROVED_KEPT, (len(chosen), state.asked - before)))
     broken = sum(state.verdict(chosen - {unit}) is Verdict.UNRESOLVED for unit in chosen)
-    remark = f"with one of {broken} of its units lowered the check ends in another way, which does not count as passing"
-    return Minimum(chosen, proven=True, why=remark if broken else None, steps=tuple(steps))
+    remark = Remark(Note.LOWERED_BROKEN, (broken,)) if broken else None
+    return Minimum(chosen, proven=True, remark=remark, steps=tuple(steps))
 
 
 _FIRST = 4

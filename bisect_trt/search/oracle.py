@@ -125,28 +125,46 @@ Completion = Callable[[Subset], Subset]
 """Adds to a set of units what they cannot do without. ``frozenset`` adds nothing."""
 
 
+Note = Enum(
+    "Note",
+    "ORIGINAL_PASSED LARGER_PASSED ANSWER_PASSED ANSWERED_BOTH KEPT_FAILED NOTHING_PASSED "
+    "RANDOM BROKEN NOT_NEEDED STOPPED LOWERED_BROKEN ONE_END FOLLOWED READ_BACK "
+    "READ_BACK_PASSED READ_BACK_RARER AKIN NOT_PROBED IDENTITY_FAILED IDENTITY_BROKEN "
+    "NONE_PASSED RATE PRINTED NO_FIX ENDED ADDS_UP OTHER_STEPS EARLIER_RUN BISECTED REDUCED "
+    "REDUCED_BROKEN REDUCED_KEPT PROVED PROVED_KEPT SUSPECTED SUSPECTED_FEW LOWERED REPEATED",
+)
+"""Steps of a search, and remarks on its answer; ``report/proofs.py`` has the sentences, with the figures of each."""
+
+
+class Remark(Struct, frozen=True):
+    """A note with its figures: numbers, titles and messages."""
+
+    note: Note
+    figures: tuple[float | str, ...] = ()
+
+
 class Minimum(Struct, frozen=True):
     """The result of a search.
 
     Attributes:
         units: A set of units that shows the failure.
         proven: Whether each single unit was left out and the rest did not show it.
-        why: The reason for a missing proof, or a remark.
-        steps: What the search did, one sentence a step.
+        remark: The reason for a missing proof, or another remark.
+        steps: What the search did.
         refused: The sets with one unit less that broke in another way.
         rest_passes: Whether a set passed that contains every unit outside the answer.
     """
 
     units: Subset
     proven: bool
-    why: str | None = None
-    steps: tuple[str, ...] = ()
+    remark: Remark | None = None
+    steps: tuple[Remark, ...] = ()
     refused: tuple[Subset, ...] = ()
     rest_passes: bool = False
 
-    def unproven(self, why: str) -> Minimum:
+    def unproven(self, note: Note, *figures: float | str) -> Minimum:
         """Return the same without a proof, with the reason."""
-        return structs.replace(self, proven=False, why=why)
+        return structs.replace(self, proven=False, remark=Remark(note, figures))
 
 
 class Tally(Struct):

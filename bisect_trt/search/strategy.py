@@ -21,10 +21,18 @@ from msgspec import structs
 
 from bisect_trt.search.density import MEMBERS, Density, cold
 from bisect_trt.search.groups import SKIPS, Kept, skipping
-from bisect_trt.search.oracle import Ask, Completion, Minimum, Mode, Subset, Tally, Verdict
+from bisect_trt.search.oracle import (
+    Ask,
+    Completion,
+    Minimum,
+    Mode,
+    Note,
+    Remark,
+    Subset,
+    Tally,
+    Verdict,
+)
 
-UNRESOLVED_WITHOUT = "without {} of its units the model breaks in another way, which does not show that they are needed"
-"""The reason for a missing proof, with the number of units."""
 _SMALL = 8
 """So few units are left out one by one as cheaply as in windows."""
 _FEW = 16
@@ -178,7 +186,7 @@ def make_minimal(units: Iterable[int], ask: Ask, complete: Completion = frozense
     return Minimum(
         frozenset(chosen),
         proven=not refused,
-        why=UNRESOLVED_WITHOUT.format(len(refused)) if refused else None,
+        remark=Remark(Note.BROKEN, (len(refused),)) if refused else None,
         refused=tuple(refused.values()),
     )
 
@@ -374,12 +382,10 @@ def minimise(
             questions then, and no proof.
     """
     tally = Tally(ask)
-    steps: list[str] = []
+    steps: list[Remark] = []
     if mode in (Mode.AUTO, Mode.BISECT):
         failing = find_culprits(units, tally, weights, pattern, suspect, passing)
-        steps.append(
-            f"bisection of prefixes: {len(failing)} units left after {tally.questions} questions"
-        )
+        steps.append(Remark(Note.BISECTED, (len(failing), tally.questions)))
     else:
         failing = weights(frozenset(units))
     before = tally.questions
@@ -387,18 +393,16 @@ def minimise(
     if mode is Mode.DDMIN or (
         mode is Mode.AUTO and worth_counting(failing, tally, inseparable, lost=lost)
     ):
-        reason = "most candidates broke in other ways, so " if lost else ""
         # Chance is about culprits that are few and independent; unresolved answers break both.
         if mode is Mode.AUTO and not tally.unresolved:
             failing = reduce_by_chance(failing, tally, inseparable)
         failing = reduce_by_counters(failing, tally, inseparable)
-        steps.append(
-            f"{reason}delta debugging: {len(failing)} units left after {tally.questions - before} more questions"
-        )
+        note = Note.REDUCED_BROKEN if lost else Note.REDUCED
+        steps.append(Remark(note, (len(failing), tally.questions - before)))
     before = tally.questions
     # No heuristic before this line has to be right: the proof asks about each unit that is left.
     minimum = make_minimal(failing, tally, inseparable)
-    steps.append(f"proof of 1-minimality: {tally.questions - before} questions")
+    steps.append(Remark(Note.PROVED, (tally.questions - before,)))
     return structs.replace(minimum, steps=tuple(steps))
 
 
@@ -408,8 +412,4 @@ def shrink_end(units: Sequence[int], ask: Ask) -> Minimum:
     Of units in reverse order that is the latest start.
     """
     failing = frozenset(units[: shortest_failing_prefix(units, frozenset(), ask)])
-    return Minimum(
-        failing,
-        proven=True,
-        why="only one end of the graph could move, and one unit further it was seen not to fail",
-    )
+    return Minimum(failing, proven=True, remark=Remark(Note.ONE_END))

@@ -23,11 +23,10 @@ from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.user_checks import Undo
 from bisect_trt.report.console import Console
 from bisect_trt.report.parts import Failure, FailureRate, MetricValues, Minimality, ProbeScore
+from bisect_trt.report.proofs import describe
 from bisect_trt.report.result import Result, says_less
 from bisect_trt.search.confirm import (
     COMPARISON,
-    FLAKY,
-    ORIGINAL_PASSED,
     USER_CODE,
     confirm,
 )
@@ -36,7 +35,9 @@ from bisect_trt.search.oracle import (
     Completion,
     Minimum,
     Mode,
+    Note,
     Oracle,
+    Remark,
     Subset,
     Transcript,
     Verdict,
@@ -51,11 +52,8 @@ from bisect_trt.worker.deadline import BudgetSpent
 from bisect_trt.worker.protocol import LOST, Failed
 
 Done = TypeVar("Done")
-FAILURE_LOST = Minimum(
-    frozenset(), proven=False, why="the failure is lost as soon as the model is rebuilt"
-)
+FAILURE_LOST = Minimum(frozenset(), proven=False)
 """The result of a search where all units together pass."""
-NEVER_PASSES = "even a model of Identity nodes only does not pass, so the nodes may not be to blame"
 
 
 class RebuiltPasses(BisectError):  # noqa: N818 - an ending, not an error
@@ -281,7 +279,7 @@ class Session(Struct, frozen=True):
             and self._passes_now()
         ):
             raise RebuiltPasses(
-                f"{FLAKY.format(ORIGINAL_PASSED)}; `bisect-trt repeat` measures how often."
+                f"{describe(Remark(Note.ORIGINAL_PASSED))}; `bisect-trt repeat` measures how often."
             )
         raise RebuiltPasses(
             "Re-serializing the model makes the failure disappear, or breaks it in another way, so it cannot be cut. Unused "
@@ -308,14 +306,13 @@ class Session(Struct, frozen=True):
 
     def disagreed(self, minimum: Minimum, record: Record) -> Minimum:
         """Return the minimum as unproven, because the written model did not fail as before."""
-        reason = f"the final re-check disagreed: {record.reason}"
         flakiness = self.prober.flakiness
+        note = Note.READ_BACK
         if record.passes and not self.prober.measured:
-            reason = f"{reason}; {FLAKY.format('it failed, and passed when it was read back')}"
+            note = Note.READ_BACK_PASSED
         elif record.passes and flakiness.is_steady:
-            runs = f"{flakiness.runs} of {flakiness.runs} runs"
-            reason = f"the check is flaky: the original failed in {runs}, the answer fails less often; {reason}"
-        return minimum.unproven(reason)
+            note = Note.READ_BACK_RARER
+        return minimum.unproven(note, record.reason, flakiness.runs)
 
     def conclude(self, minimum: Minimum) -> None:
         """Put the status and the minimality of an answer into the result."""
@@ -330,7 +327,7 @@ class Session(Struct, frozen=True):
             culprits=tuple(culprits), minimality=minimality, why=reason, reduced=str(path)
         )
 
-    def never_passes(self, answer: Subset = frozenset()) -> str | None:
+    def never_passes(self, answer: Subset = frozenset()) -> Remark | None:
         """Return why nothing is proven, where what must pass does not: the model without the answer, or Identity nodes only.
 
         A check that cannot run, and a runtime that refuses every such model, fail all candidates. A
@@ -348,7 +345,7 @@ class Session(Struct, frozen=True):
         if (
             check.metric is not None
         ):  # Identity nodes have no score, and the reference meets the bound
-            return NEVER_PASSES if prober.ledger.is_broken else None
+            return Remark(Note.IDENTITY_FAILED) if prober.ledger.is_broken else None
         # The model without the answer comes first: it has all operators that a broken check may
         # dislike.
         rest = self.subject.rest(answer) if answer else None
@@ -360,51 +357,45 @@ class Session(Struct, frozen=True):
                     again = Probe(replace(candidate, title=title), again=True, runs=2)
                     # A check that fails at random also passes at random.
                     if by_user and prober.probe(again).fails:
-                        return FLAKY.format(
-                            f"'{candidate.title}' passed, and failed when asked again"
-                        )
+                        return Remark(Note.RANDOM, (candidate.title,))
                     return None
         except BudgetSpent as error:
-            return None if prober.ledger.passed else f"no probe has passed: {error}"
-        return NEVER_PASSES if seen.fails else f"{NEVER_PASSES}: {seen.reason}"
+            return None if prober.ledger.passed else Remark(Note.NONE_PASSED, (str(error),))
+        note = Note.IDENTITY_FAILED if seen.fails else Note.IDENTITY_BROKEN
+        return Remark(note, (seen.reason,))
 
-    def _other_end(self) -> str:
+    def _other_end(self) -> Remark | None:
         """Return how a check command ended otherwise than on the original, if it did."""
         records = self.prober.ledger.records
         for record in records:
             if records[0].said and record.said and record.verdict is Verdict.UNRESOLVED:
-                return (
-                    f" (the check printed '{records[0].said}' of the original, and '{record.said}'; --fail-regex with the "
-                    "message of the failure tells them apart)"
-                )
-        return ""
+                return Remark(Note.PRINTED, (records[0].said, record.said))
+        return None
 
     def proof(self, minimum: Minimum) -> tuple[Minimality, str | None]:
         """Return ``1-minimal`` or ``unproven``, and the reason."""
         flakiness = self.prober.flakiness
         if not minimum.proven:
-            return "unproven", f"{minimum.why or ''}{self._other_end()}" or None
+            return "unproven", describe(minimum.remark, self._other_end())
         # A candidate that was ended from outside may be smaller than the answer, or its
         # neighbour.
         lost = next(
             (record for record in self.prober.ledger.records if record.signature == LOST), None
         )
         if lost is not None:
-            return "unproven", f"'{lost.title}' could not be probed: {lost.reason}"
+            return "unproven", describe(Remark(Note.NOT_PROBED, (lost.title, lost.reason)))
         doubt = self.never_passes(minimum.units)
         if doubt is not None:
-            return "unproven", doubt
+            return "unproven", describe(doubt)
         if flakiness.passes_needed == 1:
-            return "1-minimal", minimum.why
+            return "1-minimal", describe(minimum.remark)
         passed = sum(record.passes for record in self.prober.ledger.records)
         confidence = flakiness.reached(passed)
         if self.result.flaky:
             self.result.flaky = structs.replace(self.result.flaky, reached=round(confidence, 6))
-        reason = (
-            f"the failure is flaky ({flakiness.rate:.0%} of {flakiness.runs} runs); 1-minimal with {min(confidence, 0.999):.1%} "
-            f"confidence: each of {passed} passing candidates passed {flakiness.passes_needed} times"
-        )
-        return "unproven", reason
+        confidence = min(confidence, 0.999)
+        figures = flakiness.rate, flakiness.runs, confidence, passed, flakiness.passes_needed
+        return "unproven", describe(Remark(Note.RATE, figures))
 
     def doubted(self, minimum: Minimum) -> Minimum:
         """Return the minimum as unproven if the model without a unit fails like the original, with another message."""
@@ -414,8 +405,7 @@ class Session(Struct, frozen=True):
         if not minimum.proven or not akin:
             return minimum
         record = next(record for record in self.prober.ledger.records if record.key == akin[0].key)
-        reason = f"without {len(akin)} of its units it may be the same failure: it {record.reason}"
-        return minimum.unproven(reason)
+        return minimum.unproven(Note.AKIN, record.reason, len(akin))
 
     def score_whole(self, candidate: Candidate) -> None:
         """Put the score of a candidate on the whole set into the result, if the check is a metric."""

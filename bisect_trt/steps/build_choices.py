@@ -20,6 +20,7 @@ from msgspec import Struct, structs
 from bisect_trt.errors import MissingOptionError, UnreadableFileError
 from bisect_trt.report.console import Console
 from bisect_trt.report.parts import BuildReason, ChoiceCount, ChoiceMade
+from bisect_trt.report.proofs import describe
 from bisect_trt.report.sentences import Unexplained
 from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Subset, Verdict
@@ -264,7 +265,7 @@ def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> R
         pinned = tuple(choice for place, choice in good.items() if place not in turned)
         verdict, chose = bench(Held(title, pinned, tuple(sorted(choices))))
         if verdict is Verdict.PASS and not choices & chose:
-            return Reason(choices, minimum.proven, of=minimum.why)
+            return Reason(choices, minimum.proven, of=describe(minimum.remark))
         reason = Unexplained.FORBIDDEN if verdict is Verdict.FAIL else Unexplained.CHOSEN
         return Reason(choices, proven=False, why=reason)
     return Reason(frozenset(), proven=False, why=reason, of=name)

@@ -23,6 +23,7 @@ from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.parts import Amplified, Failure, Inside, WrongSide
+from bisect_trt.report.proofs import tell_steps
 from bisect_trt.report.reproducer import MIXED, MODEL, Since, pack
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Mode
@@ -273,8 +274,7 @@ class Diagnosis(Struct, frozen=True):
             len(session.subject.units),
         )
         minimum = find_minimum(session, Mode.AUTO, suspects)
-        for step in minimum.steps:
-            session.console.say(f"  {step}")
+        tell_steps(minimum, session.console)
         return Case(minimum)
 
     def judge(self, case: Case, suspects: Sequence[int] = ()) -> JudgedCase:

@@ -21,11 +21,14 @@ from bisect_trt.probe.check import comparing
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.parts import Failure
+from bisect_trt.report.proofs import tell_steps
 from bisect_trt.search.confirm import read_back
 from bisect_trt.search.oracle import (
     Minimum,
     Mode,
+    Note,
     Oracle,
+    Remark,
     Subset,
     Transcript,
     Units,
@@ -53,7 +56,6 @@ SUSPECTS_TRIED = 3
 MOST_BUILDS = 3
 """Builds of models with the answer's nodes side by side."""
 HELD = "It fails with --hold-precision, as it does inside the whole model; alone, TensorRT may choose fp32."
-FOLLOWED = "these nodes compute wrong values, and the part of the model that is refused does not fail without them"
 _SHOWN = 6
 """Nodes that a sentence names."""
 
@@ -234,7 +236,7 @@ def _between_ends(network: Network, units: Subset) -> list[int]:
 
 
 def _followed(session: Session, minimum: Minimum, *, held: bool = False) -> Minimum:
-    """Return the wrong values inside a refused answer, if there are any, in place of the answer; see ``FOLLOWED``.
+    """Return the wrong values inside a refused answer, if there are any, in place of the answer; see ``Note.FOLLOWED``.
 
     A wrong shape or value may be what a node further down is refused for. Without that node the
     candidate mismatches, which is ``UNRESOLVED`` in the search for the refusal.
@@ -262,7 +264,7 @@ def _followed(session: Session, minimum: Minimum, *, held: bool = False) -> Mini
             search, lambda units: subject.cut(units, held=held), subject.original
         )
         if wrong.units:
-            return structs.replace(wrong, why=wrong.why or FOLLOWED)
+            return structs.replace(wrong, remark=wrong.remark or Remark(Note.FOLLOWED))
     return minimum
 
 
@@ -497,6 +499,5 @@ def _search_rest(
         # It failed once, and passed when it was probed again.
         session.result.more_failures = None
         return None
-    for step in minimum.steps:
-        session.console.say(f"  {step}")
+    tell_steps(minimum, session.console)
     return Case(_followed(session, session.doubted(minimum), held=case.held), case.held)

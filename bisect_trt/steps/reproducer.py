@@ -32,7 +32,7 @@ from bisect_trt.report.reproducer import (
     writing,
 )
 from bisect_trt.report.summary import describe_inside, failing
-from bisect_trt.search.oracle import Minimum
+from bisect_trt.search.oracle import Minimum, Note
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
@@ -223,7 +223,7 @@ def leave_reproducer(
     if not record.fails:
         minimum = session.disagreed(minimum, record)
     elif trial.shows is False:
-        minimum = minimum.unproven(f"the final re-check disagreed: {trial.why}")
+        minimum = minimum.unproven(Note.READ_BACK, trial.why)
     steady = not record.passes
     return Left(
         minimum,

@@ -9,11 +9,17 @@ from collections.abc import Iterator
 import pytest
 from pages import ROOT
 
+from bisect_trt.report.proofs import describe
+from bisect_trt.search.oracle import Note, Remark
+
 CLEAN = (
     "commands/repeat.py",
     "commands/samples.py",
     "commands/sweep.py",
     "mixed_precision/answer.py",
+    "search/confirm.py",
+    "search/keep.py",
+    "search/strategy.py",
     "steps/arbiter.py",
     "steps/arbitration.py",
     "steps/export.py",
@@ -52,6 +58,11 @@ def sentences(node: ast.AST) -> Iterator[str]:
 def test_a_module_that_decides_makes_no_sentences(module: str) -> None:
     tree = ast.parse((ROOT / "bisect_trt" / module).read_text(encoding="utf-8"))
     assert list(sentences(tree)) == []
+
+
+def test_each_note_of_a_search_has_a_sentence() -> None:
+    sentences_of_notes = [describe(Remark(note, (1, 2, 3, 4, 5))) for note in Note]
+    assert len(set(sentences_of_notes)) == len(Note)
 
 
 def test_a_sentence_is_seen() -> None:

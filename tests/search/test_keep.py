@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bisect_trt.search.keep import find_keep
-from bisect_trt.search.oracle import Subset, Verdict
+from bisect_trt.search.oracle import Note, Remark, Subset, Verdict
 
 pytestmark = pytest.mark.any_version
 Predicate = Callable[[Subset], Verdict]
@@ -61,9 +61,9 @@ def test_monotone_checks_end_at_exactly_the_culprits(data: st.DataObject) -> Non
     minimum = find_keep(range(count), oracle, **data.draw(hints(count)))
     assert minimum.units == culprits
     assert minimum.proven
-    assert minimum.why is None
+    assert minimum.remark is None
     # Nothing is kept that was not seen to be needed, so the proof finds nothing left to lower.
-    assert any(f"lowering in groups: {len(culprits)} units left" in step for step in minimum.steps)
+    assert len(culprits) in [s.figures[0] for s in minimum.steps if s.note == Note.LOWERED]
     # What passes only shrinks, so a search that is cut short has the best so far, which the oracle
     # was told of.
     assert all(
@@ -102,7 +102,7 @@ def test_any_check_ends_one_minimal(case: tuple[int, Predicate], data: st.DataOb
     assert set(lowered) <= set(oracle.asked)
     assert not set(lowered) & set(oracle.passed)
     broken = sum(predicate(kept) is Verdict.UNRESOLVED for kept in lowered)
-    assert (f"one of {broken} of its units" in minimum.why) if minimum.why else not broken
+    assert minimum.remark == (Remark(Note.LOWERED_BROKEN, (broken,)) if broken else None)
 
 
 def test_right_suspects_are_a_passing_set_at_once_and_cost_little_more_than_their_proof() -> None:
@@ -112,7 +112,7 @@ def test_right_suspects_are_a_passing_set_at_once_and_cost_little_more_than_thei
     minimum = find_keep(range(850), oracle, suspects=culprits)
     assert minimum.units == oracle.passed[0] == oracle.asked[0] == frozenset(culprits)
     assert len(oracle.asked) <= 1 + 26 + 2
-    assert minimum.steps[0] == "the 26 most suspicious of 850 units in fp32: enough"
+    assert minimum.steps[0] == Remark(Note.SUSPECTED, (26, 850))
 
 
 def test_groups_of_suspects_are_left_out_before_single_ones() -> None:

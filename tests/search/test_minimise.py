@@ -90,7 +90,7 @@ def test_any_failure_ends_one_minimal(case: Case, mode: Mode, data: st.DataObjec
     assert all(predicate(rest) is not Verdict.FAIL for rest in smaller)
     broken = [sorted(rest) for rest in smaller if predicate(rest) is Verdict.UNRESOLVED]
     assert sorted(map(sorted, minimum.refused)) == sorted(broken)
-    assert minimum.proven == (minimum.why is None) == (not broken)
+    assert minimum.proven == (minimum.remark is None) == (not broken)
     assert minimise(range(count), again, mode, passing=passing) == minimum
     assert list(again.asked) == list(oracle.asked)
 

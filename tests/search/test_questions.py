@@ -23,7 +23,7 @@ from benchmarks.questions import (
     scattered,
 )
 from bisect_trt.search.keep import find_keep
-from bisect_trt.search.oracle import Subset, Verdict, over_units
+from bisect_trt.search.oracle import Note, Remark, Subset, Verdict, over_units
 
 pytestmark = pytest.mark.any_version
 SEARCHES = 12
@@ -100,7 +100,7 @@ def test_a_search_that_is_ended_has_the_best_so_far(
     minimum = find_keep(range(count), ask, most=most)
     assert asked <= most
     assert minimum.units == min(passed, key=len)
-    assert minimum.proven or minimum.why == f"the search was ended after {most} questions"
+    assert minimum.proven or minimum.remark == Remark(Note.STOPPED, (most,))
     assert not minimum.proven or minimum.units == culprits
 
 
