@@ -128,6 +128,11 @@ class Outcome:
         return self.reason if self.failed is None else self.failed.describe(runtime)
 
     @property
+    def message(self) -> str:
+        """The runtime's own words, where that does not run the model, else the reason."""
+        return self.reason if self.failed is None else self.failed.message
+
+    @property
     def cancelled(self) -> bool:
         """Whether the check was ended because its answer was not needed any more."""
         return self.signature == CANCELLED

@@ -95,7 +95,7 @@ def find_suspects(session: Session, show: Callable[[LayerComparison], None]) -> 
     outcome = ledger.outcome(subject.original.key)
     if ledger.is_broken:
         console.say("  the model does not run at all, so there is nothing to compare")
-        return named_nodes(subject.network, outcome.reason)[:1] if outcome is not None else []
+        return named_nodes(subject.network, outcome.message)[:1] if outcome is not None else []
     comparison = comparing(session.prober.check)
     if comparison is None:
         return []

@@ -29,7 +29,6 @@ from bisect_trt.errors import (
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.probe.candidate import Candidate, Probe
 from bisect_trt.probe.check import Check, Comparing
-from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.outcome import Ending, Outcome, raised
 from bisect_trt.probe.prober import write_candidate
 from bisect_trt.probe.workspace import CandidateFiles
@@ -85,7 +84,7 @@ class ReleaseCheck(Check):
     subject: Subject
     target: TargetSettings | None
     network: Network
-    failure: Outcome | Record | None = None
+    failure: Outcome | None = None
     newest: bool = False
     fusion: Names = ()
 
@@ -166,7 +165,7 @@ class ReleaseCheck(Check):
         if self.failure is not None and is_same_refusal(self.failure, outcome, self.network):
             return replace(outcome, signature=self.failure.signature)
         if self.target is not None and self.target.target.does_not_know(
-            outcome.reason, newest=self.newest
+            outcome.message, newest=self.newest
         ):
             return _unsupported(outcome, outcome.reason)
         return replace(outcome, signature=refusal_of(outcome, self.network))
@@ -177,15 +176,15 @@ def _unsupported(outcome: Outcome, message: str) -> Outcome:
     return replace(outcome, ending=Ending.OTHER, reason=f"it does not support the model: {message}")
 
 
-def is_same_refusal(one: Outcome | Record, other: Outcome | Record, network: Network) -> bool:
+def is_same_refusal(one: Outcome, other: Outcome, network: Network) -> bool:
     """Return whether two releases fail at the same node, or in the same words at one that they made and named themselves."""
     if refusal_of(one, network) == refusal_of(other, network):
         return True
-    both = all(named_nodes(network, failure.reason) for failure in (one, other))
+    both = all(named_nodes(network, failure.message) for failure in (one, other))
     return not both and one.signature == other.signature
 
 
-def refusal_of(failure: Outcome | Record, network: Network) -> str:
+def refusal_of(failure: Outcome, network: Network) -> str:
     """Return the kind of a failure with the node and operator that its message names first.
 
     Messages change between releases. The text, without operands, counts only where it names no
@@ -193,10 +192,10 @@ def refusal_of(failure: Outcome | Record, network: Network) -> str:
     """
     kind = failure.signature.partition(":")[0]
     operators = {node.op_type for node in network.nodes}
-    if nodes := named_nodes(network, failure.reason):
+    if nodes := named_nodes(network, failure.message):
         return f"{kind}: {network.nodes[nodes[0]].op_type} {network.nodes[nodes[0]].name}"
     # Where no node is named, the operator is what messages have in common.
-    named = next((word for word in re.findall(r"\w+", failure.reason) if word in operators), None)
+    named = next((word for word in re.findall(r"\w+", failure.message) if word in operators), None)
     return error_class(failure.signature) if named is None else f"{kind}: {named}"
 
 
@@ -204,7 +203,7 @@ def in_releases(
     check: Check,
     subject: Subject,
     target: TargetSettings | None,
-    failure: Outcome | Record | None = None,
+    failure: Outcome | None = None,
     network: Network | None = None,
     fusion: Names = (),
 ) -> ReleaseCheck:
@@ -452,7 +451,8 @@ def ask_releases(
         # age.
         newest = session.prober.beside(replace(check, newest=True))
         if space.probe(newest, len(releases) - 1) is Verdict.FAIL:
-            check = replace(check, failure=space.seen(newest)[len(releases) - 1])
+            record = space.seen(newest)[len(releases) - 1]
+            check = replace(check, failure=newest.ledger.outcome(record.key))
     prober = session.prober.beside(check)
     hint = releases.index(failing) if failing in releases else None
     history: History | None = None
@@ -516,7 +516,11 @@ def since_when(
         return None
     console.step(f"Which releases of {package.name} fail?")
     original = prober.ledger.original
-    failing = (record for record in reversed(prober.ledger.records) if record.signature == original)
+    failing = (
+        prober.ledger.outcome(record.key)
+        for record in reversed(prober.ledger.records)
+        if record.signature == original
+    )
     failure = prober.ledger.outcome(case.key) or next(failing, None)
     releases = _failing_releases(session, target)
     try:

@@ -117,7 +117,7 @@ def suspected_operators(session: Session) -> frozenset[str]:
     outcome = ledger.outcome(session.subject.original.key)
     if outcome is None or not ledger.is_broken:
         return frozenset()
-    named = set(named_nodes(network, outcome.reason)[:1])
+    named = set(named_nodes(network, outcome.message)[:1])
     readers = {index for index in network.order if named.intersection(network.parents(index))}
     around = named | readers | {parent for index in readers for parent in network.parents(index)}
     return frozenset(network.nodes[index].op_type for index in around)

@@ -18,17 +18,20 @@ import onnx
 import pytest
 from building import save_text
 from conftest import CommandLine
-from support import arrays, bisect_trt, chain, line, onnx_tool, rest_slow, save
+from onnx import helper
+from support import arrays, bisect_trt, chain, line, model_of, onnx_tool, rest_slow, save
 from wheels import Index
 
 import bisect_trt as api
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.probe.oracles import outcome_of_failure
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.steps import arbitration, second_opinion
 from bisect_trt.steps.release_boundary import is_same_refusal
 from bisect_trt.targets.base import Package
 from bisect_trt.targets.messages import BuildError, RunError
 from bisect_trt.worker.environments import Environment, with_numpy
+from bisect_trt.worker.protocol import Failed
 
 REAL = str(Path(str(importlib.util.find_spec("onnxruntime").origin)).parent)  # type: ignore[union-attr]  # it is installed
 SHIM = f"""
@@ -278,6 +281,20 @@ def test_a_failure_is_known_in_other_words_by_node_kind_and_operator(
     model = Network(onnx.load(chain(tmp_path / "model.onnx")))
     original = refusal("run", SAYS.format("Add", "<1>", "output.SizeInBytes() == size was false"))
     assert is_same_refusal(original, refusal(kind, message), model) is same
+
+
+def test_only_the_words_of_the_runtime_name_a_node() -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["target"], name="model"),
+        helper.make_node("Sigmoid", ["target"], ["y"], name="refuses"),
+    ]
+    network = Network(model_of(nodes, {}, inputs={"x": (1,)}, outputs={"y": (1,)}))
+    one, other = (
+        outcome_of_failure(Failed("build", f"no kernel of {op}", f"build: no kernel of {op}"))
+        for op in ("Relu", "Sigmoid")
+    )
+    assert "the target refuses the model" in one.reason
+    assert not is_same_refusal(one, other, network)
 
 
 def test_a_package_of_several_wheels_is_installed_without_what_they_depend_on() -> None:
