@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from bisect_trt.errors import (
-    BisectError,
     ConflictError,
     MissingOptionError,
     PlaceError,
@@ -17,12 +16,11 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.searches import Releases
 from bisect_trt.options.shared import Data, Search
 from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.report.releases import BY_EVALUATOR, NONE_PASSES
 from bisect_trt.report.reproducer import EARLIER, INPUTS, MODEL
 from bisect_trt.report.result import Result
-from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.call import Call
 from bisect_trt.steps.release_boundary import (
-    Boundaries,
     Range,
     ask_releases,
     in_releases,
@@ -99,7 +97,7 @@ def run(call: Call) -> Result:
         asks = not check.argv and len(subject.samples) == 1
         doubt = ask_evaluator(subject) if asks else None
         if isinstance(doubt, Disagreement):
-            console.answer(f"{doubt.sentence} Releases are compared with the evaluator.")
+            console.answer(BY_EVALUATOR.format(doubt.sentence))
             call.result.reference_doubt = doubt.sentence
             model = replace(model, values=doubt.values)
         boundaries = ask_releases(
@@ -115,11 +113,12 @@ def run(call: Call) -> Result:
         if options.find_all:
             console.table(("release", "verdict", "reason"), boundaries.rows(), len(pythons))
         if boundaries.history.oldest is None:
-            raise _none_fails(boundaries)
+            without = len(boundaries.unresolved) == len(boundaries.releases)
+            raise (PlaceError if without else DoesNotReproduce)(boundaries.describe_none())
         why = boundaries.doubt()
         if call.has_check and not boundaries.any_passes:
             # A check that cannot run fails in every release too.
-            why = "the check passes in no release, so it may fail whatever it is given"
+            why = NONE_PASSES
             console.answer(f"Unproven: {why}.")
         return call.result.end(why=why)
 
@@ -138,22 +137,3 @@ def _open_reproducer(call: Call, folder: Path) -> None:
     files = [*numbered(folder / EARLIER.replace("-{}", "")), folder / INPUTS]
     if not values:
         call.options.change(Data, load_inputs=[*filter(Path.is_file, files)])
-
-
-def _none_fails(boundaries: Boundaries) -> BisectError:
-    """Return the error of a search in which no release fails."""
-    package = boundaries.package
-    releases = boundaries.releases
-    silent = [row for row in boundaries.rows() if row[1] == Verdict.UNRESOLVED.value]
-    reason = f" ({silent[0][0]}: {silent[0][2]})" if silent else ""
-    # Without a verdict, 'none fails' would be no finding.
-    if len(silent) == len(releases):
-        return PlaceError(f"no release of {package} has a verdict{reason}.")
-    refusal = boundaries.refusal
-    unknown = f"; {len(silent)} of {len(releases)} have no verdict" if silent else ""
-    unknown += "" if refusal else reason
-    older = "" if refusal else "older releases (--from), or "
-    return DoesNotReproduce(
-        f"no release of {package} from {releases[0]} to {releases[-1]} fails{unknown}.{refusal} Try {older}the options and "
-        "inputs with which it failed."
-    )

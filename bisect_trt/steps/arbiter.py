@@ -7,7 +7,6 @@ older one, and the newest release on the package index, in one environment.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
@@ -18,6 +17,7 @@ from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.faults import NEWER_DIFFERS, TRY_NEWER, TRY_RELEASES, Fault, Rule
 from bisect_trt.report.parts import WrongSide
+from bisect_trt.report.releases import NewerRelease
 from bisect_trt.report.reproducer import Since
 from bisect_trt.session.checks import CheckSettings, make_check
 from bisect_trt.session.session import Session
@@ -26,9 +26,6 @@ from bisect_trt.steps.second_opinion import Disagreement, Vote, ask_evaluator, r
 from bisect_trt.targets.base import TargetSettings, reference_settings
 from bisect_trt.tensors.tolerance import ToleranceOptions
 from bisect_trt.worker.deadline import BudgetSpent
-
-if TYPE_CHECKING:
-    from bisect_trt.steps.release_boundary import Newest
 
 
 class Arbiter(Struct, frozen=True):
@@ -165,21 +162,21 @@ class Arbiter(Struct, frozen=True):
 
     def _newest(
         self, comparison: Comparing, case: Candidate, *, fresh: bool = False
-    ) -> Newest | None:
+    ) -> NewerRelease | None:
         from bisect_trt.steps.release_boundary import ask_newest  # noqa: PLC0415 - not needed before the first probe
 
         return ask_newest(self.session, comparison, case, fresh=fresh) if self.installs else None
 
     def _newest_reference(
         self, case: Candidate, fault: Fault, tolerance: ToleranceOptions
-    ) -> Newest | None:
+    ) -> NewerRelease | None:
         """Compare the newest release of the reference with the outputs that it should have."""
         comparison = self.comparison
         assert comparison is not None, "only a comparison has a reference"
         check = comparison.under(target=reference_settings(), tolerance=tolerance)
         return self._newest(check, replace(case, target=None, values=fault.right))
 
-    def _upgrade(self, newest: Newest | None) -> Since | None:
+    def _upgrade(self, newest: NewerRelease | None) -> Since | None:
         return None if newest is None else newest.since
 
     def _tell(self, doubt: str) -> None:

@@ -11,7 +11,6 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from pathlib import Path
 
 from msgspec import Struct, structs
@@ -32,17 +31,23 @@ from bisect_trt.probe.check import Check, Comparing
 from bisect_trt.probe.outcome import Ending, Outcome, raised
 from bisect_trt.probe.prober import write_candidate
 from bisect_trt.probe.workspace import CandidateFiles
+from bisect_trt.report.releases import (
+    NO_INDEX,
+    NONE_ALONE,
+    NOT_SEARCHED,
+    UNSUPPORTED,
+    Boundaries,
+    NewerRelease,
+)
 from bisect_trt.report.reproducer import Since
-from bisect_trt.report.result import Result
-from bisect_trt.report.summary import describe_releases
 from bisect_trt.search.oracle import Verdict
-from bisect_trt.search.ordered import Edge, History, find_edges
+from bisect_trt.search.ordered import History, find_edges
 from bisect_trt.session.checks import CheckSettings
 from bisect_trt.session.session import Session
 from bisect_trt.session.space import Series
 from bisect_trt.session.subject import Subject
 from bisect_trt.steps.minimal_case import named_nodes
-from bisect_trt.steps.second_opinion import fails_on_fresh, installed_versions, newer_passes
+from bisect_trt.steps.second_opinion import fails_on_fresh, installed_versions
 from bisect_trt.targets.base import Package, TargetSettings, reference_settings, too_new
 from bisect_trt.targets.messages import error_class
 from bisect_trt.tensors.tolerance import ToleranceOptions
@@ -54,8 +59,6 @@ from bisect_trt.worker.pool import WorkerPool
 from bisect_trt.worker.process import Cancel
 from bisect_trt.worker.protocol import CANCELLED, Failed, Sample, Trace
 
-_REASON_LENGTH = 200
-"""The length to which the reason of a release is cut."""
 _INDEX_SECONDS = 30.0
 """The time in which an index must answer a question that the user did not ask for."""
 
@@ -173,7 +176,7 @@ class ReleaseCheck(Check):
 
 def _unsupported(outcome: Outcome, message: str) -> Outcome:
     """Return the outcome of a release that is older than the model, which says nothing of the failure."""
-    return replace(outcome, ending=Ending.OTHER, reason=f"it does not support the model: {message}")
+    return replace(outcome, ending=Ending.OTHER, reason=UNSUPPORTED.format(message))
 
 
 def is_same_refusal(one: Outcome, other: Outcome, network: Network) -> bool:
@@ -308,106 +311,6 @@ def list_releases(package: str, wanted: Range, timeout: float | None = None) -> 
     )
 
 
-class Boundaries(Struct, frozen=True):
-    """The boundaries of a failure among the releases of a package.
-
-    Attributes:
-        package: The name of the package.
-        releases: The releases of the range, the oldest first.
-        history: The verdicts by index of the release, and the edges between them.
-        reasons: The reason of each verdict, by release.
-        wrong: How the whole model fails on fresh inputs in releases that pass, in words, by name.
-    """
-
-    package: str
-    releases: Sequence[str]
-    history: History
-    reasons: Mapping[str, str]
-    wrong: Mapping[str, str] = {}
-
-    def passing(self, edge: Edge | None) -> str | None:
-        """The release that passes at an edge; ``None`` if no release does."""
-        return None if edge is None or edge.passing is None else self.releases[edge.passing]
-
-    @property
-    def any_passes(self) -> bool:
-        """Whether a release that was probed passes."""
-        return Verdict.PASS in self.history.seen.values()
-
-    def doubt(self) -> str | None:
-        """Why a boundary is not known exactly, if so."""
-        if self.wrong:
-            return f"{'; '.join(self.wrong.values())}: that it was fixed there is unproven"
-        for edge, event in ((self.history.oldest, "appeared"), (self.history.newest, "was fixed")):
-            if edge is not None and edge.between:
-                names = [self.releases[place] for place in edge.between]
-                silent = f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} no verdict"
-                return f"the release in which it {event} is uncertain: {silent} ({names[0]}: {self._reason(names[0])})"
-        return None
-
-    @property
-    def refusal(self) -> str:
-        """The releases before the first with a verdict, and the beginning of the last one's reason; empty without any."""
-        silent = [*takewhile(lambda row: row[1] == Verdict.UNRESOLVED.value, self.rows())]
-        if not silent:
-            return ""
-        newest, _, reason = silent[-1]
-        older = f"{newest} and older" if len(silent) > 1 else newest
-        return f" {self.package} {older} cannot run it ({reason.partition('. ')[0]})."
-
-    @property
-    def upgrade(self) -> str | None:
-        """The upgrade that fixes the failure, as a request, if there is one; the newest release must run the whole model."""
-        releases = self.upgrades
-        if not releases or f"{self.package} {releases[-1]}" in self.wrong:
-            return None
-        # The first that passes may have a bug of its own, in another part of the model.
-        return f"upgrade to {self.package} {releases[-1 if self.wrong else 0]} or later"
-
-    @property
-    def upgrades(self) -> Names:
-        """The first release that passes again and the newest that passes, which may be one; empty where none does."""
-        first = self.passing(self.history.newest)
-        if first is None:
-            return ()
-        seen = self.history.seen
-        newest = max(place for place in seen if seen[place] is Verdict.PASS)
-        return tuple(dict.fromkeys((first, self.releases[newest])))
-
-    def since(self, result: Result) -> Since:
-        """Return the boundaries that a result has, their doubt and the fix, for ``ISSUE.md``."""
-        sentence = f"{self.package} {describe_releases(result)}."
-        if doubt := self.doubt():
-            sentence += f" {doubt[0].upper()}{doubt[1:]}."
-        return Since(sentence, self.upgrade)
-
-    def _reason(self, release: str) -> str:
-        return self.reasons.get(release, "")[:_REASON_LENGTH]
-
-    def rows(self) -> list[tuple[str, str, str]]:
-        """Release, verdict and reason of each probed release."""
-        verdicts = sorted(self.history.seen.items())
-        return [
-            (self.releases[place], verdict.value, self._reason(self.releases[place]))
-            for place, verdict in verdicts
-        ]
-
-    def fill_in(self, result: Result) -> None:
-        """Put the boundaries into a result."""
-        oldest = self.history.oldest
-        appeared = oldest is not None and oldest.passing is not None
-        result.package = self.package
-        result.releases = {release: verdict for release, verdict, _ in self.rows()}
-        result.first_failing = self.releases[oldest.failing] if oldest and appeared else None
-        result.first_passing = self.passing(self.history.newest)
-        if self.history.newest is not None:
-            result.upgrade = self.upgrade
-        result.failing = [
-            (self.releases[first], self.releases[last]) for first, last in self.history.stretches
-        ]
-        result.reasons = dict(self.reasons)
-
-
 def ask_releases(
     session: Session,
     check: ReleaseCheck,
@@ -509,9 +412,7 @@ def since_when(
     if not asked:
         if not target.low_precisions:
             # Else precision is a likelier reason than the release.
-            console.answer(
-                f"The first failing release was not searched, because that installs releases: {command}"
-            )
+            console.answer(NOT_SEARCHED.format(command))
             session.result.suggest(command)
         return None
     console.step(f"Which releases of {package.name} fail?")
@@ -538,7 +439,7 @@ def since_when(
         )
         return None
     if boundaries.history.oldest is None:
-        console.answer(f"No release of {package.name} fails in an environment of its own.")
+        console.answer(NONE_ALONE.format(package.name))
         return None
     return boundaries.since(session.result)
 
@@ -562,40 +463,9 @@ def _failing_releases(session: Session, target: TargetSettings) -> list[str]:
     return [*installed_versions(target)]
 
 
-class Newest(Struct, frozen=True):
-    """A case in the newest release on the index.
-
-    Attributes:
-        package: The package.
-        failing: The releases in which the case fails.
-        release: The newest release.
-        outcome: The outcome there; ``None`` where none of the failing releases is older.
-        wrong: How it fails on fresh inputs, in words.
-    """
-
-    package: str
-    failing: Names
-    release: str
-    outcome: Outcome | None = None
-    wrong: Mapping[str, str] = {}
-
-    @property
-    def since(self) -> Since | None:
-        """The sentence about the newest release, with the upgrade if the case passes there; ``None`` without a verdict."""
-        if self.outcome is None:
-            return Since(f"{self.package} {self.release}, the newest release, fails.")
-        failing = f"{self.package} {', '.join(self.failing)} fails"
-        if self.outcome.ending is Ending.PASSED:
-            release = f"{self.package} {self.release}"
-            return newer_passes(f"{self.package} {', '.join(self.failing)}", release, self.wrong)
-        if self.outcome.ending in (Ending.FAILED, Ending.MISMATCHED):
-            return Since(f"{failing}, and {self.release}, the newest release, fails too.")
-        return None
-
-
 def ask_newest(
     session: Session, check: Comparing, case: Candidate, *, fresh: bool = False
-) -> Newest | None:
+) -> NewerRelease | None:
     """Run a case in the newest release on the index, in an environment of its own.
 
     Args:
@@ -620,16 +490,14 @@ def ask_newest(
         pythons = list_releases(package.index_name, Range(), seconds)
     except BisectError as error:
         console.say(f"  {error}")
-        console.answer(
-            f"The newest release of {package.name} was not tried, because no package index answers."
-        )
+        console.answer(NO_INDEX.format(package.name))
         return None
     release = [*pythons][-1]
     is_reference = target == reference_settings()
     failing = tuple(
         installed_versions(target) if is_reference else _failing_releases(session, target)
     )
-    newest = Newest(package.name, failing, release)
+    newest = NewerRelease(package.name, failing, release)
     # There is nothing to upgrade to.
     if any(Version(version) >= Version(release) for version in failing):
         console.say(f"  {release} is the newest")

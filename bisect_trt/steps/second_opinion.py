@@ -24,6 +24,7 @@ from bisect_trt.probe.check import Check, Comparing
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import write_candidate
 from bisect_trt.report.faults import DIFFERS_FIRST
+from bisect_trt.report.releases import FAILS_FRESH, REFUSES_FRESH, NewerRelease
 from bisect_trt.report.reproducer import Since
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
@@ -133,25 +134,8 @@ def right_here(session: Session, check: Comparing, case: Candidate) -> Since | N
         outcome = check.run(files)
         if outcome.ending is not Ending.PASSED:
             return None
-        release = f"{title} {installed}"
-        wrong = fails_on_fresh(session, check, {release: ""})
-    return newer_passes(f"{title} {', '.join(sorted(failing))}", release, wrong)
-
-
-def newer_passes(failing: str, release: str, wrong: Mapping[str, str]) -> Since:
-    """Return what is known where a newer release passes on the failing case.
-
-    Args:
-        failing: The failing releases, in words.
-        release: The newer release, in words.
-        wrong: How it fails on other inputs; see :func:`fails_on_fresh`.
-    """
-    sentence = f"{failing} fails, {release.rpartition(' ')[2]} passes"
-    if wrong:
-        return Since(f"{sentence} on the same inputs, but {'; '.join(wrong.values())}.")
-    return Since(
-        f"{sentence}.", f"upgrade to {release}, which passes (releases finds the first that does)"
-    )
+        wrong = fails_on_fresh(session, check, {f"{title} {installed}": ""})
+    return NewerRelease(title, tuple(sorted(failing)), str(installed), outcome, wrong).since
 
 
 def fails_on_fresh(
@@ -188,9 +172,9 @@ def fails_on_fresh(
         console.say(f"  {outcome.reason}")
         wrong = sum(error > 1 for error in outcome.errors)
         if not outcome.errors:
-            sentences[release] = f"{release} does not run on other inputs ({outcome.reason})"
+            sentences[release] = REFUSES_FRESH.format(release, outcome.reason)
         elif wrong:
-            sentences[release] = f"{release} fails on {wrong} of {len(samples)} other inputs"
+            sentences[release] = FAILS_FRESH.format(release, wrong, len(samples))
     return sentences
 
 

@@ -13,6 +13,7 @@ from bisect_trt.report.proofs import describe
 from bisect_trt.search.oracle import Note, Remark
 
 CLEAN = (
+    "commands/releases.py",
     "commands/repeat.py",
     "commands/samples.py",
     "commands/sweep.py",
@@ -23,7 +24,9 @@ CLEAN = (
     "steps/arbiter.py",
     "steps/arbitration.py",
     "steps/export.py",
+    "steps/release_boundary.py",
     "steps/rounding.py",
+    "steps/second_opinion.py",
 )
 PROGRESS = {"say", "step", "warn"}
 """Methods of a console that print progress."""
