@@ -161,6 +161,43 @@ class Unexplained(Enum):
     UNSUPPORTED = "{} cannot pin a choice, so no reason can be proven"
 
 
+class Try(Enum):
+    """Steps to try where a failure does not reproduce; ``{lost}`` are inputs, ``{package}`` is the target's."""
+
+    INPUTS = "other inputs: {lost} has no elements, or at least half of them are NaN or Inf"
+    PRECISION = "the precision of the failing deployment (--fp16, --bf16, ...)"
+    RELEASE = "the release of the failing deployment (--on env='{package}==VERSION')"
+    SCALES = (
+        "`bisect-trt precision --reference FLOAT.onnx`: checks the scales of the quantized model"
+    )
+    LABELS = "the labels and preprocessing of the failing deployment, or a smaller --max-drop"
+    GIVEN = "other samples of the failing deployment's inputs"
+    DATA = "real input data (--load-inputs or --data-loader-script) instead of random values, or another --seed"
+    SAMPLES = "`bisect-trt samples --iterations 50`: many random samples"
+    TOLERANCE = "a smaller --atol and --rtol, and the other options of the failing deployment"
+    LAYERS = "`bisect-trt layerwise`: inner tensors that differ although the outputs match"
+    BUILDS = "`bisect-trt repeat --until bad -n 20`: builds that fail sometimes"
+    SIZES = "`bisect-trt sweep`: other sizes of the free dimensions"
+    MODULE = "`{command} --reference MODULE.py:make`: compares with the PyTorch module itself"
+
+
+class Unseen(Enum):
+    """Why a tensor could not be seen; ``{}`` are numbers and messages."""
+
+    FUSED = "the compiler does not keep it"
+    NO_VALUE = "the reference has no value for this tensor"
+    HIDES = "marking it and {} others hides the failure"
+    REFUSED = "the target does not run the model with every tensor marked: {}"
+    REFUSED_ALONE = "the target does not run the model with it marked: {}"
+    NOT_RUN = "after {} builds no model with it marked was seen to run: {}"
+
+
+ONLY_A_PIECE = (
+    "it fails in a setting in which the whole model passes, so the whole model may not have it"
+)
+ROUNDING_FAILS = "rounding alone fails the model too, and no node fails alone"
+
+
 def why_rate(result: Result, noun: str, missing: Sequence[str], *, random: bool) -> str | None:
     """Return why the rate of failures is no answer, or needs none.
 

@@ -26,6 +26,7 @@ from bisect_trt.report.parts import Amplified, Failure, Inside, WrongSide
 from bisect_trt.report.proofs import tell_steps
 from bisect_trt.report.reproducer import MIXED, MODEL, Since, pack
 from bisect_trt.report.result import Result
+from bisect_trt.report.sentences import ONLY_A_PIECE, ROUNDING_FAILS, Try
 from bisect_trt.search.oracle import Mode
 from bisect_trt.session.call import Call
 from bisect_trt.session.checks import CheckSettings
@@ -63,9 +64,6 @@ from bisect_trt.worker.deadline import BudgetSpent
 
 MECHANISM = "same-mechanism"
 """The folder in the reproducer's for a larger case."""
-ONLY_A_PIECE = (
-    "it fails in a setting in which the whole model passes, so the whole model may not have it"
-)
 
 
 class Diagnosis(Struct, frozen=True):
@@ -205,35 +203,30 @@ class Diagnosis(Struct, frozen=True):
         target = check.target
         lost = _without_values(subject)
         compares = check.metric is None
-        package = None if target is None else target.target.package(target)
+        package = target and target.target.package(target)
         steps = {
-            f"other inputs: {quoted(lost)} has no elements, or at least half of them are NaN or Inf": lost,
-            "the precision of the failing deployment (--fp16, --bf16, ...)": target
-            and not target.low_precisions,
-            f"the release of the failing deployment (--on env='{package and package.name}==VERSION')": (
-                package and not subject.workers.places
-            ),
-            "`bisect-trt precision --reference FLOAT.onnx`: checks the scales of the quantized model": (
-                find_quantized(subject.network).groups
-            ),
-            "the labels and preprocessing of the failing deployment, or a smaller --max-drop": not compares,
-            "other samples of the failing deployment's inputs": compares and data.given,
-            "real input data (--load-inputs or --data-loader-script) instead of random values, or another --seed": (
-                compares and not data.given
-            ),
-            "`bisect-trt samples --iterations 50`: many random samples": compares
-            and not data.given,
-            "a smaller --atol and --rtol, and the other options of the failing deployment": compares,
-            "`bisect-trt layerwise`: inner tensors that differ although the outputs match": compares,
-            "`bisect-trt repeat --until bad -n 20`: builds that fail sometimes": compares,
-            "`bisect-trt sweep`: other sizes of the free dimensions": compares
-            and subject.has_free_dimensions,
+            Try.INPUTS: lost,
+            Try.PRECISION: target and not target.low_precisions,
+            Try.RELEASE: package and not subject.workers.places,
+            Try.SCALES: find_quantized(subject.network).groups,
+            Try.LABELS: not compares,
+            Try.GIVEN: compares and data.given,
+            Try.DATA: compares and not data.given,
+            Try.SAMPLES: compares and not data.given,
+            Try.TOLERANCE: compares,
+            Try.LAYERS: compares,
+            Try.BUILDS: compares,
+            Try.SIZES: compares and subject.has_free_dimensions,
+            Try.MODULE: compares and subject.network.proto.producer_name == "pytorch",
         }
-        module = f"`{session.command('run', check)} --reference MODULE.py:make`: compares with the PyTorch module itself"
-        steps[module] = compares and subject.network.proto.producer_name == "pytorch"
-        return DoesNotReproduce(
-            "\n  - ".join([str(error), *(step for step in steps if steps[step])])
+        command = session.command("run", check)
+        name = package and package.name
+        texts = (
+            step.value.format(lost=quoted(lost), package=name, command=command)
+            for step in steps
+            if steps[step]
         )
+        return DoesNotReproduce("\n  - ".join([str(error), *texts]))
 
     def add_rounding(self) -> Amplified | None:
         """Compare the reference with itself with rounding added; returns the field ``amplified`` if that fails too."""
@@ -260,10 +253,7 @@ class Diagnosis(Struct, frozen=True):
 
     def stop_at_rounding(self, amplified: Amplified) -> None:
         """End where rounding alone fails the whole model: whether a piece of it fails depends on its last digit."""
-        result = self.session.result
-        result.status = "inconclusive"
-        result.minimality = "unproven"
-        result.why = "rounding alone fails the model too, and no node fails alone"
+        result = self.session.result.end("inconclusive", ROUNDING_FAILS)
         result.fault = WrongSide("rounding", amplified.sentence, op=amplified.op)
 
     def reduce(self, suspects: Sequence[int]) -> Case:
@@ -397,8 +387,10 @@ def diagnose_whole(diagnosis: Diagnosis) -> Result:
     subject = session.subject
     result = session.result
     limited = check.limits is not None
-    wrong = "past its limits" if limited else "below the bound of the metric"
-    console.step(f"Is the target {wrong} ({len(subject.network.nodes)} nodes)?")
+    console.step(
+        f"Is the target {'past its limits' if limited else 'below the bound of the metric'} "
+        f"({len(subject.network.nodes)} nodes)?"
+    )
     try:
         record = session.probe_original(diagnosis.search)
     except DoesNotReproduce as error:

@@ -26,6 +26,7 @@ from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.report.console import IN_JSON, Console
 from bisect_trt.report.parts import Comparison, Origin
 from bisect_trt.report.result import Result
+from bisect_trt.report.sentences import Unseen
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.record import attribute_texts
 from bisect_trt.session.subject import Subject
@@ -176,7 +177,7 @@ class Marking(Struct, frozen=True):
         return structs.replace(
             reply,
             comparisons=tuple(each for each in comparisons if each.name not in fused),
-            skipped={**reply.skipped, **dict.fromkeys(fused, "the compiler does not keep it")},
+            skipped={**reply.skipped, **dict.fromkeys(fused, Unseen.FUSED.value)},
         )
 
     def unmarked(self) -> Outcome:
@@ -229,7 +230,7 @@ class Marking(Struct, frozen=True):
         return LayerComparison(
             {name: first[name] for name in self.wanted if name in first},
             {
-                **dict.fromkeys(lost, "the reference has no value for this tensor"),
+                **dict.fromkeys(lost, Unseen.NO_VALUE.value),
                 **gathered.unseen,
             },
             origins,
@@ -271,9 +272,7 @@ def compare_layers(
         names = [
             comparison.name for comparison in run.comparisons if comparison.name not in look.outputs
         ]
-        gathered.unseen |= dict.fromkeys(
-            names, f"marking it and {len(names) - 1} others hides the failure"
-        )
+        gathered.unseen |= dict.fromkeys(names, Unseen.HIDES.value.format(len(names) - 1))
     return confirm_origins(look, look.summarize(gathered, telling))
 
 
@@ -376,15 +375,13 @@ def gather(
             }
             continue
         refused = reply.describe("the target") if reply.kind == "crash" else reply.message
-        before = "the target does not run the model with"
-        after = f"marked: {refused}"
         # First without the tensors that compilers refuse to show most often; only then in halves.
         if gathered.builds == 1:
             gathered.refused = refused
             firm = [name for name in names if name not in fragile]
             if 0 < len(firm) < len(names):
                 omitted = (name for name in names if name in fragile)
-                gathered.unseen |= dict.fromkeys(omitted, f"{before} every tensor {after}")
+                gathered.unseen |= dict.fromkeys(omitted, Unseen.REFUSED.value.format(refused))
                 pending.append(firm)
                 continue
         if len(group) > 1:
@@ -393,10 +390,10 @@ def gather(
             middle = (len(group) + 1) // 2
             pending += [group[:middle], group[middle:]]
         else:
-            gathered.unseen |= dict.fromkeys(group, f"{before} it {after}")
+            gathered.unseen |= dict.fromkeys(group, Unseen.REFUSED_ALONE.value.format(refused))
     for group in pending:
-        reason = f"after {gathered.builds} builds no model with it marked was seen to run"
-        gathered.unseen |= dict.fromkeys(group, f"{reason}: {gathered.refused}")
+        reason = Unseen.NOT_RUN.value.format(gathered.builds, gathered.refused)
+        gathered.unseen |= dict.fromkeys(group, reason)
     return gathered
 
 
