@@ -54,7 +54,7 @@ def summary(result: Result) -> list[Row]:
     """Return the rows of the summary of a result; fewer for a command without a run."""
     without_run = result.artifacts.get("run") is None and not result.comparisons
     if without_run or result.status == "error":
-        return [*(("", line) for line in _answers(result)), *_ending(result, ()), *_files(result)]
+        return [*(("", line) for line in _answers(result)), *_ending(result), *_files(result)]
     rows = [
         *([("Step", describe_steps(result.steps))] if result.steps else []),
         *_failure(result),
@@ -68,7 +68,7 @@ def summary(result: Result) -> list[Row]:
         rows += [("", line) for line in _answers(result)]
     placed = describe_placement(result.layers or ())
     rows += [("Placed", placed)] if placed else []
-    return [*rows, *_ending(result, rows), *_files(result), *_next(result)]
+    return [*rows, *_ending(result, shown=_shows_reason(result)), *_files(result), *_next(result)]
 
 
 def summary_lines(result: Result) -> Iterator[Row]:
@@ -279,12 +279,21 @@ def _answers(result: Result) -> list[str]:
     return story.answers if story else []
 
 
-def _ending(result: Result, rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield the reason for a missing answer, and suggestions."""
+def _shows_reason(result: Result) -> bool:
+    """Return whether another row has the reason: beside the nodes, in the row of the cause, or in the command's own lines."""
+    if result.error or result.status == "interrupted":
+        # Where no step of a loop is wrong, its row is the reason.
+        return bool(result.error and result.steps and result.steps.step is None)
+    own = {"cause": True, "run": True, "samples": True, "repeat": result.bad or not result.interval}
+    return bool(own.get(result.command) or (result.status == "found" and result.culprits))
+
+
+def _ending(result: Result, *, shown: bool = False) -> Iterator[Row]:
+    """Yield the reason for a missing answer, unless another row has it (``shown``), and suggestions."""
     if result.status == "error" or not result.why:
         return
     reason, *steps = str(result.why).split("\n")
-    if not any(reason.lower() in text.lower() for _, text in rows):
+    if not shown:
         yield "Result", reason
     for place, step in enumerate(steps):
         yield "" if place else "Try", step.removeprefix("  - ")

@@ -338,6 +338,13 @@ def test_a_model_that_passes_by_a_wider_tolerance_says_so() -> None:
     assert "heatmaps" not in " ".join(text for _, text in summary(result))
 
 
+def test_a_reason_is_printed_although_its_words_are_in_another_row() -> None:
+    result = Result("reduce").end("inconclusive", "the rest of the model fails")
+    result.artifacts["run"] = "r"
+    result.more_failures = True
+    assert ("Result", "the rest of the model fails") in summary(result)
+
+
 def test_each_file_is_listed_once() -> None:
     result = Result("workaround", "found", culprits=[node("Add", "a")])
     result.artifacts |= {"run": "run", "patched": "p.onnx", "mixed": "p-mixed.onnx"}
