@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bisect_trt.errors import (
+    BisectError,
     ConflictError,
     MissingOptionError,
     PlaceError,
@@ -16,7 +17,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.options.searches import Releases
 from bisect_trt.options.shared import Data, Search
 from bisect_trt.probe.prober import DoesNotReproduce
-from bisect_trt.report.releases import BY_EVALUATOR, NONE_PASSES
+from bisect_trt.report.releases import BY_EVALUATOR, NONE_PASSES, Boundaries
 from bisect_trt.report.reproducer import EARLIER, INPUTS, MODEL
 from bisect_trt.report.result import Result
 from bisect_trt.session.call import Call
@@ -113,14 +114,18 @@ def run(call: Call) -> Result:
         if options.find_all:
             console.table(("release", "verdict", "reason"), boundaries.rows(), len(pythons))
         if boundaries.history.oldest is None:
-            without = len(boundaries.unresolved) == len(boundaries.releases)
-            raise (PlaceError if without else DoesNotReproduce)(boundaries.describe_none())
+            raise _none_fails(boundaries)
         why = boundaries.doubt()
         if call.has_check and not boundaries.any_passes:
             # A check that cannot run fails in every release too.
             why = NONE_PASSES
             console.answer(f"Unproven: {why}.")
         return call.result.end(why=why)
+
+
+def _none_fails(boundaries: Boundaries) -> BisectError:
+    is_unknown = len(boundaries.unresolved) == len(boundaries.releases)
+    return (PlaceError if is_unknown else DoesNotReproduce)(boundaries.describe_none())
 
 
 def _open_reproducer(call: Call, folder: Path) -> None:

@@ -172,8 +172,8 @@ class NewerRelease(Struct, frozen=True):
         if self.outcome.ending is not Ending.PASSED:
             return None
         if self.wrong:
-            others = "; ".join(self.wrong.values())
-            return Since(f"{failing}, {self.release} passes on the same inputs, but {others}.")
+            inputs = "; ".join(self.wrong.values())
+            return Since(f"{failing}, {self.release} passes on the same inputs, but {inputs}.")
         return Since(
             f"{failing}, {self.release} passes.",
             f"upgrade to {self.package} {self.release}, which passes (releases finds the first that does)",

@@ -284,8 +284,13 @@ def _shows_reason(result: Result) -> bool:
     if result.error or result.status == "interrupted":
         # Where no step of a loop is wrong, its row is the reason.
         return bool(result.error and result.steps and result.steps.step is None)
-    own = {"cause": True, "run": True, "samples": True, "repeat": result.bad or not result.interval}
-    return bool(own.get(result.command) or (result.status == "found" and result.culprits))
+    commands = {
+        "cause": True,
+        "run": True,
+        "samples": True,
+        "repeat": result.bad or not result.interval,
+    }
+    return bool(commands.get(result.command) or (result.status == "found" and result.culprits))
 
 
 def _ending(result: Result, *, shown: bool = False) -> Iterator[Row]:
@@ -584,8 +589,9 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     used = next((use.what for use in result.uses or () if use.passed), file)
     count = f"{len(kept)} of {len(kept) + (result.lowered or 0)}"
     low = result.precision or "low"
-    noun = "groups" if result.groups and not result.ladder else "nodes"
-    units = f"{noun} in {'floats' if noun == 'groups' else 'fp32'}"
+    quantized = result.groups and not result.ladder
+    noun, form = ("groups", "floats") if quantized else ("nodes", "fp32")
+    units = f"{noun} in {form}"
     of = f": {grouped(kept)}" if kept else ""
     validation = result.validation or None
     refused = why_no_use(result)
