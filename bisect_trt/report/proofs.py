@@ -17,7 +17,6 @@ _FLAKY_BY = {
 }
 """Answers that contradict each other."""
 _READ_BACK = "the final re-check disagreed: {0}"
-_IDENTITY = "even a model of Identity nodes only does not pass, so the nodes may not be to blame"
 _SENTENCES = {
     **{note: FLAKY.format(answers) for note, answers in _FLAKY_BY.items()},
     Note.BROKEN: "without {0} of its units the model breaks in another way, which does not show that they are needed",
@@ -43,8 +42,7 @@ _SENTENCES = {
     ),
     Note.AKIN: "without {1} of its units it may be the same failure: it {0}",
     Note.NOT_PROBED: "'{0}' could not be probed: {1}",
-    Note.IDENTITY_FAILED: _IDENTITY,
-    Note.IDENTITY_BROKEN: f"{_IDENTITY}: {{0}}",
+    Note.IDENTITY: "even a model of Identity nodes only does not pass, so the nodes may not be to blame{0}",
     Note.NONE_PASSED: "no probe has passed: {0}",
     Note.RATE: (
         "the failure is flaky ({0:.0%} of {1} runs); 1-minimal with {2:.1%} confidence: "
@@ -68,8 +66,7 @@ _SENTENCES = {
     ),
     Note.PROVED: "proof of 1-minimality: {0} questions",
     Note.PROVED_KEPT: "proof that none of the {0} can be lowered: {1} more questions",
-    Note.SUSPECTED: "the {0} most suspicious of {1} units in fp32: enough",
-    Note.SUSPECTED_FEW: "the {0} most suspicious of {1} units in fp32: not enough",
+    Note.SUSPECTED: "the {0} most suspicious of {1} units in fp32: {2}",
     Note.LOWERED: "lowering in groups: {0} units left in fp32 after {1} questions",
     Note.REPEATED: (
         "the answer was run {0} times more, models without one of its units {1} times: the same verdicts"

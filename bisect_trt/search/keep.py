@@ -67,8 +67,7 @@ def find_keep(
     try:
         return _find(units, limited, suspects, groups)
     except Enough:
-        assert most is not None, "only a limited search ends early"
-        return Minimum(limited.best, proven=False).unproven(Note.STOPPED, most)
+        return Minimum(limited.best, proven=False).unproven(Note.STOPPED, most or 0)
 
 
 def _find(
@@ -89,8 +88,8 @@ def _find(
     enough = bool(prime_suspects) and state.shrinks_to(frozenset(prime_suspects))
     steps = list[Remark]()
     if 0 < len(prime_suspects) < len(units):
-        note = Note.SUSPECTED if enough else Note.SUSPECTED_FEW
-        steps.append(Remark(note, (len(prime_suspects), len(units))))
+        verdict = "enough" if enough else "not enough"
+        steps.append(Remark(Note.SUSPECTED, (len(prime_suspects), len(units), verdict)))
     if enough:
         for group in sorted(groups, key=len, reverse=True):
             if 1 < len(group & state.units) < len(state.units):

@@ -345,7 +345,7 @@ class Session(Struct, frozen=True):
         if (
             check.metric is not None
         ):  # Identity nodes have no score, and the reference meets the bound
-            return Remark(Note.IDENTITY_FAILED) if prober.ledger.is_broken else None
+            return Remark(Note.IDENTITY, ("",)) if prober.ledger.is_broken else None
         # The model without the answer comes first: it has all operators that a broken check may
         # dislike.
         rest = self.subject.rest(answer) if answer else None
@@ -361,8 +361,7 @@ class Session(Struct, frozen=True):
                     return None
         except BudgetSpent as error:
             return None if prober.ledger.passed else Remark(Note.NONE_PASSED, (str(error),))
-        note = Note.IDENTITY_FAILED if seen.fails else Note.IDENTITY_BROKEN
-        return Remark(note, (seen.reason,))
+        return Remark(Note.IDENTITY, ("" if seen.fails else f": {seen.reason}",))
 
     def _other_end(self) -> Remark | None:
         """Return how a check command ended otherwise than on the original, if it did."""

@@ -112,7 +112,7 @@ def test_right_suspects_are_a_passing_set_at_once_and_cost_little_more_than_thei
     minimum = find_keep(range(850), oracle, suspects=culprits)
     assert minimum.units == oracle.passed[0] == oracle.asked[0] == frozenset(culprits)
     assert len(oracle.asked) <= 1 + 26 + 2
-    assert minimum.steps[0] == Remark(Note.SUSPECTED, (26, 850))
+    assert minimum.steps[0] == Remark(Note.SUSPECTED, (26, 850, "enough"))
 
 
 def test_groups_of_suspects_are_left_out_before_single_ones() -> None:
