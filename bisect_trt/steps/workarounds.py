@@ -529,7 +529,7 @@ def unless_none(result: Result) -> Result:
     """Return a result; without a workaround that passes it has the status ``inconclusive``, and its nodes keep their proof."""
     if not any(workaround.passes for workaround in result.workarounds or ()):
         result.status = "inconclusive"
-        result.why = "; ".join(filter(None, ["no workaround was found", result.why]))
+        result.why = _joined("no workaround was found", result.why)
     return result
 
 
@@ -578,9 +578,10 @@ def after_diagnosis(
     workarounds = list[WorkaroundTried]()
     if not steady or check.runtime.target.compiles:
         add_precision(result)
-        reason = f"each probe is a build; to search: {command}"
         console.say(
-            f"  not searched: {reason if steady else 'the failure is flaky, so a pass may be chance'}"
+            f"  not searched: each probe is a build; to search: {command}"
+            if steady
+            else "  not searched: the failure is flaky, so a pass may be chance"
         )
         return
     try:
