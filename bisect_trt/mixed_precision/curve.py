@@ -343,7 +343,8 @@ class Fix(Watcher):
             UsageError: The answer cannot be written.
         """
         task = self.task
-        task.console.progress.expect(len(task.lowering.units), task.settings.most)
+        kept = f"{task.space.noun}s in {task.space.high}"
+        task.console.progress.expect(len(task.lowering.units), task.settings.most, kept)
         with task.prober.ledger.watched_by(self):
             # To measure the nodes takes longer than to see that they all may be lowered.
             suspects = None if task.cheap else self._first_suspects()

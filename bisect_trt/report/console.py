@@ -41,8 +41,6 @@ _LOGGER = logging.getLogger("bisect_trt")
 # Otherwise logging prints warnings where no handler is configured.
 _LOGGER.addHandler(logging.NullHandler())
 _SHOWN_ANSWERS = 8
-_PIECE = " units"
-"""End of the title of a candidate that has some of the model's units."""
 _MOST_LINES = 400
 """The number of lines that the report shows."""
 HEARTBEAT_S = 10.0
@@ -53,8 +51,6 @@ _RECENT = 8
 """The time left follows from the mean time of so many probes."""
 _BAR = 12
 """Columns of the bar of the live line; a terminal of less than five times as many has none."""
-_BEST = {_PIECE: (Verdict.FAIL, "fail"), " nodes in fp32": (Verdict.PASS, "pass")}
-"""The verdict that a search looks for, by the end of the titles of its candidates."""
 LONG_S = 5.0
 """The work of a process is shown once it takes so long."""
 _REFRESHES = 4
@@ -98,7 +94,9 @@ class ProgressLine:
         self.before = 0
         self._ends = deque[float](maxlen=_RECENT)
         self._about = ""
-        self._sizes: dict[str, int] = {}
+        self._units = 0
+        self._smallest = 0
+        self._passing = ""
         self._began = time.monotonic()
         self._live: Live | None = None
         self._ended = threading.Event()
@@ -113,11 +111,19 @@ class ProgressLine:
         if not self._shown:
             self.show()
 
-    def expect(self, units: int | None, limit: int | None = None) -> None:
-        """Expect the probes of a search among ``units`` from here on, or ``limit`` if they are fewer or alone known."""
+    def expect(self, units: int | None, limit: int | None = None, passing: str = "") -> None:
+        """Expect the probes of a search from here on.
+
+        Args:
+            units: The number of units that are searched.
+            limit: The number of probes, if they are fewer or alone known.
+            passing: The units of a search for the fewest that pass, in words; else it is for the fewest that fail.
+        """
         searched = None if units is None else expected_probes(units)
         self.expected = min(filter(None, (searched, limit)), default=0)
         self._about = "about " if units else ""
+        self._units = self._smallest = units or 0
+        self._passing = passing
         self.before = self.probes
         self._ends.clear()
 
@@ -131,11 +137,11 @@ class ProgressLine:
         if self.probes - self.before > self.expected:
             # How many more nodes there are is not known.
             self.expected = 0
-        for end, (verdict, word) in _BEST.items():
-            is_smaller = record.size <= self._sizes.get(end, record.size)
-            if record.verdict is verdict and record.title.endswith(end) and is_smaller:
-                self._sizes[end] = record.size
-                self.best = f"{record.title.replace(_PIECE, ' nodes')} {word}"
+        wanted = record.passes if self._passing else record.fails
+        if wanted and record.size < self._smallest:
+            self._smallest = record.size
+            words = f"{self._passing} pass" if self._passing else "nodes fail"
+            self.best = f"{record.size} of {self._units} {words}"
 
     def text(self) -> str:
         """Return the lines as one."""
@@ -303,7 +309,8 @@ class Console(Watcher):
     def asking(self, candidate: Identity, answered: Sequence[Record]) -> Iterator[None]:
         """Leave the terminal to a prompt, below the question and the earlier answers."""
         with self.progress.paused():
-            for line in _question(candidate, answered) if self.progress.enabled else ():
+            lines = _question(candidate, answered, self.progress.best)
+            for line in lines if self.progress.enabled else ():
                 self._print((plain(line), "dim"))
             yield
 
@@ -428,7 +435,7 @@ class Console(Watcher):
             open_screen(stderr=stderr).print(Text.assemble(*parts))
 
 
-def _question(candidate: Identity, answered: Sequence[Record]) -> Iterator[str]:
+def _question(candidate: Identity, answered: Sequence[Record], best: str) -> Iterator[str]:
     """Yield the lines above a prompt: the candidate, about how many questions are left, and the answers so far."""
     number = len(answered) + 1
     if not answered:
@@ -436,16 +443,11 @@ def _question(candidate: Identity, answered: Sequence[Record]) -> Iterator[str]:
         return
     # A person answers each question, so the number left matters more than the time.
     remaining = max(expected_probes(answered[0].size) + 1 - number, 1)
-    yield (
-        f"Question {number}, about {remaining} left if one node fails alone: "
-        f"{candidate.title.replace(_PIECE, ' nodes')}"
-    )
+    yield f"Question {number}, about {remaining} left if one node fails alone: {candidate.title}"
     verdicts = (f"{record.number} {record.signature}" for record in answered[-_SHOWN_ANSWERS:])
     yield f"Answered so far: {', '.join(verdicts)}"
-    bad = [answer for answer in answered if answer.fails and answer.title.endswith(_PIECE)]
-    if bad:
-        best = min(bad, key=lambda record: record.size)
-        yield f"Best so far: {best.title.replace(_PIECE, ' nodes')}"
+    if best:
+        yield f"Best so far: {best}"
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -580,7 +580,7 @@ class Subject:
             self.constants,
             outputs,
         )
-        title = f"{self.units.count(bare)} of {len(self.units)} units"
+        title = f"{self.units.count(bare)} of {len(self.units)} nodes"
         last = self.network.describe(self.network.order[max(bare)])
         self.console.progress.piece = f": up to {last}"
         candidate = Candidate(piece, piece.inputs, piece.outputs, title, bare, held=held)

@@ -232,7 +232,7 @@ def test_no_control_codes_off_a_terminal(
     ran = bisect_trt(*search(here, level, wait=0), cwd=here, detailed=False).ended(0)
     written = ran.out + ran.err
     assert not re.search(r"[^\n\x20-\x7e]", written)
-    assert ("probe 1 " in written) == ("of 40 units  exit status 0" in written) == (level != "-q")
+    assert ("probe 1 " in written) == ("of 40 nodes  exit status 0" in written) == (level != "-q")
 
 
 def test_forced_colours_off_a_terminal_move_no_cursor(

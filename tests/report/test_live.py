@@ -83,7 +83,7 @@ def test_off_a_terminal_progress_is_a_line_every_ten_seconds(
     told = console.Console(live=True)
     told.step("Which units?", 5)
     for number in (1, 2, 3):
-        told.probed(record(number, Verdict.FAIL, "3 of 5 units"))
+        told.probed(record(number, Verdict.FAIL, "3 of 5 nodes"))
     time.sleep(0.5)
     told.close()
     out, err = capsys.readouterr()
@@ -105,7 +105,7 @@ def test_the_time_left_is_not_that_of_the_first_probes(monkeypatch: pytest.Monke
     for number, took in enumerate((60.0, 1.0, 1.0, 1.0), 1):
         assert "left" not in line.text() or number > 3
         clock[0] += took
-        line.probed(record(number, Verdict.PASS, "3 of 5 units"))
+        line.probed(record(number, Verdict.PASS, "3 of 5 nodes"))
     assert "4 of about 7 probes, about 3 s left in this step" in line.text()
 
 
@@ -129,7 +129,7 @@ def test_no_time_is_left_where_the_number_of_probes_is_not_known() -> None:
     line = console.ProgressLine(enabled=False)
     line.step("Which units?", 5)
     for number in range(1, 20):
-        line.probed(record(number, Verdict.PASS, "3 of 5 units"))
+        line.probed(record(number, Verdict.PASS, "3 of 5 nodes"))
         assert ("left" in line.text()) is (3 <= number < 7)
         assert ("of about 7" in line.text()) is (number <= 7)
     assert "19 probes" in line.text()
@@ -139,9 +139,9 @@ def test_probes_are_counted_anew_where_an_answer_is_taken_back() -> None:
     line = console.ProgressLine(enabled=False)
     for number in (1, 2):
         line.step("Which units?", 5)
-        line.probed(record(number, Verdict.PASS, "3 of 5 units"))
+        line.probed(record(number, Verdict.PASS, "3 of 5 nodes"))
     line.step("Which units?", 5)  # after `undo`
-    line.probed(record(1, Verdict.PASS, "3 of 5 units"))
+    line.probed(record(1, Verdict.PASS, "3 of 5 nodes"))
     assert "1 of about 7 probes" in line.text()
 
 
