@@ -29,7 +29,16 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.ledger import Record, Watcher
 from bisect_trt.probe.oracles import SEVERE
 from bisect_trt.probe.outcome import Ending, Outcome
-from bisect_trt.report.mixed import ENDED, describe_validation, row_of
+from bisect_trt.report.mixed import (
+    CHECK_ON_GIVEN,
+    DROPPED,
+    ENDED,
+    METRIC_ON_GIVEN,
+    NO_REFERENCE,
+    NONE_PASSES,
+    describe_validation,
+    row_of,
+)
 from bisect_trt.report.parts import Validation
 from bisect_trt.report.proofs import tell_steps
 from bisect_trt.search.keep import find_keep, grow_and_shrink, shortest_prefix
@@ -281,9 +290,7 @@ class Fix(Watcher):
     @property
     def drawn(self) -> str:
         """Describe how the fresh samples were drawn, and the number of dropped ones."""
-        dropped = (
-            f"; {self._dropped} dropped, on which the model fails in {self.task.space.high} too"
-        )
+        dropped = DROPPED.format(self._dropped, self.task.space.high)
         return self._fresh.drawn + dropped * bool(self._dropped)
 
     def probed(self, record: Record) -> None:
@@ -583,7 +590,7 @@ class Fix(Watcher):
         self._start = known if more and self._passes_on_given(known) else minimal
         samples = None if self.why else self._first_round or self._next_round()
         if samples is None:
-            self.why = self.why or "the reference does not run on other inputs"
+            self.why = self.why or NO_REFERENCE
             self.units = self._hold_on_other_streams(self._start)
             return
         task.console.step("Validate on fresh inputs")
@@ -791,9 +798,7 @@ class Fix(Watcher):
         self._dropped += len(errors) - len(comparable)
         if not comparable:
             unable = f"they cannot be compared: {outcome.reason}"
-            self.why = (
-                f"on none of them the model passes in {task.space.high}" if errors else unable
-            )
+            self.why = NONE_PASSES.format(task.space.high) if errors else unable
             self._keep_best()
             return None
         self._drawn += 0 if on_user_samples else len(comparable)
@@ -879,5 +884,5 @@ def _why_not_judged(task: Task) -> str | None:
     if check.asks_user:
         return "you are the check"
     if check.metric is not None:
-        return "the metric is measured on all given samples"
-    return None if check.tolerances is not None else "a check command judges the samples given"
+        return METRIC_ON_GIVEN
+    return None if check.tolerances is not None else CHECK_ON_GIVEN

@@ -25,6 +25,7 @@ from bisect_trt.onnxlib.nodes import Node, all_nodes, label
 from bisect_trt.onnxlib.qdq import TYPES, Group, Quantized, find_quantized
 from bisect_trt.options.compare import ErrorStat
 from bisect_trt.probe.reference import Reference
+from bisect_trt.report.mixed import INTEGER_LEFT, QUANTIZED_EMULATED, QUANTIZED_LEFT
 from bisect_trt.report.parts import QuantizedGroup, Unit
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Subset
@@ -245,12 +246,9 @@ class GroupSpace(PrecisionSpace):
         skipped = self._left
         operators = _integer_operators(self.subject)
         if skipped:
-            yield (
-                f"nodes that quantize or dequantize and stay as they are, in the reference too: {len(skipped)}; "
-                f"{next(iter(skipped.values()))}"
-            )
+            yield QUANTIZED_LEFT.format(len(skipped), next(iter(skipped.values())))
         if operators:
-            yield f"operators that compute with integers stay as they are, in the reference too: {', '.join(operators[:4])}"
+            yield INTEGER_LEFT.format(", ".join(operators[:4]))
         if self.plain.why is not None:
             yield self.plain.why
 
@@ -367,10 +365,7 @@ def runs_or_emulated(subject: Subject, target: TargetSettings) -> tuple[TargetSe
     if isinstance(failed, Failed) and isinstance(target.of(plugin.own), OnnxRuntimeSettings):
         unoptimized = target.with_own(graph_optimization_level=OFF)
         if not isinstance(models.run("quantized", proto, sample, unoptimized), Failed):
-            return unoptimized, (
-                f"{target.describe()} does not run the quantized model ({failed.message}), so it is emulated there: "
-                "with graph optimisations off, where Q/DQ is computed in floats"
-            )
+            return unoptimized, QUANTIZED_EMULATED.format(target.describe(), failed.message)
     return target, None
 
 

@@ -26,6 +26,7 @@ from bisect_trt.onnxlib.qdq import HUB, find_quantized
 from bisect_trt.probe.check import Check
 from bisect_trt.probe.engine_cache import EngineCache
 from bisect_trt.probe.prober import DoesNotReproduce
+from bisect_trt.report.mixed import ON_RUNGS
 from bisect_trt.report.parts import Ladder, RungNode
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Subset
@@ -95,7 +96,7 @@ def deliver_ladder(fix: Fix) -> Result:
     moved = [
         f"  '{each.name}' to {each.rung}: {each.reason or 'needed'}" for each in rows if each.kept
     ]
-    head = f"{settings.output}: of its nodes {counts} ({task.result.minimality} on each rung)."
+    head = ON_RUNGS.format(settings.output, counts, task.result.minimality)
     tell(task, head, *moved, why and f"  {why}")
     return task.result
 

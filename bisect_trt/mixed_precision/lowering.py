@@ -29,7 +29,7 @@ from bisect_trt.errors import (
     UsageError,
     ValueRefusedError,
 )
-from bisect_trt.mixed_precision.search import UNUSED_RANGES, Lowering, PrecisionSettings
+from bisect_trt.mixed_precision.search import Lowering, PrecisionSettings
 from bisect_trt.onnxlib.bodies import has_body
 from bisect_trt.onnxlib.cleanup import QUANTIZING
 from bisect_trt.onnxlib.functions import inline_functions
@@ -44,6 +44,7 @@ from bisect_trt.onnxlib.roundings import emulate
 from bisect_trt.onnxlib.save import save_model
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.engine_cache import ENGINE
+from bisect_trt.report.mixed import UNUSED_RANGES
 from bisect_trt.search.keep import keep_if_enough
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.session.places import require_target

@@ -18,6 +18,7 @@ from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import label
 from bisect_trt.onnxlib.qdq import Pair
 from bisect_trt.probe.reference import Reference
+from bisect_trt.report.mixed import BETTER_ZERO, CLIPPED, INVALID_SCALE, LARGE_SCALE
 from bisect_trt.report.parts import QuantizedTensor, ScaleProblem
 from bisect_trt.session.subject import Subject
 from bisect_trt.tensors.info import Array
@@ -198,11 +199,7 @@ def find_misfit(
     scale = scale.astype(np.float64).reshape(-1)
     zero = np.zeros_like(scale) if zero is None else zero.astype(np.float64).reshape(-1)
     invalid = not (np.isfinite(scale).all() and (scale > 0).all())
-    problems = (
-        ((ScaleRule.SCALE, f"the scale {_short(scale)} is invalid: it has to be above 0"),)
-        if invalid
-        else ()
-    )
+    problems = ((ScaleRule.SCALE, INVALID_SCALE.format(_short(scale))),) if invalid else ()
     values = [_rows(value, scale.size, pair) for value in _values(subject, plain, pair, references)]
     # The scale of a bias follows from its product's, so no range of its values fits better.
     if pair.kind == "bias" or not values:
@@ -341,7 +338,7 @@ def _problems(
     # In octaves: a channel that is half is as bad as one that is twice as large.
     worst = int(np.argmax(np.abs(np.log2(scale / fitted))))
     ratio = float(scale[worst] / fitted[worst])
-    clips = f"{misfit.clipped:.1%} of the values are clipped: there is room for {room}, values are in {had}"
+    clips = CLIPPED.format(misfit.clipped, room, had)
     if (
         misfit.bits_lost > 1
         and 1 / 2 < ratio < 2
@@ -351,13 +348,13 @@ def _problems(
         assert misfit.fitted_zero is not None
         yield (
             ScaleRule.ZERO_POINT,
-            f"{clips}; instead of the zero point {_short(zero)}, {_short(misfit.fitted_zero)} would fit",
+            clips + BETTER_ZERO.format(_short(zero), _short(misfit.fitted_zero)),
         )
     elif misfit.bits_lost > 1 and ratio >= 1:
         place = "" if scale.size == 1 else f" of slice {worst}"
         yield (
             ScaleRule.TOO_LARGE,
-            f"the scale{place} ({scale[worst]:.4g}) is {ratio:.3g} times what values in {had} need",
+            LARGE_SCALE.format(place, scale[worst], ratio, had),
         )
     elif misfit.bits_lost > 1 or misfit.clipped > 1e-3:
         yield ScaleRule.CLIPPING, clips

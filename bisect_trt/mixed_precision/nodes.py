@@ -39,6 +39,7 @@ from bisect_trt.onnxlib.nodes import bodies, clone, is_end
 from bisect_trt.onnxlib.roundings import EXACT_OPS
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.probe.oracles import SEVERE
+from bisect_trt.report.mixed import LOWERED_ALONE, NEAR_LIMIT, WRONG_ELSEWHERE
 from bisect_trt.report.parts import Unit
 from bisect_trt.search.oracle import Subset
 from bisect_trt.session.checks import CheckSettings
@@ -186,7 +187,7 @@ class NodeSpace(PrecisionSpace):
         """Suspect each node of some operators, and no other: a wrong kernel is wrong at all of them."""
         network = self.subject.network
         self.suspects = [
-            Suspect(unit, 0.0, "alike", f"{op} is wrong elsewhere in the model")
+            Suspect(unit, 0.0, "alike", WRONG_ELSEWHERE.format(op))
             for unit in self.lowering.main
             if (op := network.nodes[network.order[unit]].op_type) in operators
         ]
@@ -370,7 +371,7 @@ def _reason(error: float, overflow: str, underflow: str, precision: str) -> tupl
     if underflow:
         return "underflow", underflow
     size = f"{error:.3g} times the tolerance" if math.isfinite(error) else "NaN or Inf"
-    return _OWN_ERROR, f"alone in {precision} changes the outputs by {size}"
+    return _OWN_ERROR, LOWERED_ALONE.format(precision, size)
 
 
 class _Ranges:
@@ -399,10 +400,7 @@ class _Ranges:
         doubled = {"Exp": peak * peak, "Pow": 4 * peak}.get(
             node.op_type, 4 * peak if squares else 0.0
         )
-        hint = (
-            f"makes values up to {peak:.6g}, past {FP16_MAX:.6g} where it reads twice as large ones"
-        )
-        return "", hint if doubled > FP16_MAX else ""
+        return "", NEAR_LIMIT.format(peak, FP16_MAX) if doubled > FP16_MAX else ""
 
     def underflow(self, index: int) -> str:
         """A sentence about the first tensor of a node with values too small for fp16; empty where there is none."""

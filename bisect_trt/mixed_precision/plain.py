@@ -19,6 +19,7 @@ from bisect_trt.onnxlib.load import load_all_inside, load_model, read_weight
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.nodes import attribute, is_dequantize
 from bisect_trt.onnxlib.qdq import Group, Pair, Stored, has_quantized, unquantize
+from bisect_trt.report.mixed import OTHER_WEIGHTS, WEIGHTS_MISSING
 from bisect_trt.session.subject import Subject
 from bisect_trt.tensors.files import Values
 from bisect_trt.tensors.info import Array
@@ -46,7 +47,6 @@ _ACTIVATIONS = (
 _STEPS = {"uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767)}
 """The ends of the types in which a pair may replace a Relu."""
 _SIX = 6.0
-_PREPROCESSED = "if it was preprocessed before it was quantized (quant_pre_process), give the preprocessed model"
 _ALIKE = 0.97
 """The least cosine between a weight and its rounding to four bits or more."""
 _FEW_VALUES = 4
@@ -118,13 +118,9 @@ def make_plain(subject: Subject, groups: Sequence[Group], original: Path | None)
         # A float file with the same names may hold other weights than those that were quantized.
         if _same(subject, source, restored):
             missing = len(stored) - len(found)
-            why = (
-                f"{missing} of {len(stored)} quantized weights are not found in {original}: {_PREPROCESSED}"
-                if missing
-                else None
-            )
+            why = WEIGHTS_MISSING.format(missing, len(stored), original) if missing else None
             return Plain(restored, groups, merged, source, found, why)
-    why = f"with the weights of {original} the model computes something else, so they are dequantized: {_PREPROCESSED}"
+    why = OTHER_WEIGHTS.format(original)
     own = Network(unquantize(subject.network, pairs, weights))
     return (
         Plain(own, groups, weights)

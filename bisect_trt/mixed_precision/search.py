@@ -25,7 +25,7 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.outcome import BROKEN_PREFIXES, Ending, Outcome
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.console import listed
-from bisect_trt.report.mixed import NOT_RUN_WHOLE
+from bisect_trt.report.mixed import BESIDE, NOT_RUN_WHOLE, UNUSED_RANGES
 from bisect_trt.report.parts import Unit
 from bisect_trt.report.result import Result
 from bisect_trt.search.confirm import confirm_enough
@@ -48,9 +48,6 @@ BREAKS = 3.0
 INSIDE = 2.0
 """The score of a node that overflows where it reads values twice as large."""
 _SHOWN_SUSPECTS = 5
-UNUSED_RANGES = (
-    "no ranges are found: TensorRT 8.6 to 10 do that, with --int8, of models without Q/DQ"
-)
 
 
 class PrecisionSettings(Struct, frozen=True):
@@ -358,9 +355,8 @@ class PrecisionSpace(ABC):
             # Compilers move the boundary of a precision by one layer where a fusion crosses it.
             ranks = (network.rank[node] for node in chain(network.parents(index), *readers))
             neighbours |= dict.fromkeys(candidates.intersection(ranks), unit)
-        reason = f"beside {{}}; the target fails with the suspects in {self.high}"
         additions = [
-            Suspect(neighbour, 0.0, "neighbour", reason.format(self.label(unit)))
+            Suspect(neighbour, 0.0, "neighbour", BESIDE.format(self.label(unit), self.high))
             for neighbour, unit in sorted(neighbours.items())
         ]
         self.suspects = [*self.suspects, *additions]

@@ -17,6 +17,7 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.engine_cache import ENGINE
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
+from bisect_trt.report.mixed import NOTHING_VARIES
 from bisect_trt.search.oracle import Subset
 from bisect_trt.session.subject import Subject
 from bisect_trt.tensors.files import load_npz
@@ -88,7 +89,7 @@ class Fresh:
         if not self._count:
             return "--fresh-samples is 0"
         varies = self._like.varies or self._given
-        return None if varies else "no value of the inputs can vary"
+        return None if varies else NOTHING_VARIES
 
     def round(self, number: int) -> Round | None:
         """Return the samples of a round, different from earlier rounds unless they are the user's.

@@ -83,6 +83,42 @@ NOT_RUN_WHOLE = (
     "`bisect-trt diagnose` finds what in it is not run, and looks for a way around that."
 )
 """The form of the whole model, and how the target ends with it."""
+UNUSED_RANGES = (
+    "no ranges are found: TensorRT 8.6 to 10 do that, with --int8, of models without Q/DQ"
+)
+BESIDE = "beside {}; the target fails with the suspects in {}"
+ON_RUNGS = "{}: of its nodes {} ({} on each rung)."
+DROPPED = "; {} dropped, on which the model fails in {} too"
+NONE_PASSES = "on none of them the model passes in {}"
+NO_REFERENCE = "the reference does not run on other inputs"
+NOTHING_VARIES = "no value of the inputs can vary"
+METRIC_ON_GIVEN = "the metric is measured on all given samples"
+CHECK_ON_GIVEN = "a check command judges the samples given"
+"""Reasons why fresh samples do not judge a set."""
+WRONG_ELSEWHERE = "{} is wrong elsewhere in the model"
+LOWERED_ALONE = "alone in {} changes the outputs by {}"
+NEAR_LIMIT = "makes values up to {:.6g}, past {:.6g} where it reads twice as large ones"
+"""Reasons why a node is a suspect."""
+INVALID_SCALE = "the scale {} is invalid: it has to be above 0"
+CLIPPED = "{:.1%} of the values are clipped: there is room for {}, values are in {}"
+BETTER_ZERO = "; instead of the zero point {}, {} would fit"
+LARGE_SCALE = "the scale{} ({:.4g}) is {:.3g} times what values in {} need"
+"""Problems of the scale and the zero point of a quantized tensor."""
+QUANTIZED_LEFT = (
+    "nodes that quantize or dequantize and stay as they are, in the reference too: {}; {}"
+)
+INTEGER_LEFT = "operators that compute with integers stay as they are, in the reference too: {}"
+QUANTIZED_EMULATED = (
+    "{} does not run the quantized model ({}), so it is emulated there: "
+    "with graph optimisations off, where Q/DQ is computed in floats"
+)
+_PREPROCESSED = "if it was preprocessed before it was quantized (quant_pre_process), give the preprocessed model"
+WEIGHTS_MISSING = f"{{}} of {{}} quantized weights are not found in {{}}: {_PREPROCESSED}"
+OTHER_WEIGHTS = (
+    "with the weights of {} the model computes something else, so they are dequantized: "
+    f"{_PREPROCESSED}"
+)
+"""Parts of a quantized model that a search leaves, emulates, or takes from the model before quantization."""
 
 
 def why_kept(rule: str, broken: str | None, *, proven: bool) -> str:
