@@ -25,7 +25,7 @@ from bisect_trt.onnxlib.qdq import has_quantized
 from bisect_trt.onnxlib.save import said_beside, save_model
 from bisect_trt.options.commands import Convert
 from bisect_trt.options.shared import Data
-from bisect_trt.report.lowering import describe_left
+from bisect_trt.report.lowering import BUILT, CONVERTED, describe_left
 from bisect_trt.report.result import Result
 from bisect_trt.session.call import Call
 from bisect_trt.session.places import require_target
@@ -70,9 +70,8 @@ def run(call: Call) -> Result:
         session.answered(failed, title)
         # A worker wrote the file already.
         call.paths.record(opened.workspace.folder, options.output, options.output)
-        call.console.answer(
-            f"{options.output}: the engine of {options.model}, {options.output.stat().st_size} bytes. It was built and not run."
-        )
+        size = options.output.stat().st_size
+        call.console.answer(BUILT.format(options.output, options.model, size))
         return call.result.wrote(engine=options.output)
 
 
@@ -115,8 +114,7 @@ def _convert_to_onnx(call: Call, options: Convert, target: Target) -> Result:
     nodes = list(all_nodes(lowered))
     casts = sum(node.op_type == "Cast" for node in nodes)
     call.console.answer(
-        f"{options.output}: {options.model} in {precision}, {before} nodes before, {len(nodes)} now, {casts} of them Casts. "
-        "It was not run; `bisect-trt precision` writes a model that was."
+        CONVERTED.format(options.output, options.model, precision, before, len(nodes), casts)
     )
     if unchanged:
         call.console.answer(f"  {unchanged}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect_trt.options.commands import Diff
 from bisect_trt.report.parts import BuildVerdict
 from bisect_trt.report.result import Result
+from bisect_trt.report.sentences import CHOICES_OF_BAD, NO_CHOICE
 from bisect_trt.session.call import Call
 from bisect_trt.steps.build_choices import compare_builds, count_verdicts, gather, tell_choices
 
@@ -34,10 +35,8 @@ def run(call: Call) -> Result:
         BuildVerdict(file=build.name, verdict="PASS" if build.good else "FAIL") for build in builds
     ]
     if not only:
-        console.answer("No choice is in bad builds only.")
-        return result.end("not_reproduced", "no choice is in bad builds only")
+        console.answer(f"{NO_CHOICE.capitalize()}.")
+        return result.end("not_reproduced", NO_CHOICE)
     every = sum(row.bad == bads for row in only)
-    console.answer(
-        f"{len(only)} choices are in bad builds only, {every} of them in every one. `bisect-trt repeat` finds the reason."
-    )
+    console.answer(CHOICES_OF_BAD.format(len(only), every))
     return result.end()

@@ -28,7 +28,13 @@ from bisect_trt.options.spec import written
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.report.parts import Latency, LatencyRow, OwnOutputs
 from bisect_trt.report.result import Result
-from bisect_trt.report.summary import grouped
+from bisect_trt.report.summary import (
+    INNER_ONLY,
+    MARKING_HIDES,
+    SLOWER_LAYERS,
+    TRY_UNMARKED,
+    grouped,
+)
 from bisect_trt.report.text import Json, shorten
 from bisect_trt.session.call import Call
 from bisect_trt.session.checks import CheckSettings, baseline_of, tolerance_options
@@ -99,14 +105,8 @@ def run(call: Call) -> Result:
         tell(layers, console)
         # Every tensor matches, and the outputs of the unmarked model do not.
         if layers.hidden:
-            console.answer(
-                "Marking hides the failure. `bisect-trt diagnose` works without marks; `bisect-trt workaround` finds which "
-                "marks hide it."
-            )
-            return result.end(
-                "inconclusive",
-                "marking tensors hides the failure, so they do not show where it begins",
-            )
+            console.answer(TRY_UNMARKED)
+            return result.end("inconclusive", MARKING_HIDES)
         settings = CheckSettings(CheckOptions(timeout=options.timeout), (), target, tolerance)
         arbiter = Arbiter(session, settings, not options.no_other_release)
         if not layers.origins:
@@ -117,7 +117,7 @@ def run(call: Call) -> Result:
         result.culprits = subject.describe_searched([subject.network.rank[first]])
         _judge(arbiter, layers, first)
         if passes:
-            console.answer("The error does not reach the model's own outputs.")
+            console.answer(INNER_ONLY)
         return result.end()
 
 
@@ -354,9 +354,7 @@ def latency(session: Session, target: TargetSettings, baseline: str | None) -> R
     result.latency = Latency(
         ms=mine, baseline_ms=its, baseline=baseline or "reference", rows=tuple(rows)
     )
-    console.answer(
-        f"{mine:.4g} ms in layers, {its:.4g} ms on the baseline. The largest differences:"
-    )
+    console.answer(SLOWER_LAYERS.format(mine, its))
     shown = [
         (
             f"{row.ms - row.baseline_ms:+.3f} ms",

@@ -13,6 +13,7 @@ from bisect_trt.options.commands import LogOptions
 from bisect_trt.probe.ledger import JOURNAL, Record, read_probes
 from bisect_trt.probe.workspace import CANDIDATES, KEY_LENGTH
 from bisect_trt.report.result import Result
+from bisect_trt.report.sentences import UNFINISHED
 from bisect_trt.session.binding import MOST_BYTES, Binding, newest_run
 from bisect_trt.tensors.files import open_inside, read_inside
 
@@ -49,7 +50,7 @@ def run(call: Call) -> Result:
             f"{record.number:>4} {record.verdict.value:10} {record.seconds:7.2f} s  {record.title}: {record.reason}"
         )
     for started in unfinished.values():
-        show(f"   - unfinished             {started.title}: was running when the run ended")
+        show(f"   - unfinished             {started.title}: {UNFINISHED}")
     return call.result
 
 

@@ -37,7 +37,14 @@ from bisect_trt.report.console import Console
 from bisect_trt.report.parts import Comparison, MetricValues, PrecisionAudit, Status
 from bisect_trt.report.plots import check_plots, draw_plots
 from bisect_trt.report.result import Result
-from bisect_trt.report.sentences import describe_partition
+from bisect_trt.report.sentences import (
+    EXPORT_RIGHT,
+    FUSED,
+    NOISY,
+    NOT_LOWERED,
+    SIZES_REFUSED,
+    describe_partition,
+)
 from bisect_trt.report.text import Json
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.advice import advice, refused_sizes
@@ -169,7 +176,7 @@ def _compare(
         from bisect_trt.steps.export import judge_export  # noqa: PLC0415 - of such references alone
 
         if judge_export(session, eager, tolerance) is None:
-            session.console.answer("The export is right, so the target is wrong: `diagnose` it.")
+            session.console.answer(EXPORT_RIGHT)
     return result
 
 
@@ -223,10 +230,7 @@ def measure(session: Session, target: TargetSettings) -> Result:
     endings: dict[Verdict, tuple[Status, str]] = {
         Verdict.PASS: ("found", "Within the limits"),
         Verdict.FAIL: ("not_reproduced", "Past a limit"),
-        Verdict.UNRESOLVED: (
-            "inconclusive",
-            "Unknown, because the machine is too noisy or the limit too close",
-        ),
+        Verdict.UNRESOLVED: ("inconclusive", NOISY),
     }
     status, ending = endings[record.verdict]
     session.console.answer(f"{ending}: {record.reason}.")
@@ -274,7 +278,7 @@ def build(
         console.answer(f"It does not build: {reply.message}.{partition}")
         if refused := refused_sizes(subject):
             reason = f"{refused.message}.{advice(subject, refused)}"
-            console.answer(f"ONNX Runtime does not run it with these sizes either: {reason}")
+            console.answer(f"{SIZES_REFUSED}: {reason}")
         return result.end("not_reproduced", reply.message)
     audit = audit_precision(target, reply.layers)
     result.layers = result.layers or list(reply.layers)
@@ -337,7 +341,7 @@ def explain_fusions(session: Session, target: TargetSettings, options: RunOption
         (n, layer["kind"], ", ".join(layer["off"]) or "no known option", " + ".join(layer["nodes"]))
         for n, layer in enumerate(fused, 1)
     ]
-    session.console.answer(f"{title} runs several nodes in one in {len(rows)} layers:")
+    session.console.answer(FUSED.format(title, len(rows)))
     session.console.table(("", "layer", "turned off by", "nodes"), rows, len(rows))
 
 
@@ -354,11 +358,8 @@ def audit_precision(target: TargetSettings, layers: Sequence[Json]) -> Precision
     # Without a precision in the inspector's layers nothing is known.
     if missed and total:
         precision, number = counts.most_common(1)[0]
-        sentence = (
-            f"{' and '.join(missed)} {'was' if len(missed) == 1 else 'were'} requested, but {number} of {total} layers run in "
-            f"{precision}. A strongly typed network takes its types from the graph: `bisect-trt convert` adds Casts for fp16 and "
-            "bf16; int8 and fp8 need Q/DQ nodes."
-        )
+        asked = f"{' and '.join(missed)} {'was' if len(missed) == 1 else 'were'}"
+        sentence = NOT_LOWERED.format(asked, number, total, precision)
     return PrecisionAudit(
         asked=tuple(requested), counts=dict(counts), total=total, sentence=sentence
     )

@@ -26,6 +26,7 @@ from bisect_trt.onnxlib.save import share_weights
 from bisect_trt.onnxlib.shapes import fix_input_shapes
 from bisect_trt.options.commands import Sanitize
 from bisect_trt.report.result import Result
+from bisect_trt.report.sentences import ORIGINAL_REFUSED, SAME_RESULTS
 from bisect_trt.session.call import Call
 from bisect_trt.session.subject import Subject
 from bisect_trt.tensors.info import is_extension
@@ -82,7 +83,7 @@ def run(call: Call) -> Result:
             "sorted": ordered,
             **changes,
         }
-        compared = "not compared with the original" if doubt else "the same results as the original"
+        compared = "not compared with the original" if doubt else SAME_RESULTS
         console.answer(f"{options.output}: {before} nodes before, {nodes[1]} now; {compared}.")
         if doubt:
             console.warn(doubt)
@@ -223,7 +224,7 @@ def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
         golden = subject.workspace.scratch(f"golden-{number}.npz")
         failed = models.collect(original, inputs, golden)
         if failed is not None:
-            return f"ONNX Runtime cannot run the original, so the results were not compared: {failed.message}."
+            return f"{ORIGINAL_REFUSED}: {failed.message}."
         reply = models.ask(
             Compare(models.reference, changed, (Sample(inputs, golden),), tolerance, names)
         )

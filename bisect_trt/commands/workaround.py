@@ -13,6 +13,7 @@ from bisect_trt.options.searches import Diagnose, Workaround
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.report.result import Result
+from bisect_trt.report.summary import NOT_NEEDED
 from bisect_trt.session.call import Call
 from bisect_trt.steps.diagnosis import Diagnosis, inner_check
 from bisect_trt.steps.inside import look_inside
@@ -73,6 +74,6 @@ def run(call: Call) -> Result:
             find_fix(session, check, search, answer.whole, mixed)
             add_precision(result)
         else:
-            console.answer("The target is not wrong, so no workaround is needed.")
+            console.answer(NOT_NEEDED)
         session.conclude(answer.case.minimum)
         return unless_none(result) if is_searched else result

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 Part = str | tuple[str, str]
 """A text, or a text with its style as rich names it."""
 IN_JSON = " (--json lists them)"
+NOTHING_TO_UNDO = "There is nothing to take back."
 _OTHERWISE = "if that is not your failure, describe your failure with --fail-regex or --fail-code"
 _LOGGER = logging.getLogger("bisect_trt")
 # Otherwise logging prints warnings where no handler is configured.

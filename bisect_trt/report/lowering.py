@@ -14,6 +14,11 @@ _STAYS = {
     Stays.OPERATOR: "without {precision} in ONNX at the model's opset",
 }
 _OPERATORS_SHOWN = 5
+BUILT = "{}: the engine of {}, {} bytes. It was built and not run."
+CONVERTED = (
+    "{}: {} in {}, {} nodes before, {} now, {} of them Casts. "
+    "It was not run; `bisect-trt precision` writes a model that was."
+)
 
 
 def describe_left(census: Census, precision: str) -> str:

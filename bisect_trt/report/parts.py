@@ -315,6 +315,7 @@ NEEDED = "needed"
 """The rule of a unit of which no more is known."""
 NOT_RUN = "not run"
 """The rule of a unit without which the model does not run, so that no number is wrong."""
+BODY_PASSES = "its body does not fail alone"
 
 
 class Unit(Node, frozen=True, kw_only=True):
@@ -883,6 +884,10 @@ class ProbeLine(Record, frozen=True, kw_only=True, tag=False):
 
     printed: str = ""
     step: str
+
+
+REPRODUCE_ALONE = "Reproduce the failure without bisect-trt"
+LIST_PROBES = "List the probes; add a number to see one in full"
 
 
 class CommandLine(Part):

@@ -73,6 +73,9 @@ _SENTENCES = {
     ),
 }
 
+HELD = "It fails with --hold-precision, as it does inside the whole model; alone, TensorRT may choose fp32."
+UNJUDGED_WITHOUT = "Without these nodes the rest of the model cannot be judged"
+
 
 def describe(*remarks: Remark | None) -> str | None:
     """Return remarks in words, one after the other; ``None`` where there is none."""

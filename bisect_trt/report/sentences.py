@@ -192,6 +192,33 @@ class Unseen(Enum):
     NOT_RUN = "after {} builds no model with it marked was seen to run: {}"
 
 
+MIXED_CHOICES = "{} of {} choices of {}, the others of good builds"
+GOOD_CHOICES = "choices of good builds, {} of {} forbidden"
+"""Titles of builds with choices pinned."""
+TRY_LIBRARY = "Give the library that has {} (--custom-op-library FILE)."
+TRY_OUTPUTS = (
+    "It was compiled for a provider: write the outputs of the model that it was compiled from "
+    "(run MODEL --onnxrt --save-outputs ref.npz), and compare with those (--load-outputs ref.npz)."
+)
+TRY_VALUES = "The random values of {} may be invalid: give real data (--load-inputs), or the valid range (--val-range)."
+PIECE_REFUSED = "the reference does not run this piece either"
+VALUES_REFUSED = "the reference does not run it"
+PASSES_AT_LARGEST = "it passes with the largest value of {}, so widen its range"
+FAILS_UNFUSED = "it fails with each value of {}, so without these fusions"
+RUNS_UNCOMPARED = "runs, and its values are compared with none"
+UNFINISHED = "was running when the run ended"
+NO_CHOICE = "no choice is in bad builds only"
+CHOICES_OF_BAD = "{} choices are in bad builds only, {} of them in every one. `bisect-trt repeat` finds the reason."
+EXPORT_RIGHT = "The export is right, so the target is wrong: `diagnose` it."
+NOISY = "Unknown, because the machine is too noisy or the limit too close"
+SIZES_REFUSED = "ONNX Runtime does not run it with these sizes either"
+FUSED = "{} runs several nodes in one in {} layers:"
+NOT_LOWERED = (
+    "{} requested, but {} of {} layers run in {}. A strongly typed network takes its types from the graph: "
+    "`bisect-trt convert` adds Casts for fp16 and bf16; int8 and fp8 need Q/DQ nodes."
+)
+SAME_RESULTS = "the same results as the original"
+ORIGINAL_REFUSED = "ONNX Runtime cannot run the original, so the results were not compared"
 ONLY_A_PIECE = (
     "it fails in a setting in which the whole model passes, so the whole model may not have it"
 )

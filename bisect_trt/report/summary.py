@@ -580,6 +580,29 @@ def why_no_use(result: Result) -> str:
     return "" if not uses or any(use.passed for use in uses) else uses[-1].reason
 
 
+BARRIERS = {
+    "Max": "a Max node",
+    "Einsum": "an Einsum node that keeps each dimension",
+    "output": "an extra output that need not be fetched",
+}
+NOT_NEEDED = "The target is not wrong, so no workaround is needed."
+NO_BARRIER = "the error is rounding, so barriers cannot help"
+EQUIVALENT = "an equivalent form of the culprit"
+NO_EQUIVALENT = "none is known for these operators"
+CASE_ONLY = "the minimal case passes with it, the whole model does not"
+FILE_FAILS = "the file fails in a new process"
+CONVERTED_FAILS = "converted to {} it does not pass: {}"
+"""Workarounds, and reasons why they do not help."""
+TRY_UNMARKED = (
+    "Marking hides the failure. `bisect-trt diagnose` works without marks; "
+    "`bisect-trt workaround` finds which marks hide it."
+)
+MARKING_HIDES = "marking tensors hides the failure, so they do not show where it begins"
+INNER_ONLY = "The error does not reach the model's own outputs."
+SLOWER_LAYERS = "{:.4g} ms in layers, {:.4g} ms on the baseline. The largest differences:"
+"""Answers of a comparison of inner tensors, or of layers."""
+CASE_CONFIRMED = "minimal case, confirmed on the whole model"
+WITH_RIGHT_STATE = "the target, with the state of the reference"
 LARGE = "More than 20% of the nodes stay"
 """Why a set of nodes that holds is no fix."""
 

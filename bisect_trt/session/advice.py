@@ -8,6 +8,7 @@ from bisect_trt.errors import UsageError, quoted
 from bisect_trt.onnxlib.inputs import input_infos
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS, function_key
 from bisect_trt.onnxlib.shapes import resized
+from bisect_trt.report.sentences import TRY_LIBRARY, TRY_OUTPUTS, TRY_VALUES
 from bisect_trt.session.subject import Subject
 from bisect_trt.tensors.inputs import make_inputs
 from bisect_trt.worker.protocol import Failed
@@ -42,17 +43,13 @@ def _library(subject: Subject) -> str:
     }
     if not foreign:
         return ""
-    return f"Give the library that has {', '.join(sorted(foreign))} (--custom-op-library FILE)."
+    return TRY_LIBRARY.format(", ".join(sorted(foreign)))
 
 
 def _compiled(subject: Subject) -> str:
     """Name the outputs to compare a compiled model with, which only its provider runs."""
-    if not any(node.op_type == "EPContext" for node in subject.network.nodes):
-        return ""
-    return (
-        "It was compiled for a provider: write the outputs of the model that it was compiled from (run MODEL --onnxrt "
-        "--save-outputs ref.npz), and compare with those (--load-outputs ref.npz)."
-    )
+    compiled = any(node.op_type == "EPContext" for node in subject.network.nodes)
+    return TRY_OUTPUTS if compiled else ""
 
 
 def _sizes(subject: Subject) -> str:
@@ -99,7 +96,4 @@ def _values(subject: Subject) -> str:
     integers = [name for name, value in subject.samples[0].items() if value.dtype.kind in "iu"]
     if not integers or subject.settings.data.given:
         return ""
-    return (
-        f"The random values of {quoted(integers)} may be invalid: give real data (--load-inputs), or the valid range "
-        "(--val-range)."
-    )
+    return TRY_VALUES.format(quoted(integers))

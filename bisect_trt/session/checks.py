@@ -39,6 +39,7 @@ from bisect_trt.probe.user_checks import CommandCheck, FunctionCheck, PromptChec
 from bisect_trt.probe.verdict_cache import VerdictCache
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH, CandidateFiles
 from bisect_trt.report.console import Console
+from bisect_trt.report.sentences import PIECE_REFUSED
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.oracle import Oracle
 from bisect_trt.session.places import require_fit, require_reference
@@ -447,7 +448,7 @@ def make_vet(subject: Subject) -> Vet:
             return outcome_of_failure(reply)
         if reply.kind not in ("build", "run") or not runs_original():
             return outcome
-        reason = f"{outcome.reason}; the reference does not run this piece either: {reply.message}"
+        reason = f"{outcome.reason}; {PIECE_REFUSED}: {reply.message}"
         return replace(outcome, ending=Ending.OTHER, reason=reason)
 
     return vet

@@ -28,7 +28,7 @@ from bisect_trt.options.shared import Loop
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.parts import Comparison, Kind, Steps, StepsWay
 from bisect_trt.report.result import Result
-from bisect_trt.report.summary import MOST_ROWS, describe_steps, steps_table
+from bisect_trt.report.summary import MOST_ROWS, WITH_RIGHT_STATE, describe_steps, steps_table
 from bisect_trt.report.text import seconds
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.ordered import History, find_edges
@@ -183,7 +183,7 @@ class LoopRun(Struct, frozen=True):
     def compare(self, *, own_state: bool) -> Errors:
         """Run the target with its own state or the reference's; return the errors of each step, up to one it does not run."""
         errors: Errors = {}
-        name = "the target" if own_state else "the target, with the state of the reference"
+        name = "the target" if own_state else WITH_RIGHT_STATE
         # A model that is not compiled stays loaded between requests, so these can be small.
         size = self.steps if self.target.target.compiles else _CHUNK // 4
         for steps in self._chunks(size, name):

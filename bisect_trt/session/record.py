@@ -22,6 +22,8 @@ from bisect_trt.probe.ledger import Record
 from bisect_trt.report.charts import error_curve, short_number
 from bisect_trt.report.console import Console
 from bisect_trt.report.parts import (
+    LIST_PROBES,
+    REPRODUCE_ALONE,
     CommandLine,
     Comparison,
     DrawnNode,
@@ -164,7 +166,7 @@ def _commands(result: Result, folder: Path | None, argv: Names) -> list[CommandL
     commands = [("Run it again", ["bisect-trt", *argv])] if argv else []
     if result.artifacts.get("reproducer"):
         script = Path(str(result.artifacts["reproducer"])) / "reproduce.py"
-        commands.insert(0, ("Reproduce the failure without bisect-trt", ["python", str(script)]))
+        commands.insert(0, (REPRODUCE_ALONE, ["python", str(script)]))
     # A run that has tried everything has nothing to continue.
     error = result.error or None
     spent = error is not None and error.code == BudgetSpent.code
@@ -172,9 +174,7 @@ def _commands(result: Result, folder: Path | None, argv: Names) -> list[CommandL
     if argv and unfinished and result.probes["run"] and not result.page.exhausted:
         commands.append(("Continue the run", ["bisect-trt", "resume", str(folder)]))
     if argv and result.probes["run"]:
-        commands.append(
-            ("List the probes; add a number to see one in full", ["bisect-trt", "log", str(folder)])
-        )
+        commands.append((LIST_PROBES, ["bisect-trt", "log", str(folder)]))
     if folder is not None:
         commands.append(("Write this page again", ["bisect-trt", "report", str(folder)]))
     return [

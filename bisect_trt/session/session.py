@@ -21,7 +21,7 @@ from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.user_checks import Undo
-from bisect_trt.report.console import Console
+from bisect_trt.report.console import NOTHING_TO_UNDO, Console
 from bisect_trt.report.parts import Failure, FailureRate, MetricValues, Minimality, ProbeScore
 from bisect_trt.report.proofs import describe
 from bisect_trt.report.result import Result, says_less
@@ -459,7 +459,7 @@ class Session(Struct, frozen=True):
                 print(
                     f"Took back probe {undone.number} ({undone.signature}: {undone.title})."
                     if undone
-                    else "There is nothing to take back."
+                    else NOTHING_TO_UNDO
                 )
 
     @property

@@ -19,7 +19,7 @@ from bisect_trt.onnxlib.shapes import Shape, fix_input_shapes, free_inputs
 from bisect_trt.probe.candidate import Candidate, Probe
 from bisect_trt.probe.ledger import Record
 from bisect_trt.probe.prober import Prober
-from bisect_trt.report.sentences import Changed
+from bisect_trt.report.sentences import VALUES_REFUSED, Changed
 from bisect_trt.search.oracle import Ask, Result, Subset, Verdict, over_units
 from bisect_trt.session.session import Session
 from bisect_trt.targets.base import TargetSettings
@@ -224,9 +224,7 @@ class Fed:
         if key not in self._golden:
             golden = self._session.subject.workspace.scratch(f"fed-{key}.golden.npz")
             failed = self._run(values, golden)
-            self._golden[key] = (
-                golden if failed is None else f"the reference does not run it: {failed.message}"
-            )
+            self._golden[key] = golden if failed is None else f"{VALUES_REFUSED}: {failed.message}"
             # A model that the reference cannot load at all is judged by the user's check alone.
             if (
                 failed

@@ -220,9 +220,9 @@ class Subject:
             return
         proto.ir_version = needed
         self.ir_version = {"file": declared, "written": needed}
-        first = "" if self.settings.older else "; the first probe is about your file as it is"
+        self._probes_file = not self.settings.older
         self.settings = structs.replace(self.settings, older=True)
-        self._probes_file = bool(first)
+        first = "; the first probe is about your file as it is" if self._probes_file else ""
         self.console.warn(
             f"Older runtimes reject IR version {declared}, and the model needs only {needed}. Models are written with version "
             f"{needed}{first}."

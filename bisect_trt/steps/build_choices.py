@@ -21,7 +21,7 @@ from bisect_trt.errors import MissingOptionError, UnreadableFileError
 from bisect_trt.report.console import Console
 from bisect_trt.report.parts import BuildReason, ChoiceCount, ChoiceMade
 from bisect_trt.report.proofs import describe
-from bisect_trt.report.sentences import Unexplained
+from bisect_trt.report.sentences import GOOD_CHOICES, MIXED_CHOICES, Unexplained
 from bisect_trt.report.text import Entry
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.strategy import minimise
@@ -42,10 +42,6 @@ from bisect_trt.worker.protocol import Describe, Failed
 
 ENGINES = (".engine", ".plan", ".trt")
 """The suffixes of engines."""
-_FILES = (
-    "a file of `bisect-trt repeat`, a tactic replay of Polygraphy (--save-tactics), layers of trtexec (--exportLayerInfo), or "
-    "an engine"
-)
 _SHOWN = 20
 _MOST_BYTES = 256 << 20
 """Bytes of a file of choices that are read."""
@@ -233,7 +229,7 @@ def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> R
         # The default arguments bind the values of this turn of the loop.
         def mixed(units: Subset, good: Places = good, places: Sequence[Place] = places) -> Held:
             pins = {**good, **{places[unit]: bad[places[unit]] for unit in units}}
-            title = f"{len(units)} of {len(places)} choices of {name}, the others of good builds"
+            title = MIXED_CHOICES.format(len(units), len(places), name)
             return Held(title, tuple(pins.values()), units=units)
 
         def ask(units: Subset, mixed: Callable[[Subset], Held] = mixed) -> Verdict:
@@ -261,7 +257,7 @@ def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> R
             )
             return Reason(choices, proven=False, why=Unexplained.DROPPED, of=missing)
         # The choices are enough for a bad build; now whether a bad build needs them.
-        title = f"choices of good builds, {len(choices)} of {name} forbidden"
+        title = GOOD_CHOICES.format(len(choices), name)
         pinned = tuple(choice for place, choice in good.items() if place not in turned)
         verdict, chose = bench(Held(title, pinned, tuple(sorted(choices))))
         if verdict is Verdict.PASS and not choices & chose:
@@ -333,7 +329,10 @@ def _read(path: Path, warn: Callable[[str], None]) -> list[tuple[Path, Choices]]
         warn(f"{file} is skipped: it is incomplete")
     recordings = [(file, choices) for file, choices in read if choices is not None]
     if not recordings:
-        raise UnreadableFileError(f"{path} has no choices of a build; give {_FILES}.")
+        raise UnreadableFileError(
+            f"{path} has no choices of a build; give a file of `bisect-trt repeat`, a tactic replay of Polygraphy "
+            "(--save-tactics), layers of trtexec (--exportLayerInfo), or an engine."
+        )
     return recordings
 
 

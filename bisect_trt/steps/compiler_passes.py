@@ -11,6 +11,7 @@ from msgspec import Struct
 from bisect_trt.aliases import Plain
 from bisect_trt.probe.candidate import Probe
 from bisect_trt.report.parts import EngineLayer, LayersChanged, Switches
+from bisect_trt.report.sentences import FAILS_UNFUSED, PASSES_AT_LARGEST
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.ordered import Edge, find_edges
 from bisect_trt.session.session import Session
@@ -141,11 +142,11 @@ class Engines(Struct):
         for name, units in counters.items():
             verdict = partial(self._verdict, units)
             if verdict(len(units) - 1) is not Verdict.FAIL:
-                self.notes.append(f"it passes with the largest value of {name}, so widen its range")
+                self.notes.append(PASSES_AT_LARGEST.format(name))
                 continue
             edge = find_edges(len(units), verdict, len(units) - 1).oldest
             if edge is None or edge.passing is None:
-                self.notes.append(f"it fails with each value of {name}, so without these fusions")
+                self.notes.append(FAILS_UNFUSED.format(name))
                 continue
             fusions.append(self._proven(units, edge))
         return fusions

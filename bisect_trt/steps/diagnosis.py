@@ -23,7 +23,7 @@ from bisect_trt.options.shared import CheckOptions, Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.parts import Amplified, Failure, Inside, WrongSide
-from bisect_trt.report.proofs import tell_steps
+from bisect_trt.report.proofs import HELD, tell_steps
 from bisect_trt.report.reproducer import MIXED, MODEL, Since, pack
 from bisect_trt.report.result import Result
 from bisect_trt.report.sentences import ONLY_A_PIECE, ROUNDING_FAILS, Try
@@ -42,7 +42,6 @@ from bisect_trt.steps.dynamic_dims import (
 from bisect_trt.steps.inside import look_inside
 from bisect_trt.steps.layers import LayerComparison, fill_in, tell
 from bisect_trt.steps.minimal_case import (
-    HELD,
     JudgedCase,
     by_blame,
     extract_suspect,

@@ -25,7 +25,7 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.check import comparing
 from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.outcome import Ending
-from bisect_trt.report.parts import Inside
+from bisect_trt.report.parts import BODY_PASSES, Inside
 from bisect_trt.report.text import plural
 from bisect_trt.search.oracle import Mode
 from bisect_trt.session.checks import make_vet
@@ -92,7 +92,7 @@ def look_inside(session: Session, case: Candidate) -> list[Inside]:
                 iteration=None,
                 nodes=(),
                 minimality="unproven",
-                why="its body does not fail alone",
+                why=BODY_PASSES,
             )
         )
         try:

@@ -21,7 +21,7 @@ from bisect_trt.probe.check import comparing
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.parts import Failure
-from bisect_trt.report.proofs import tell_steps
+from bisect_trt.report.proofs import UNJUDGED_WITHOUT, tell_steps
 from bisect_trt.search.confirm import read_back
 from bisect_trt.search.oracle import (
     Minimum,
@@ -55,7 +55,6 @@ model is reduced."""
 SUSPECTS_TRIED = 3
 MOST_BUILDS = 3
 """Builds of models with the answer's nodes side by side."""
-HELD = "It fails with --hold-precision, as it does inside the whole model; alone, TensorRT may choose fp32."
 _SHOWN = 6
 """Nodes that a sentence names."""
 
@@ -467,9 +466,7 @@ def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) ->
     if sure and record.passes:
         record = reconfirm(session.prober, subject.original, candidate).record
     if record.verdict is Verdict.UNRESOLVED:
-        session.console.answer(
-            f"Without these nodes the rest of the model cannot be judged: {record.reason}."
-        )
+        session.console.answer(f"{UNJUDGED_WITHOUT}: {record.reason}.")
     else:
         result.more_failures = record.fails
     return remaining if record.fails else ()

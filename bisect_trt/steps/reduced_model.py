@@ -11,6 +11,7 @@ from bisect_trt.onnxlib.nodes import Node
 from bisect_trt.options.searches import Reduce
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate, Probe
+from bisect_trt.report.proofs import HELD
 from bisect_trt.report.result import Result
 from bisect_trt.search.confirm import READ_BACK
 from bisect_trt.search.oracle import Minimum, Subset
@@ -21,7 +22,6 @@ from bisect_trt.steps.dynamic_dims import (
 )
 from bisect_trt.steps.inside import look_inside
 from bisect_trt.steps.minimal_case import (
-    HELD,
     by_blame,
 )
 from bisect_trt.steps.shrink import shrink

@@ -11,6 +11,7 @@ from bisect_trt.errors import FormatRefusedError, UnsuitableModelError
 from bisect_trt.onnxlib.cleanup import in_opset
 from bisect_trt.onnxlib.nodes import opset_of
 from bisect_trt.probe.ledger import Record
+from bisect_trt.report.sentences import RUNS_UNCOMPARED
 from bisect_trt.session.session import Session
 from bisect_trt.targets.base import too_new
 
@@ -67,7 +68,7 @@ def _try_opsets(session: Session, arbiter: Arbiter | None) -> Iterator[str]:
     proto = subject.network.proto
     # A reference that refuses the file too has no values that an older opset is compared with.
     compared = arbiter is None or subject.reference.refused is None
-    success = "passes" if compared else "runs, and its values are compared with none"
+    success = "passes" if compared else RUNS_UNCOMPARED
     passes = False
     readable: int | None = None
     last: str | None = None

@@ -23,7 +23,13 @@ from bisect_trt.probe.ledger import Record
 from bisect_trt.report.parts import CauseDetail, Inside, Minimality, Proof
 from bisect_trt.report.reproducer import (
     FILES,
+    FOUND,
+    FROM_STEP,
+    MINIMAL,
     MODEL,
+    NOT_ANONYMISED,
+    NOT_RUN_HERE,
+    NOT_STARTED,
     SCRIPT,
     Reproducer,
     Since,
@@ -149,14 +155,11 @@ class Left(Struct, frozen=True):
 def _describe_search(session: Session, minimality: Minimality) -> str:
     """Describe the search."""
     subject = session.subject
-    meaning = ": without any one of its nodes the rest does not fail"
-    proof = f"{minimality}{meaning if minimality == '1-minimal' else ''}"
+    proof = f"{minimality}{MINIMAL if minimality == '1-minimal' else ''}"
     loop = session.result.steps
-    step = f" Its values are from step {loop.step} of {loop.steps}, the state too." if loop else ""
-    return (
-        f"By `bisect-trt diagnose` from a model of {len(subject.network.nodes)} nodes, in "
-        f"{len(session.prober.ledger.records)} probes. The answer is {proof}.{step}"
-    )
+    step = FROM_STEP.format(loop.step, loop.steps) if loop else ""
+    probes = len(session.prober.ledger.records)
+    return FOUND.format(len(subject.network.nodes), probes, proof) + step
 
 
 def leave_reproducer(
@@ -283,9 +286,7 @@ def _disguise(
         disguised, record = _read_back(session, disguised, folder)
         if record.fails:
             return disguised, record
-    session.console.answer(
-        "Not anonymised: it does not fail with other weights. The reproducer has the model's names and weights."
-    )
+    session.console.answer(NOT_ANONYMISED)
     return None
 
 
@@ -349,13 +350,13 @@ def _run_script(subject: Subject, folder: Path, limit: float) -> Trial:
     log = subject.workspace.scratch(f"{SCRIPT}.log")
     place = next(iter(subject.workers.places), None)
     if place is not None and not place.local:
-        return Trial(None, "not run: the target runs in another place")
+        return Trial(None, NOT_RUN_HERE)
     python = sys.executable if place is None else place.argv[0]
     try:
         with gate.turn():
             end = run_to_end([python, SCRIPT], log=log, environment={}, timeout=limit, cwd=folder)
     except OSError as error:
-        return Trial(None, f"not run: it does not start here ({error.strerror})")
+        return Trial(None, f"{NOT_STARTED} ({error.strerror})")
     if end.code == 1 and end.limit is None:
         return Trial(True)
     text = log.read_text(encoding="utf-8", errors="replace")

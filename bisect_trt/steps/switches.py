@@ -19,7 +19,7 @@ from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.parts import CauseDetail, Switches
-from bisect_trt.report.summary import why_no_cause
+from bisect_trt.report.summary import CASE_CONFIRMED, why_no_cause
 from bisect_trt.search.keep import Alternatives, find_alternatives, shortest_prefix
 from bisect_trt.search.oracle import (
     Ask,
@@ -433,7 +433,7 @@ def _confirm(
     entries.sort(key=lambda entry: (not entry.whole, len(entry.switches)))
     return CauseDetail(
         target=panel.target.target.title,
-        on="whole model" if same_base else "minimal case, confirmed on the whole model",
+        on="whole model" if same_base else CASE_CONFIRMED,
         switches=sum(switch.tier is not Tier.STEP for switch in panel.switches),
         tried=answers.tried,
         alternatives=tuple(entries),

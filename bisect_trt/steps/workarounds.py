@@ -43,7 +43,16 @@ from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.parts import Cost, FreshCount, Whose, WorkaroundTried
 from bisect_trt.report.result import Result
-from bisect_trt.report.summary import said_of_cost
+from bisect_trt.report.summary import (
+    BARRIERS,
+    CASE_ONLY,
+    CONVERTED_FAILS,
+    EQUIVALENT,
+    FILE_FAILS,
+    NO_BARRIER,
+    NO_EQUIVALENT,
+    said_of_cost,
+)
 from bisect_trt.search.keep import keep_if_enough, smallest_enough
 from bisect_trt.search.oracle import Mode, Subset
 from bisect_trt.session.checks import CheckSettings
@@ -67,11 +76,6 @@ _SHOWN = 3
 _MOST_BARRIERS = 20
 """The largest number of barriers in an answer."""
 _MOST_SWITCHES = 3
-_BARRIERS: Mapping[Barrier, str] = {
-    "Max": "a Max node",
-    "Einsum": "an Einsum node that keeps each dimension",
-    "output": "an extra output that need not be fetched",
-}
 Change = Callable[[Network], onnx.ModelProto]
 """Returns a patched model; it is applied to the searched model and to the user's file, which have
 the same nodes."""
@@ -179,7 +183,7 @@ def _run_as_file(
     check = check.under(fresh=True, same=False)
     files = replace(session.prober.write(candidate), model=output.absolute())
     outcome = check.run(files)
-    reason = f"the file fails in a new process: {outcome.reason}"
+    reason = f"{FILE_FAILS}: {outcome.reason}"
     target = check.runtime
     if outcome.ending is Ending.PASSED and target is not None:
         plain = replace(target, fp16=False, bf16=False)
@@ -190,7 +194,7 @@ def _run_as_file(
             lowered = lower_fp16(candidate.proto, target.keep, types, LOW_TYPES[name])
             typed = replace(candidate, made=lowered, target=plain)
             outcome = check.run(session.prober.write(typed))
-            reason = f"converted to {name} it does not pass: {outcome.reason}"
+            reason = CONVERTED_FAILS.format(name, outcome.reason)
     if outcome.ending is Ending.PASSED:
         return workaround
     return structs.replace(workaround, passes=False, why=reason)
@@ -238,9 +242,7 @@ def turn(session: Session, fixed: Mapping[Names, Candidate]) -> Iterator[Workaro
             f"{' and '.join(alternative.switches)} {alternative.turned.partition(' ')[2]}",
             alternative.whole,
             line=shlex.join(alternative.options),
-            why=alternative.seen
-            if alternative.whole
-            else "the minimal case passes with it, the whole model does not",
+            why=alternative.seen if alternative.whole else CASE_ONLY,
         )
         if (candidate := fixed.get(alternative.switches)) is not None:
             tried = _held(session, tried, candidate)
@@ -324,7 +326,7 @@ def bar(
         asked += 1
         if minimum is not None and len(minimum.units) <= _MOST_BARRIERS:
             chosen = quoted([can[place] for place in sorted(minimum.units)], _SHOWN)
-            words = f"a barrier ({_BARRIERS[op]}, which prevents fusions) after {chosen}"
+            words = f"a barrier ({BARRIERS[op]}, which prevents fusions) after {chosen}"
             workaround = WorkaroundTried("barrier", words, None)
             tried = _written(session, workaround, partial(change, minimum.units), output)
             if tried.passes:
@@ -401,12 +403,7 @@ def rewrite(
         if (hit := [each for each in fragments[name] if each.matched & frozenset(nodes)])
     }
     if not candidates:
-        return WorkaroundTried(
-            "rewrite",
-            "an equivalent form of the culprit",
-            None,
-            why="none is known for these operators",
-        )
+        return WorkaroundTried("rewrite", EQUIVALENT, None, why=NO_EQUIVALENT)
     # With several wrong places, a change of one of them cannot be enough.
     several = ranged and len(session.result.origins or ()) > 1
     plans = _plans({} if several else candidates, {name: fragments[name] for name in candidates})
@@ -464,9 +461,8 @@ def work_around(
     workarounds: list[WorkaroundTried] = []
     try:
         if ranged:
-            reason = "the error is rounding, so barriers cannot help"
             workarounds.append(
-                WorkaroundTried("barrier", "behind tensors of the culprit", None, why=reason)
+                WorkaroundTried("barrier", "behind tensors of the culprit", None, why=NO_BARRIER)
             )
         else:
             workarounds += turn(session, fixed or {})
