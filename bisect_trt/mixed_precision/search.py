@@ -438,7 +438,7 @@ class Task(Session, frozen=True):
         outcome = self.outcome_of(keep)
         if outcome is None or outcome.ending is not Ending.BROKEN:
             return None
-        return outcome.describe(self.runtime)
+        return outcome.describe(self.runtime).removeprefix(f"sample {outcome.sample}: ")
 
 
 def tell_suspects(task: Task) -> None:
