@@ -17,7 +17,7 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.engine_cache import ENGINE
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
-from bisect_trt.report.mixed import NOTHING_VARIES
+from bisect_trt.report.mixed import NOTHING_VARIES, describe_fresh
 from bisect_trt.search.oracle import Subset
 from bisect_trt.session.subject import Subject
 from bisect_trt.tensors.files import load_npz
@@ -61,7 +61,7 @@ class Fresh:
         steps = subject.wrong_steps()
         self._given = [*user_samples(subject, given), *steps]
         self.given = bool(given)
-        self.drawn = f"from {', '.join(given)}" if given else self._like.describe()
+        self.drawn = f"from {', '.join(given)}" if given else describe_fresh(self._like)
         self.drawn += f"; {len(steps)} other wrong steps" if steps else ""
 
     @classmethod

@@ -14,8 +14,11 @@ from bisect_trt.report.parts import FOR_FRESH, TradeOff, Unit, Validation
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import LARGE, why_no_use
 from bisect_trt.report.text import named, plural
+from bisect_trt.tensors.fresh import STRETCH, FreshSamples, Input, Kind, differ_in_size
 
 _SHOWN = 30
+_KINDS = {Kind.FIXED: "as given", Kind.MASK: "other masks of the same two values"}
+"""Kinds of inputs that need no figures."""
 
 
 def in_tolerances(error: float) -> str:
@@ -32,6 +35,33 @@ def row_of(point: Validation) -> str:
     failed = point.samples - point.passed
     error = in_tolerances(math.inf if point.worst_error is None else point.worst_error)
     return f"{failed or 'none'} of {point.samples} fresh samples fail, worst error {error}"
+
+
+def describe_fresh(fresh: FreshSamples) -> str:
+    """Return how fresh samples vary."""
+    kinds: dict[str, list[str]] = {}
+    for name, source in fresh.inputs.items():
+        kinds.setdefault(_vary(source, fresh.ways), []).append(f"'{name}'")
+    described = [f"{', '.join(names)}: {words}" for words, names in kinds.items()]
+    if differ_in_size(fresh.inputs.values()):
+        between = ", and sizes between" if fresh.between else ""
+        described.append(f"the sizes of the given samples{between}")
+    return "; ".join(described)
+
+
+def _vary(source: Input, variations: Sequence[str]) -> str:
+    if source.kind in _KINDS:
+        return _KINDS[source.kind]
+    if source.kind is Kind.IDS:
+        return f"other ids from {source.low} to {source.high}, and the same permuted"
+    rescaled = "rescaled" in variations
+    drawn = f"random values with the same distribution{',' if rescaled else ' and'} the given ones permuted"
+    if not rescaled:
+        return drawn
+    if source.kind is Kind.UNIT:
+        return f"{drawn}, rescaled within [0, 1] (by row and channel too), and N(0, 1), as normalised images"
+    uniform = ", and uniform in [0, 1]" if source.standard else ""
+    return f"{drawn}, rescaled by 1/{STRETCH:g} to {STRETCH:g} (by row and channel too){uniform}"
 
 
 def describe_validation(point: Validation, allowed: float) -> str:

@@ -1,7 +1,6 @@
 """Random samples of the same kind as the given ones and, as far as possible, with the same distribution.
 
-:meth:`FreshSamples.describe` states what varies, because a fix that holds on such samples may fail
-on others.
+A report states what varies, because a fix that holds on such samples may fail on others.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from bisect_trt.tensors.inputs import Sample, resized
 _WAYS = (*["alike"] * 4, "permuted", "permuted", "rescaled", "renormed", "rows", "channels")
 """The variations of consecutive samples. Rows and channels differ in magnitude: one overflows or
 vanishes before others."""
-_STRETCH = 2.0
+STRETCH = 2.0
 """Values are rescaled by a factor between its inverse and it."""
 _SPREAD = 3
-"""Rows and channels are rescaled by factors from ``_STRETCH`` to the power of minus this up to plus
+"""Rows and channels are rescaled by factors from ``STRETCH`` to the power of minus this up to plus
 this."""
 _UNEVEN = 3.0
 """The least ratio of the largest to the median root mean square of an axis's slices that are drawn
@@ -36,14 +35,14 @@ _SMOOTH = 1.06
 n**-1/5."""
 
 
-class Kind(str, Enum):
+class Kind(Enum):
     """The kind of an input's values."""
 
-    FIXED = "as given"
-    MASK = "other masks of the same two values"
+    FIXED = "fixed"
+    MASK = "mask"
     IDS = "ids"
-    UNIT = "within [0, 1]"
-    REAL = "real numbers"
+    UNIT = "unit"
+    REAL = "real"
 
 
 class Input(Struct, frozen=True):
@@ -97,7 +96,7 @@ class FreshSamples(Struct, frozen=True):
                 name: _learn([sample[name] for sample in samples], sizes.get(name))
                 for name in samples[0]
             }
-        if not _differ_in_size(inputs.values()):
+        if not differ_in_size(inputs.values()):
             return cls(inputs, seed)
         counts = [name for name, source in inputs.items() if source.counts and name not in sizes]
         fixed = {name: structs.replace(inputs[name], kind=Kind.FIXED) for name in counts}
@@ -122,7 +121,7 @@ class FreshSamples(Struct, frozen=True):
         total the sum of its parts. A dimension stays a multiple of the common divisor of its sizes.
         """
         sources = self.inputs.values()
-        if not _differ_in_size(sources):
+        if not differ_in_size(sources):
             return {}
         start, end = rng.integers(len(next(iter(sources)).samples), size=2)
         steps = 0
@@ -151,35 +150,10 @@ class FreshSamples(Struct, frozen=True):
         """Whether any input varies."""
         return any(source.kind is not Kind.FIXED for source in self.inputs.values())
 
-    def describe(self) -> str:
-        """Return a description of the samples, as text."""
-        kinds: dict[str, list[str]] = {}
-        for name, source in self.inputs.items():
-            kinds.setdefault(_words(source, self.ways), []).append(f"'{name}'")
-        described = [f"{', '.join(names)}: {words}" for words, names in kinds.items()]
-        if _differ_in_size(self.inputs.values()):
-            between = ", and sizes between" if self.between else ""
-            described.append(f"the sizes of the given samples{between}")
-        return "; ".join(described)
 
-
-def _differ_in_size(sources: Iterable[Input]) -> bool:
+def differ_in_size(sources: Iterable[Input]) -> bool:
+    """Return whether the given samples of an input differ in size."""
     return any(len({value.shape for value in source.samples}) > 1 for source in sources)
-
-
-def _words(source: Input, variations: Sequence[str]) -> str:
-    if source.kind in (Kind.FIXED, Kind.MASK):
-        return str(source.kind.value)
-    if source.kind is Kind.IDS:
-        return f"other ids from {source.low} to {source.high}, and the same permuted"
-    rescaled = "rescaled" in variations
-    drawn = f"random values with the same distribution{',' if rescaled else ' and'} the given ones permuted"
-    if not rescaled:
-        return drawn
-    if source.kind is Kind.UNIT:
-        return f"{drawn}, rescaled within [0, 1] (by row and channel too), and N(0, 1), as normalised images"
-    uniform = ", and uniform in [0, 1]" if source.standard else ""
-    return f"{drawn}, rescaled by 1/{_STRETCH:g} to {_STRETCH:g} (by row and channel too){uniform}"
 
 
 def _learn(samples: Sequence[Array], size: int | None) -> Input:
@@ -274,7 +248,7 @@ def _draw(source: Input, variation: str, rng: np.random.Generator, base: Array |
 
 def _draw_numbers(source: Input, base: Array, variation: str, rng: np.random.Generator) -> Array:
     if variation == "rescaled":
-        factor = 1 / _STRETCH if source.kind is Kind.UNIT else _STRETCH ** float(rng.uniform(-1, 1))
+        factor = 1 / STRETCH if source.kind is Kind.UNIT else STRETCH ** float(rng.uniform(-1, 1))
         return np.asarray(base * base.dtype.type(factor))
     if variation in ("rows", "channels") and base.ndim > 1:
         return _scaled_apart(source, base, variation, rng)
@@ -293,7 +267,7 @@ def _scaled_apart(source: Input, base: Array, variation: str, rng: np.random.Gen
         axis = 1 if base.ndim > 3 else base.ndim - 1
         shape = [length if place == axis else 1 for place, length in enumerate(base.shape)]
     powers = np.clip(rng.standard_normal(shape), -_SPREAD, _SPREAD)
-    factors = _STRETCH ** (-np.abs(powers) if source.kind is Kind.UNIT else powers)
+    factors = STRETCH ** (-np.abs(powers) if source.kind is Kind.UNIT else powers)
     return np.asarray(base * factors.astype(base.dtype))
 
 
@@ -356,7 +330,7 @@ def _alike(source: Input, base: Array, rng: np.random.Generator) -> Array:
     Silverman's rule.
     """
     if base.size < _FEW:
-        factor = _STRETCH ** rng.uniform(-1, 1, size=base.shape)
+        factor = STRETCH ** rng.uniform(-1, 1, size=base.shape)
         return np.asarray(base * factor).astype(base.dtype)
     axis = source.axis
     slices = [

@@ -17,6 +17,7 @@ from support import read_options
 from bisect_trt.errors import UsageError
 from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.shared import Data
+from bisect_trt.report.mixed import describe_fresh
 from bisect_trt.tensors.files import save_npz
 from bisect_trt.tensors.fresh import FreshSamples
 from bisect_trt.tensors.info import TensorInfo
@@ -458,7 +459,7 @@ def test_what_may_be_no_other_stays(value: np.ndarray) -> None:
     law = FreshSamples.like([{"x": value}], {})
     assert not law.varies
     assert law.draw(3)["x"] is value
-    assert law.describe() == "'x': as given"
+    assert describe_fresh(law) == "'x': as given"
 
 
 def test_numbers_whose_squares_overflow() -> None:
