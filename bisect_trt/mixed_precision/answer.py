@@ -230,7 +230,8 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     result.lowered = len(task.lowering.units) - len(fix.kept)
     result.measured_on = measured_on(task)
     result.accuracy = [] if outcome is None else list(map(Comparison.of, outcome.comparisons))
-    ran = _run_as_file(task, fix.kept)
+    # Without room on the disk there is no file of it.
+    ran = _run_as_file(task, fix.kept) if fix.written == fix.kept else None
     result.uses = try_uses(task, fix.kept, written)
     # A set that fails by rounding may be off as a file too.
     if ran is not None and ran.ending is not Ending.PASSED and not (fix.traded and ran.comparisons):

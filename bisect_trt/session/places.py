@@ -185,6 +185,7 @@ def _say_left(subject: Subject, target: TargetSettings, precision: str) -> None:
     """Warn about nodes that compute in fp32 on a target though the low precision was asked for.
 
     Raises:
+        UnavailableError: The reference cannot run the model, so types are not known.
         UsageError: None can be lowered, so a verdict would not be about the low precision.
     """
     # What compiles a model knows as many types as ONNX; a build needs no reference run.
@@ -194,6 +195,9 @@ def _say_left(subject: Subject, target: TargetSettings, precision: str) -> None:
     if census.lowered and unchanged:
         subject.console.warn(f"{unchanged}; {plural(len(census.lowered), 'node')} can")
     elif any(reason is not Stays.UNTYPED for reason, _ in census.left) and not target.keep:
+        if types is not None:
+            # Nodes that the reference cannot run have no types.
+            require_reference(subject)
         raise UnsuitableModelError(
             f"--{precision} changes nothing in {subject.settings.path}: {unchanged}; drop the option."
         )
