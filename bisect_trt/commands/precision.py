@@ -35,7 +35,7 @@ from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.options.shared import Loop, Search
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.probe.workspace import RUNS_FOLDER
-from bisect_trt.report.mixed import row_of
+from bisect_trt.report.mixed import row_of, why_no_fix
 from bisect_trt.report.parts import Validation
 from bisect_trt.report.result import RESULT_FILE, Result, read_result
 from bisect_trt.search.oracle import Minimum, Note
@@ -238,7 +238,11 @@ def _write_set(fix: Fix, options: PrecisionOptions) -> Result:
     minimum = write_answer(fix)
     task.result.curve = [structs.replace(point, recommended=point is chosen) for point in curve]
     task.result.validation = structs.replace(chosen, recommended=True)
-    task.conclude(minimum)
+    if fix.is_large(units) and not task.settings.bits:
+        task.result.large = True
+    # As of a set that is searched: who picks a set that does not hold is told so.
+    why = why_no_fix(task.result, space.high, None, chosen)
+    task.conclude(minimum if why is None else minimum.unproven(Note.NO_FIX, why))
     task.result.culprits = space.culprits(units)
     tell(task)
     return task.result

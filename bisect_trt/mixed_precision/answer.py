@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import structs
 
 from bisect_trt.errors import BisectError, UsageError
-from bisect_trt.mixed_precision.curve import CONFIDENCE, Fix
+from bisect_trt.mixed_precision.curve import CONFIDENCE, MILD, Fix
 from bisect_trt.mixed_precision.lowering import LayerLowering, engine_path
 from bisect_trt.mixed_precision.nodes import built_in_check, make_nodes, peaked_outputs, with_peaked
 from bisect_trt.mixed_precision.search import (
@@ -39,10 +39,12 @@ from bisect_trt.report.mixed import (
     NO_FIX,
     PASSED,
     PRELIMINARY,
+    SINGLE_STEPS,
     TRY_IT,
     Mix,
     atol_option,
     describe_data,
+    describe_own_loop,
     said_of_bf16,
     tell_kept,
     tell_mixed,
@@ -98,6 +100,7 @@ def write_answer(fix: Fix) -> Minimum:
         record = task.prober.ledger.records[-1]
         task.console.say(f"  with {_option_of(fix)}: {outcome.reason}")
     fill_in(fix, outcome, record)
+    _run_loop(fix)
     task.score_whole(written)
     metric = task.result.metric
     if metric:
@@ -108,6 +111,26 @@ def write_answer(fix: Fix) -> Minimum:
     point = None if fix.point is None else fix.point.to_part()
     why = why_no_fix(task.result, task.space.high, disagreed, point)
     return fix.minimum if why is None else fix.minimum.unproven(Note.NO_FIX, why)
+
+
+def _run_loop(fix: Fix) -> None:
+    """Run the loop of the kept units with its own state; past twice the tolerance they are no fix, whatever each step does."""
+    task = fix.task
+    run = task.subject.run_fixed
+    runtime = task.prober.check.runtime
+    if run is None or not task.subject.state.taken:
+        return
+    text = SINGLE_STEPS
+    if task.cheap and runtime is not None and not task.settings.bits:
+        candidate = task.lowering.candidate(fix.kept)
+        own = run(candidate.proto, candidate.settings(runtime))
+        if own is not None:
+            text = describe_own_loop(own)
+            if not own.worst <= MILD:
+                uses = task.result.uses or ()
+                task.result.uses = [structs.replace(use, passed=False, reason=text) for use in uses]
+                return
+    task.result.rounding = f"{task.result.rounding or ''} {text}".strip()
 
 
 def _add_sampling_error(task: Task) -> None:
@@ -220,7 +243,7 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     result.minimal = kept_units(task, minimum, minimum.units)
     result.minimal_proven = minimum.proven
     result.validation = next((point for point in curve if point.recommended), None)
-    result.not_validated = fix.why
+    result.not_validated = fix.why if result.validation is None else None
     result.curve = curve
     result.trade_off = _numbers_of_trade(fix)
     result.rounding = " ".join(_sentences(fix, result.trade_off)) or None

@@ -47,6 +47,7 @@ from bisect_trt.search.statistics import rate_interval
 from bisect_trt.search.strategy import make_minimal
 from bisect_trt.tensors.comparison import Details, TensorComparison, rounded_up
 from bisect_trt.tensors.inputs import Sample
+from bisect_trt.worker.deadline import BudgetSpent
 
 CONFIDENCE = 0.95
 _ROUNDS = 8
@@ -70,7 +71,7 @@ _SHARE = 0.2
 _TIMES = 2
 """A set of more than ``_MANY`` nodes, this share of all, and so many times the smallest set that
 cures the model is not recommended only because it meets the tolerance."""
-_MILD = 2.0
+MILD = 2.0
 """Errors of up to so many times the tolerance may be rounding that adds up."""
 _CURED_DB = 20.0
 _CURED_SHARE = 0.1
@@ -132,7 +133,7 @@ class Point(Struct, frozen=True):
         """Whether the remaining error may be rounding that adds up, however far it is past the tolerance, and no overflow."""
         worst = max(self.errors, default=math.inf)
         if not self.none_loses:
-            return worst <= _MILD
+            return worst <= MILD
         return worst <= SEVERE or (worst < math.inf and all(map(_is_near, self.outputs)))
 
     @property
@@ -457,11 +458,11 @@ class Fix(Watcher):
         last = len(task.prober.ledger.records) + self._budget(point)
         failing = point
         while not point.holds:
-            units = point.units | space.certain
-            failing = structs.replace(point, units=units)
+            units = self._with_certain(point.units)
             if not self._mixes(units):
                 return
             known = units != point.units and self._clears(units) is Verdict.PASS
+            failing = point if known else structs.replace(point, units=units)
             grown = units if known else self._with_first(units, self._clears)
             if grown is None or not self._passes_on_given(grown):
                 return
@@ -470,13 +471,34 @@ class Fix(Watcher):
                 return
             point = after
         self._first = point.units
-        if task.cheap and failing.units != point.units:
+        if task.cheap and not point.units <= space.certain:
             self._start = space.certain
-            self._grow(failing)
+            self._grow(failing, shrinks=True)
             self._first = min((each.units for each in self.curve if each.holds), key=len)
         if self._first_round is not None:
             # Where the set is large one that leaves rounding alone is part of the answer.
             self._run_losing(self._first, self._first_round)
+
+    def _with_certain(self, units: Subset) -> Subset:
+        """Return a set with the nodes that lose values alone on failing samples; of cheap probes on those that fail then too."""
+        space = self.task.space
+        while True:
+            grown = units | space.certain
+            if not self.task.cheap:
+                return grown
+            label = f"{len(self._failing)} that failed"
+            errors = run_on(self.task, grown, self._failing, label).errors
+            remaining = [
+                sample
+                for (_, sample), error in zip(self._failing, errors, strict=False)
+                if error > 1 and not any(sample is each for each in self._worst)
+            ]
+            if not remaining:
+                return grown
+            self._worst += [remaining[at] for at in _spread(range(len(remaining)), _LOOKED_AT)]
+            space.order(self._worst)
+            if space.certain <= grown:
+                return grown
 
     def _budget(self, point: Point) -> int:
         """Return the number of probes in which a set may grow and shrink."""
@@ -608,11 +630,16 @@ class Fix(Watcher):
         self._keep_best()
 
     def _run_losing(self, kept: Subset, samples: Round) -> Point | None:
-        """Run the nodes that lose values alone on samples, where many more are kept."""
-        space = self.task.space
-        return (
-            self._run_on(space.losing, samples) if space.measured and self.is_large(kept) else None
-        )
+        """Run the nodes that lose values alone on samples, where many more are kept; they may be enough."""
+        losing = self.task.space.losing
+        if not (self.task.space.measured and self.is_large(kept)):
+            return None
+        point = self._run_on(losing, samples)
+        fewer = len(losing) < len(self.kept if self._first is None else self._first)
+        if point is not None and point.holds and fewer and self._passes_on_given(losing):
+            self._first = losing
+            self._keep_best()
+        return point
 
     def _hold_on_other_streams(self, units: Subset) -> Subset:
         """Return the smallest set that passes on other streams too, where a metric is measured over drawn steps."""
@@ -649,10 +676,14 @@ class Fix(Watcher):
             space.suspect_alike({node.op for node in space.culprits(self.minimum.units)})
         return space.order(self._worst)
 
-    def _grow(self, point: Point) -> None:
+    def _grow(self, point: Point, *, shrinks: bool = False) -> None:
         """Grow a set until it holds on a round of fresh samples, or the probes for that are spent.
 
         What loses values alone on the failing samples is kept first, by one probe.
+
+        Args:
+            point: A set that is not enough.
+            shrinks: Whether a larger set that is enough has been kept, so that fewer units are searched.
         """
         task = self.task
         budget = self._budget(point)
@@ -661,10 +692,11 @@ class Fix(Watcher):
             grown = point.units | task.space.certain
             if not self._mixes(grown):
                 return
-            if grown == point.units:
+            if shrinks or grown == point.units:
+                shrinks = False
                 probes = len(task.prober.ledger.records)
                 limit = max(budget // 4, min(budget, _ROUND_PROBES))
-                enough = grow_and_shrink(self._start, grown, order, self._clears, most=limit)
+                enough = grow_and_shrink(self._start, point.units, order, self._clears, most=limit)
                 budget -= len(task.prober.ledger.records) - probes
                 if enough is None or not self._passes_on_given(enough):
                     # More units did harm.
@@ -789,9 +821,12 @@ class Fix(Watcher):
         outcome = run_on(task, units, samples, f"{len(samples)} fresh samples")
         errors = outcome.errors
         # A sample that fails with all nodes kept is no fault of the set.
-        failing = self._really_failing(
-            samples, [place for place, error in enumerate(errors) if error > 1]
-        )
+        failing = [place for place, error in enumerate(errors) if error > 1]
+        ended: BudgetSpent | None = None
+        try:
+            failing = self._really_failing(samples, failing)
+        except BudgetSpent as error:
+            ended = error
         comparable = tuple(
             error for place, error in enumerate(errors) if error <= 1 or place in failing
         )
@@ -807,7 +842,7 @@ class Fix(Watcher):
         point = Point(
             units, comparable, space.allowed, learned, outcome.comparisons, rounds=(first,)
         )
-        if not point.holds:
+        if not point.holds and ended is None:
             failing.sort(key=lambda place: -errors[place])
             self._learned.update(failing)
             # The failing ones that are furthest apart teach most about what else is needed.
@@ -832,6 +867,8 @@ class Fix(Watcher):
             for each in (*others, point)
         ]
         self._keep_best()
+        if ended is not None:
+            raise ended
         part = point.to_part()
         label = f"{space.count(len(units))} in {space.high}"
         task.console.say(f"  {label}: {row_of(part)}")

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.report.console import IN_JSON, Console, listed
-from bisect_trt.report.parts import FOR_FRESH, TradeOff, Unit, Validation
+from bisect_trt.report.parts import FOR_FRESH, StepsWay, TradeOff, Unit, Validation
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import LARGE, why_no_use
 from bisect_trt.report.text import named, plural
@@ -107,6 +107,7 @@ TRY_IT = "a check command judges engines; try the model yourself"
 FAILS_AS_FILE = "{} does not pass as it is: {}"
 """The file, and how it fails where it is run by itself."""
 PRELIMINARY = "  this fix is preliminary: {}; this command searches on for fewer nodes: {}"
+SINGLE_STEPS = "Each sample is a step with the reference's state. The loop with this model's own state was not run."
 NO_FIX = "No fix by precision: with {} of {} nodes in fp32 nothing that was written passes."
 NOT_RUN_WHOLE = (
     "With all of it {} no number is wrong: {}. So this is what it takes for the model to run; "
@@ -192,6 +193,13 @@ def atol_option(atol: Mapping[str, float], *, one: bool) -> str:
     """Return the option with which a set that does not hold passes; without names if there is ``one`` output."""
     values = [f"{value:g}" if one else f"{name}:{value:g}" for name, value in atol.items()]
     return shlex.join(["--atol", *values])
+
+
+def describe_own_loop(own: StepsWay) -> str:
+    """Return how a loop does with the state that the mixed-precision model returns itself."""
+    if own.first is None:
+        return "With its own state the loop passes in each step."
+    return f"With its own state the loop is off from step {own.first} on, by up to {in_tolerances(own.worst)}."
 
 
 class Mix(Struct, frozen=True):

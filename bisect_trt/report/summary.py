@@ -683,7 +683,9 @@ def _why_kept(minimal: Sequence[Unit], units: Sequence[Unit]) -> str:
     needed = {unit.outputs for unit in minimal}
     rules = [unit.rule for unit in units if unit.outputs not in needed]
     reasons = {
-        "lose values alone too": any(rule != FOR_FRESH for rule in rules),
+        "break the outputs alone, or would with larger values": any(
+            rule != FOR_FRESH for rule in rules
+        ),
         "are for fresh samples": FOR_FRESH in rules,
     }
     return " or ".join(reason for reason, applies in reasons.items() if applies)

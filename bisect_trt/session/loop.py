@@ -18,6 +18,7 @@ from statistics import linear_regression, median
 from typing import Any, TypeAlias
 
 import numpy as np
+import onnx
 from msgspec import Struct, msgpack, structs
 
 from bisect_trt.errors import MissingOptionError, ModelRefusedError, first_few
@@ -81,12 +82,14 @@ class LoopRun(Struct, frozen=True):
         target: The runtime under test.
         tolerance: How far an output may be off.
         eager: The module or the other model that is the reference, if one is.
+        fixed: A mixed-precision form of the model, which runs in its place.
     """
 
     subject: Subject
     target: TargetSettings
     tolerance: ToleranceOptions
     eager: Eager | OtherModel | None = None
+    fixed: onnx.ModelProto | None = None
 
     @property
     def folder(self) -> Path:
@@ -190,7 +193,7 @@ class LoopRun(Struct, frozen=True):
             # A run that goes on has the errors of the steps before it was killed.
             file = self.folder / f"{'own' if own_state else 'right'}-errors-{steps.start}.msgpack"
             if not file.exists():
-                content = msgpack.encode(self._compare(steps, own_state=own_state))
+                content = msgpack.encode(self.compare_steps(steps, own_state=own_state))
                 with replacing(file) as stream:
                     stream.write(content)
             errors |= msgpack.decode(file.read_bytes(), type=Errors)
@@ -215,7 +218,7 @@ class LoopRun(Struct, frozen=True):
                 self.subject.console.progress.step(
                     f"step {step} of {self.steps} on the target, with the state of the reference"
                 )
-                errors.update(self._compare(range(step, step + 1), own_state=False))
+                errors.update(self.compare_steps(range(step, step + 1), own_state=False))
             is_wrong = step in wrong_steps(_way(scaled(errors, free_run), {}), strict=strict)
             return Verdict.FAIL if is_wrong else Verdict.PASS
 
@@ -229,7 +232,7 @@ class LoopRun(Struct, frozen=True):
 
     def samples(self, step: int) -> list[Arrays]:
         """Return the inputs of a wrong step with its state; steps before come first where it fails only after other runs."""
-        alone = self._compare(range(step, step + 1), own_state=False, same=False)
+        alone = self.compare_steps(range(step, step + 1), own_state=False, same=False)
         needed = {step}
         if all(each.passed for each in alone[step]):
             # The target may keep something of its first run, or of the last.
@@ -261,7 +264,8 @@ class LoopRun(Struct, frozen=True):
             )
             yield steps
 
-    def _compare(self, steps: range, *, own_state: bool, same: bool = True) -> Errors:
+    def compare_steps(self, steps: range, *, own_state: bool, same: bool = True) -> Errors:
+        """Run the target on some steps, with its own state or the reference's; return their errors, up to one it does not run."""
         samples = [
             Sample(self.file("inputs", step), self.file("golden", step), self.before(step))
             for step in steps
@@ -285,15 +289,15 @@ class LoopRun(Struct, frozen=True):
             return {steps[0]: [failed]}
         # Halves find the step that is not run.
         half = len(steps) // 2
-        errors = self._compare(steps[:half], own_state=own_state)
+        errors = self.compare_steps(steps[:half], own_state=own_state)
         if errors[max(errors)][0].name:
-            errors |= self._compare(steps[half:], own_state=own_state)
+            errors |= self.compare_steps(steps[half:], own_state=own_state)
         return errors
 
     def _request(self, *samples: Sample) -> Compare:
         return Compare(
             self.target,
-            self.subject.models.write("loop", self.subject.network.proto),
+            self.subject.models.write("loop", self.fixed or self.subject.network.proto),
             samples,
             self.tolerance,
             every=True,
@@ -301,6 +305,12 @@ class LoopRun(Struct, frozen=True):
             same=True,
             state=self.subject.state.taken,
         )
+
+    def run_fixed(self, model: onnx.ModelProto, target: TargetSettings) -> StepsWay | None:
+        """Return the errors of a mixed-precision form of the model with its own state; ``None`` if a step does not run."""
+        run = structs.replace(self, fixed=model, target=target)
+        errors = run.compare_steps(range(1, self.steps + 1), own_state=True)
+        return _way(scaled(errors), {}) if errors[max(errors)][0].name else None
 
     def carriers(self, step: int, steps: Errors) -> dict[str, tuple[int, ...]]:
         """Return the fewest inputs of the target's own state that make a step wrong, the others being the reference's.
@@ -314,7 +324,7 @@ class LoopRun(Struct, frozen=True):
             many adds up, all inputs, or none of their places. Nothing where the state is equal, or
             the step is not as wrong when it is run again with the target's state.
         """
-        self._compare(range(1, step), own_state=True)
+        self.compare_steps(range(1, step), own_state=True)
         taken = self.subject.state.taken
         own, right = (state_after(taken, self.before(step, kind)) for kind in ("own", "golden"))
         mixed = Sample(self.file("mixed", step), self.file("golden", step))
@@ -612,3 +622,4 @@ def enter_step(
     subject.feed(structs.replace(subject.settings, data=data, loop=Loop()))
     # The states of all wrong steps are read, which only a fix needs.
     subject.wrong_steps = cache(partial(run.other_samples, steps.failing, samples[-1]))
+    subject.run_fixed = run.run_fixed

@@ -38,7 +38,7 @@ from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.reference import Models, Reference
 from bisect_trt.probe.workspace import Workspace
 from bisect_trt.report.console import Console
-from bisect_trt.report.parts import Model
+from bisect_trt.report.parts import Model, StepsWay
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Subset
 from bisect_trt.session.facts import ModelFacts
@@ -124,11 +124,13 @@ class Subject:
         state: What a step of a loop takes from the one before.
         stream: What each step of a loop is fed beside that.
         wrong_steps: Returns what some other wrong steps of the loop are fed; a fix should hold on them.
+        run_fixed: Runs the loop of a mixed-precision form of the model with its own state; see :class:`LoopRun`.
     """
 
     state = State({}, {})
     stream: Sequence[Sample] = ()
     wrong_steps: Callable[[], Sequence[Sample]] = list
+    run_fixed: Callable[[onnx.ModelProto, TargetSettings], StepsWay | None] | None = None
     freed: Freed | None = None
     ir_version: Mapping[str, int] | None = None
     # Whether it has warned of tensors without a reference value.

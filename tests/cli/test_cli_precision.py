@@ -401,6 +401,34 @@ def test_a_set_grows_until_it_holds_before_the_fewest_nodes_are_searched(
     assert _is_right((here / "mixed.onnx").read_bytes())
 
 
+def test_what_only_few_samples_lose_is_measured_on_these(cli: CommandLine, here: Path) -> None:
+    """Exponentials that overflow on the given, most, some and few samples, behind nodes that lose nothing.
+
+    No set is grown through the harmless nodes to the one that a few samples need.
+    """
+    stem = ["h0 = Tanh(x)"]
+    stem += [f"h{at} = Tanh(a{at}) a{at + 1} = Add(h{at}, x)" for at in range(1, 12)]
+    stem.insert(1, "a1 = Add(h0, x)")
+    gains = {f"g{at}": gain for at, gain in enumerate((3.0, 2.2, 1.2, 1.0))}
+    parts = [
+        f"m{at} = Mul(a12, g{at}) e{at} = Exp(m{at}) r{at} = ReduceSum(e{at}, axes) l{at} = Log(r{at})"
+        for at in range(len(gains))
+    ]
+    body = " ".join([*stem, *parts, "y = Concat <axis = 1> (l0, l1, l2, l3)"])
+    save_text(
+        here / "model.onnx",
+        "(float[8, 32] x) => (float[8, 4] y)",
+        f"axes = Constant<value_ints = [1]>() {body}",
+        gains,
+    )
+    x = np.random.default_rng(5).standard_normal((8, 32)).astype(np.float32)
+    np.savez("inputs.npz", x=x)
+    result = cli(*SAFE, "--load-inputs", "inputs.npz").ended(3).result
+    assert {node["op"] for node in result["keep_fp32"]} == {"Exp", "ReduceSum", "Log"}
+    assert (result["validation"]["holds"], result["large"]) == (True, True)
+    assert max(point["nodes"] for point in result["curve"]) == len(result["keep_fp32"]) == 12
+
+
 def test_a_search_that_ends_early_names_the_tolerance_of_a_set_that_does_not_hold(
     cli: CommandLine, here: Path
 ) -> None:
@@ -744,6 +772,11 @@ def test_the_set_grows_until_it_holds_and_the_curve_has_each(cli: CommandLine, h
         f" {each['nodes']} ({each['passed']} of {each['samples']} samples pass" in said
         for each in others
     )
+    # Another set of the curve is judged as one that is searched.
+    broken = next(each for each in others if not each["holds"])
+    line = (*SAFE, "--atol", "5e-4", "--rtol", "0", "--overwrite")
+    again = cli(*line, "--keep-set", str(broken["nodes"])).ended(3).result
+    assert again["why"].startswith("the fix does not hold: ")
 
 
 # A metric over a whole set decides whether a model passes: in ``run``, ``precision``, ``reduce``

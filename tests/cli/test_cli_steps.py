@@ -104,6 +104,27 @@ def test_a_fix_of_one_step_holds_in_the_step_with_the_largest_values(
     assert "square" in {name for node in result["keep_fp32"] for name in node["outputs"]}
 
 
+def test_a_fix_of_which_the_own_state_is_wrong_is_none(cli: CommandLine, here: Path) -> None:
+    """A count in fp16 stays at 2048: each step is right with the state of the reference."""
+    body = """hn = Add(h0, u) angle = Mul(hn, slow) wave = Sin(angle)
+    big = Mul(x, many) back = Mul(big, few) y = Add(back, wave)"""
+    ends = f"({ONE} u, {ONE} x, {ONE} h0) => ({ONE} y, {ONE} hn)"
+    save_text(here / "m.onnx", ends, body, {"slow": 0.003, "many": 7e4, "few": 1 / 7e4})
+    rows = np.ones((40, 4), np.float32)
+    rows[0] = 2040
+    np.savez("x.npz", x=np.ones((40, 4), np.float32), u=rows)
+    words = (*FP16, "--steps", "40", "--load-inputs", "x.npz", "--json", "r.json")
+    ran = cli("precision", "m.onnx", *words, "-o", "mixed.onnx").ended(3)
+    assert {name for node in ran.result["keep_fp32"] for name in node["outputs"]} == {"big", "back"}
+    assert ran.result["why"].startswith("With its own state the loop is off from step ")
+    assert [use["passed"] for use in ran.result["uses"]] == [False]
+    assert "Fix " not in ran.out
+    rows[0] = 0
+    np.savez("x.npz", x=np.ones((40, 4), np.float32), u=rows)
+    ran = cli("precision", "m.onnx", *words, "-o", "mixed.onnx", "--overwrite").ended(0)
+    assert ran.result["rounding"] == "With its own state the loop passes in each step."
+
+
 @pytest.mark.slow
 def test_progress_names_the_step_that_is_searched(
     here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
