@@ -253,8 +253,7 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     result.lowered = len(task.lowering.units) - len(fix.kept)
     result.measured_on = measured_on(task)
     result.accuracy = [] if outcome is None else list(map(Comparison.of, outcome.comparisons))
-    # Without room on the disk there is no file of it.
-    ran = _run_as_file(task, fix.kept) if fix.written == fix.kept else None
+    ran = _run_as_file(fix)
     result.uses = try_uses(task, fix.kept, written)
     # A set that fails by rounding may be off as a file too.
     if ran is not None and ran.ending is not Ending.PASSED and not (fix.traded and ran.comparisons):
@@ -273,16 +272,18 @@ def _failing_uses(task: Task, ran: Outcome, uses: list[Use]) -> list[Use]:
     return [structs.replace(use, passed=False, reason=reason) for use in uses]
 
 
-def _run_as_file(task: Task, keep: Subset) -> Outcome | None:
+def _run_as_file(fix: Fix) -> Outcome | None:
     """Run what was written on the given samples, as the user will; ``None`` where it has been, or nothing is run.
 
     The search emulates low precision on some targets, so this is what they make of the types.
     """
+    task = fix.task
     target = task.settings.target
-    if target is None or target.target.compiles or target.build_only:
+    # Without room on the disk there is no file.
+    if target is None or target.target.compiles or target.build_only or fix.written != fix.kept:
         return None
     output = task.settings.output
-    files = task.prober.write(task.lowering.read_back(keep, output))
+    files = task.prober.write(task.lowering.read_back(fix.kept, output))
     return task.prober.check.under(timed=True).run(replace(files, model=output.absolute()))
 
 

@@ -844,21 +844,7 @@ class Fix(Watcher):
         )
         if not point.holds and ended is None:
             failing.sort(key=lambda place: -errors[place])
-            self._learned.update(failing)
-            # The failing ones that are furthest apart teach most about what else is needed.
-            most = _MOST_FAILING if task.cheap else _LOOKED_AT
-            additions = [samples[place] for place in _spread(failing, most)]
-            self._failing = (
-                [samples[place] for place in sorted(self._learned)]
-                if on_user_samples
-                else additions + self._failing
-            )
-            self._worst += [samples[place][1] for place in _spread(failing, _LOOKED_AT)]
-            if task.cheap:
-                space.measure_nodes()
-            if space.measured:
-                # On these samples other nodes may lose their values.
-                space.order(self._worst)
+            self._learn(samples, failing)
         # Of earlier sets too: on the samples that fail now other nodes may lose their values.
         point = point if earlier is None else earlier.with_round(point)
         others = [each for each in self.curve if each.units != units]
@@ -875,6 +861,25 @@ class Fix(Watcher):
         passed = f"{part.passed} of {part.samples} fresh samples pass"
         task.console.progress.best = f"{label}, {passed}"
         return self.curve[-1]
+
+    def _learn(self, samples: Round, failing: Sequence[int]) -> None:
+        """Take some samples of a round, by their places, the worst first, as what a larger set has to mend."""
+        space = self.task.space
+        self._learned.update(failing)
+        # The failing ones that are furthest apart teach most about what else is needed.
+        most = _MOST_FAILING if self.task.cheap else _LOOKED_AT
+        additions = [samples[place] for place in _spread(failing, most)]
+        self._failing = (
+            [samples[place] for place in sorted(self._learned)]
+            if self._fresh.given
+            else additions + self._failing
+        )
+        self._worst += [samples[place][1] for place in _spread(failing, _LOOKED_AT)]
+        if self.task.cheap:
+            space.measure_nodes()
+        if space.measured:
+            # On these samples other nodes may lose their values.
+            space.order(self._worst)
 
     def _really_failing(self, samples: Round, failing: Sequence[int]) -> list[int]:
         """Return the failing samples on which the model passes with nothing lowered; precision does not explain the others."""
