@@ -863,7 +863,7 @@ class Fix(Watcher):
         return self.curve[-1]
 
     def _learn(self, samples: Round, failing: Sequence[int]) -> None:
-        """Take some samples of a round, by their places, the worst first, as what a larger set has to mend."""
+        """Take some samples of a round, by their places, the worst first, on which a larger set has to pass."""
         space = self.task.space
         self._learned.update(failing)
         # The failing ones that are furthest apart teach most about what else is needed.

@@ -137,8 +137,11 @@ def _shorten(log: Path, *, mark: int = 0) -> int:
             file.write(
                 (f"\n[{mark} bytes of output left out here]\n".encode() if mark else b"") + tail
             )
+            file.flush()
+            # The process may have written since the end was read.
+            left_out = os.fstat(file.fileno()).st_size - file.tell()
             file.truncate()
-            return size - LOG_BYTES - tail_bytes
+            return left_out
     return 0
 
 
