@@ -486,11 +486,11 @@ class Fix(Watcher):
             grown = units | space.certain
             if not self.task.cheap:
                 return grown
-            label = f"{len(self._failing)} that failed"
-            errors = run_on(self.task, grown, self._failing, label).errors
             remaining = [
                 sample
-                for (_, sample), error in zip(self._failing, errors, strict=False)
+                for (_, sample), error in zip(
+                    self._failing, self._errors_of_failing(grown), strict=False
+                )
                 if error > 1 and not any(sample is each for each in self._worst)
             ]
             if not remaining:
@@ -889,6 +889,10 @@ class Fix(Watcher):
         outcome = run_on(self.task, self.task.everything, retried, f"{len(retried)} that failed")
         return [place for place, error in zip(failing, outcome.errors, strict=False) if error <= 1]
 
+    def _errors_of_failing(self, units: Subset) -> tuple[float, ...]:
+        """Return the errors of the failing samples seen with some units kept; none where the model does not run."""
+        return run_on(self.task, units, self._failing, f"{len(self._failing)} that failed").errors
+
     def _clears(self, units: Subset) -> Verdict:
         """Whether a set passes on the failing samples seen, with a margin.
 
@@ -900,7 +904,7 @@ class Fix(Watcher):
         if quantized and units == self.task.everything:
             # Samples on which it fails are dropped.
             return Verdict.PASS
-        errors = run_on(self.task, units, self._failing, f"{len(self._failing)} that failed").errors
+        errors = self._errors_of_failing(units)
         spared, margin = (
             (0, 1.0) if quantized else (int(self.task.space.allowed * self._drawn / 2), _MARGIN)
         )
