@@ -27,7 +27,7 @@ from bisect_trt.report.text import Entry, print_tree
 from bisect_trt.session.call import Call
 from bisect_trt.steps.build_choices import ENGINES, describe_engine
 from bisect_trt.tensors.files import load_runs
-from bisect_trt.tensors.info import Array, TensorInfo, count_nonfinite, is_extension, is_raw
+from bisect_trt.tensors.info import Array, TensorInfo, count_nonfinite, is_raw, to_float
 
 Infos = Mapping[str, TensorInfo]
 _STATISTICS = ("min", "max", "mean", "median", "std", "rms")
@@ -237,8 +237,7 @@ def _statistics(tensor: Array) -> Entry:
         return {"dtype": "string", "shape": list(tensor.shape)}
     if is_raw(tensor.dtype):
         return {"dtype": tensor.dtype.name, "shape": list(tensor.shape)}
-    real = tensor.astype(np.float32) if is_extension(tensor.dtype) else tensor
-    numbers = np.abs(real) if real.dtype.kind == "c" else real.astype(np.float64)
+    numbers = to_float(tensor)
     finite, (nan, inf) = np.asarray(numbers[np.isfinite(numbers)]), count_nonfinite(tensor)
     plain = {"dtype": tensor.dtype.name, "shape": list(tensor.shape), "nan": nan, "inf": inf}
     plain["zeros"] = int(np.count_nonzero(finite == 0))

@@ -276,7 +276,7 @@ def _ranges(subject: Subject, names: Iterable[str]) -> dict[str, ValueRange]:
     ranges = dict[str, ValueRange]()
     for name in names if subject.has_reference else ():
         info = subject.reference.infos.get(name)
-        if info is None or info.dtype.kind == "c":
+        if info is None:
             continue
         size = math.prod(int(dim) for dim in info.shape or () if dim is not None)
         # Ranges are for a reader; reading gigabytes of activations for them is not worth the

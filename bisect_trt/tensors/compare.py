@@ -319,9 +319,7 @@ def _compare_numbers(
         "max_rel": float(relative.max()),
         "mean_abs": float(absolute.mean(dtype=np.float32)),
         "mean_rel": float(relative.mean(dtype=np.float32)) if stat is ErrorStat.MEAN else None,
-        "target_range": None
-        if theirs.dtype.kind == "c"
-        else msgspec.convert(tensor_stats(theirs), ValueRange),
+        "target_range": msgspec.convert(tensor_stats(theirs), ValueRange),
     }
     # "Not within" rather than "beyond", which NaN would not be.
     within_abs = absolute <= tolerance.atol
@@ -374,8 +372,6 @@ def _compare_numbers(
 
 def _details(needed: tuple[float, float], reference: Array, target: Array) -> Details:
     """Return the tolerances that would have passed, with the similarity of the tensors."""
-    if reference.dtype.kind == "c":
-        return Details(*needed)
     vectors = reference.astype(np.float64), target.astype(np.float64)
     return Details(*needed, cosine_similarity(*vectors), signal_to_noise(*vectors))
 
@@ -386,7 +382,7 @@ def argmax_agreement(reference: Array, target: Array) -> float | None:
     Rows run along axis 1 of images, from four dimensions on, and else along the last axis.
     """
     axis = 1 if reference.ndim > 3 else -1
-    if not reference.ndim or reference.shape[axis] == 1 or reference.dtype.kind == "c":
+    if not reference.ndim or reference.shape[axis] == 1:
         return None
     return float(np.mean(reference.argmax(axis) == target.argmax(axis)))
 

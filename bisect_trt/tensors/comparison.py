@@ -28,12 +28,10 @@ def to_plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     return _finite(msgspec.to_builtins(value, enc_hook=_number))
 
 
-def _number(value: object) -> float | str:
-    """Return a number of NumPy as one of Python, and a complex one as text."""
+def _number(value: object) -> float:
+    """Return a number of NumPy as one of Python."""
     if isinstance(value, float):
         return float(value)
-    if isinstance(value, complex):
-        return str(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
@@ -96,7 +94,7 @@ class WorstElement(msgspec.Struct, frozen=True):
 
     Attributes:
         index: Its position, one entry a dimension.
-        target: The target's value; a complex number, and text where that was saved.
+        target: The target's value.
         reference: The reference's value.
         error: Their absolute difference; NaN where either is NaN.
     """
@@ -121,8 +119,8 @@ class Details(msgspec.Struct, frozen=True):
             as it was; NaN if none.
         rtol_needed: The smallest relative tolerance that would have passed, with the absolute one
             as it was; NaN if none.
-        cosine: Cosine similarity with the reference, from -1 to 1; ``None`` of complex numbers.
-        snr_db: Ratio of the reference to the error in dB; ``None`` of complex numbers.
+        cosine: Cosine similarity with the reference, from -1 to 1.
+        snr_db: Ratio of the reference to the error in dB.
         argmax: Share of rows, along the last axis or along channels of images, in which both have
             the largest value at the same place; ``None`` where rows have one value.
     """
@@ -293,7 +291,7 @@ def rounded_up(value: float) -> str:
     return f"{float(context.create_decimal_from_float(value)):g}"
 
 
-def _short(value: float | str | complex) -> str:
+def _short(value: float | str) -> str:
     if isinstance(value, str):
         return repr(value)
     # Integers below a million million and bools in full; the rest to the digits that fp32 has.

@@ -49,8 +49,8 @@ from bisect_trt.tensors.info import Array, ByName, dtype_from_name, is_extension
 Values = Mapping[str, Array]
 Arrays = dict[str, Array]
 """Arrays by the names of their tensors, to read and to change."""
-_KINDS = "biufcUV"
-"""Numbers, strings, and raw bytes (``ml_dtypes`` types, as plain NumPy saves them)."""
+_KINDS = "biufUV"
+"""Real numbers, strings, and raw bytes (``ml_dtypes`` types, as plain NumPy saves them)."""
 
 
 def shapes_of(values: Values) -> dict[str, Sizes]:
@@ -85,7 +85,9 @@ def read_npy(stream: IO[bytes]) -> Array:
         or values.dtype.names is not None
         or not values.dtype.itemsize
     ):
-        raise ValueError(f"it holds an array of {values.dtype!s:.60}, not of numbers or strings")
+        raise ValueError(
+            f"it holds an array of {values.dtype!s:.60}, not of real numbers or strings"
+        )
     return values
 
 

@@ -229,7 +229,7 @@ def count_nonfinite(values: Array) -> tuple[int, int]:
     """Return the numbers of NaN, and of Inf and -Inf."""
     nan = inf = 0
     for elements in map(_plain, blocks(values)):
-        if elements.dtype.kind in "fc":
+        if elements.dtype.kind == "f":
             nan += int(np.count_nonzero(np.isnan(elements)))
             inf += int(np.count_nonzero(np.isinf(elements)))
     return nan, inf
@@ -260,7 +260,7 @@ def _unmasked(values: Array) -> tuple[int, float, float]:
     squares = np.zeros(_BINADES)
     zeros = 0
     for block in blocks(values):
-        numbers = (np.abs(block) if block.dtype.kind == "c" else block).astype(np.float64)
+        numbers = block.astype(np.float64)
         finite = numbers[np.isfinite(numbers)]
         nonzero = finite[finite != 0]
         zeros += finite.size - nonzero.size

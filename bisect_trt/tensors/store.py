@@ -66,7 +66,7 @@ def write_store(folder: Path, values: Mapping[str, object], *, append: bool = Fa
         with data.open("ab" if append else "wb") as file:
             for name, array in values.items():
                 if isinstance(array, np.ndarray) and (
-                    array.dtype.kind in "biufcU" or is_extension(array.dtype)
+                    array.dtype.kind in "biufU" or is_extension(array.dtype)
                 ):
                     native = array.astype(array.dtype.newbyteorder("="), copy=False)
                     # The name of a type of strings, str160, is none that NumPy reads.

@@ -195,7 +195,7 @@ def automatic_tolerance(
         precision: The target's precision.
         peak: Of probabilities and heatmaps: the least value that matters, if the largest is below.
     """
-    if not (reference.dtype.kind == "c" or is_floating(reference)):
+    if not is_floating(reference):
         return ResolvedTolerance(_FP32, _OF_INTEGERS)
     fraction, floor, rtol = _fractions(precision)
     size = finite_rms(reference)
