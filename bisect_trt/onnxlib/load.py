@@ -42,8 +42,6 @@ _MOST_DIMENSIONS = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 """NumPy's own limit."""
 _TYPED = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 _REASON_LENGTH = 200
-_MOST_DENSE = 1 << 28
-"""The most elements of a sparse weight in dense form."""
 _MOST_BYTES = 1 << 30
 """The largest compiled context: a model of more than 2 GiB cannot be written."""
 _BITS = {"FLOAT": 32, "DOUBLE": 64}
@@ -165,15 +163,13 @@ def load_model(
     weights: Path | None = None,
     *,
     structure: bool = False,
-    sparse: list[onnx.SparseTensorProto] | None = None,
 ) -> ModelProto:
-    """Return a model without reading its external weights into memory; sparse weights become dense ones.
+    """Return a model without reading its external weights into memory.
 
     Args:
         path: The ``.onnx`` file.
         weights: The folder with its external weights, if not its own.
         structure: Whether the files of its weights may be missing.
-        sparse: Receives the sparse weights of the file.
 
     Raises:
         UnavailableError: The file is missing, empty, not an ONNX model, cut short or not valid, or
@@ -195,9 +191,6 @@ def load_model(
     if not model.graph.node:
         raise ModelFileError(f"{path} has no nodes, so there is nothing to search.")
     try:
-        if sparse is not None:
-            sparse.extend(map(clone, model.graph.sparse_initializer))
-        make_dense(model.graph)
         check_model(model)
         if not structure:
             _check_external_files(model, path, weights)
@@ -332,49 +325,17 @@ def _check_external_files(model: ModelProto, path: Path, weights: Path | None) -
             )
 
 
-def make_dense(graph: onnx.GraphProto) -> None:
-    """Replace the sparse weights of a main graph by dense ones of the same values.
-
-    The indices are positions in the flattened tensor, or one row of coordinates for each value
-    (ONNX's ``SparseTensorProto``).
-
-    Raises:
-        UnavailableError: The values and indices of one do not fit its shape, lie outside the file,
-            or are too many in dense form.
-    """
-    for weight in graph.sparse_initializer:
-        name = weight.values.name
-        if uses_external_data(weight.values) or uses_external_data(weight.indices):
-            raise ModelFileError(
-                f"the sparse weight '{name}' lies in another file; export it with dense weights."
-            )
-        if min(weight.dims, default=1) < 0 or math.prod(weight.dims) > _MOST_DENSE:
-            raise ModelFileError(
-                f"the sparse weight '{name}' has the shape {list(weight.dims)}, which is too large in dense form."
-            )
-        try:
-            values = numpy_helper.to_array(weight.values)
-            places = numpy_helper.to_array(weight.indices)
-            if places.ndim == 2:
-                # COO format: one row of coordinates per value.
-                places = np.ravel_multi_index(tuple(places.T), tuple(weight.dims))
-            dense = np.zeros(math.prod(weight.dims), values.dtype)
-            dense[places] = values
-        except (IndexError, TypeError, ValueError) as error:
-            raise ModelFileError(
-                f"the sparse weight '{name}' is not valid ({error}); export the model again."
-            ) from error
-        graph.initializer.append(numpy_helper.from_array(dense.reshape(weight.dims), name))
-    del graph.sparse_initializer[:]
-
-
 def check_model(model: ModelProto) -> None:
-    """Check that a model's names are text, its functions do not recurse, and its weights have the bytes of their shapes.
+    """Check that a model's names are text, its functions do not recurse, and its weights are dense and as long as their shapes.
 
     Raises:
         UnavailableError: A check failed.
     """
     graph = model.graph
+    for weight in graph.sparse_initializer:
+        raise ModelFileError(
+            f"the weight '{weight.values.name}' is sparse; export the model with dense weights."
+        )
     for name in _names(model):
         # Protobuf returns text that is not UTF-8 as bytes, whatever its type says.
         if isinstance(name, bytes):

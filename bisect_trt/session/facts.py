@@ -12,6 +12,7 @@ import onnx
 
 from bisect_trt.onnxlib.cut import StoredValue
 from bisect_trt.onnxlib.network import Network
+from bisect_trt.onnxlib.nodes import clone
 from bisect_trt.onnxlib.shapes import element_type, identity_model
 from bisect_trt.onnxlib.units import NetworkUnits
 from bisect_trt.probe.candidate import Candidate
@@ -23,34 +24,41 @@ from bisect_trt.tensors.info import TensorInfo
 class ModelFacts:
     """Facts about one form of the model; each is computed when it is first used.
 
-    Another network, other samples or other free dimensions are another object.
+    With another network, other samples or other free dimensions they are computed :meth:`anew`.
+
+    Attributes:
+        network: The model.
+        models: Runs models on the reference's runtime.
+        freed: The dimensions that candidates keep free, where the failure needs that.
+        ir_version: The IR versions of the ``file`` and ``written`` into candidates, where these
+            differ.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        models: Models,
-        reference: Callable[[], Reference],
-        freed: Freed | None = None,
-        as_in_file: Callable[[onnx.ModelProto], onnx.ModelProto] = lambda model: model,
-    ) -> None:
-        """Keep what the facts follow from.
+    network: Network
+    models: Models
+    freed: Freed | None = None
+    ir_version: Mapping[str, int] | None = None
+    # Whether the first probe has the IR version of the file, and not that of candidates.
+    _probes_file = False
+    _run: Callable[[], Reference]
 
-        Args:
-            network: The model.
-            models: Runs models on the reference's runtime.
-            reference: Runs the network, and returns the values of its tensors.
-            freed: The dimensions that stay free, if some do.
-            as_in_file: Returns the form of the model that its file has.
-        """
-        self.network = network
-        self.freed = freed
-        self._models = models
-        self._run = reference
-        self._as_in_file = as_in_file
+    def anew(self, run: Callable[[], Reference]) -> None:
+        """Forget the facts; ``run`` runs the network, and returns the values of its tensors."""
+        self._run = run
+        for name, fact in vars(ModelFacts).items():
+            if isinstance(fact, cached_property):
+                vars(self).pop(name, None)
+
+    def as_in_file(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        """Return a form of the model with the IR version of its file, for the first question about it."""
+        if self.ir_version is None or not self._probes_file:
+            return model
+        model = clone(model)
+        model.ir_version = self.ir_version["file"]
+        return model
 
     @cached_property
-    def reference(self) -> Reference:
+    def expected(self) -> Reference:
         """The expected values of every tensor."""
         return self._run()
 
@@ -58,7 +66,7 @@ class ModelFacts:
     def infos(self) -> Mapping[str, TensorInfo]:
         """Types and shapes of tensors: from the reference run, else from shape inference."""
         infos: Mapping[str, TensorInfo] = ChainMap(
-            cast("Any", self.reference.infos), cast("Any", self.network.infos)
+            cast("Any", self.expected.infos), cast("Any", self.network.infos)
         )
         return infos if self.freed is None else self.freed.infos(infos)
 
@@ -70,12 +78,12 @@ class ModelFacts:
     @cached_property
     def units(self) -> NetworkUnits:
         """The units that searches keep or drop."""
-        return NetworkUnits(self.network, self.reference.infos, self.infos, self.reference.lost)
+        return NetworkUnits(self.network, self.expected.infos, self.infos, self.expected.lost)
 
     @cached_property
     def constants(self) -> StoredValue:
         """Values of weights that nodes compute."""
-        return stored_values(self.network, self._models)
+        return stored_values(self.network, self.models)
 
     @cached_property
     def original(self) -> Candidate:
@@ -84,7 +92,7 @@ class ModelFacts:
         units = self.units.everything
         title = "the original" if self.freed is None else "the original, its dimensions free"
         original = Candidate(
-            self._as_in_file(network.proto),
+            self.as_in_file(network.proto),
             tuple(network.inputs),
             tuple(network.outputs),
             title,

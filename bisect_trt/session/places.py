@@ -213,7 +213,7 @@ def require_reference(subject: Subject) -> None:
     Raises:
         UnavailableError: ONNX Runtime cannot run a node of the model.
     """
-    for index, failed in subject.facts.reference.missing.items():
+    for index, failed in subject.expected.missing.items():
         raise ModelRefusedError(
             f"ONNX Runtime cannot run {subject.network.describe(index)}: {failed.message}."
             f"{advice(subject, failed)} So there is nothing to compare with; `bisect-trt reduce` with your own --check command "

@@ -15,7 +15,7 @@ from msgspec import Struct, field, structs
 from onnx.helper import make_tensor_value_info
 
 from bisect_trt.errors import ModelFileError, RuntimeMissingError, UnavailableError
-from bisect_trt.onnxlib.cut import StoredValue, cut, mark_outputs
+from bisect_trt.onnxlib.cut import cut, mark_outputs
 from bisect_trt.onnxlib.inputs import input_infos, table_sizes, take_input_shapes
 from bisect_trt.onnxlib.load import load_model, needed_ir_version
 from bisect_trt.onnxlib.network import Network
@@ -31,7 +31,6 @@ from bisect_trt.onnxlib.shapes import (
     to_info,
 )
 from bisect_trt.onnxlib.state import State, find_state, make_steps
-from bisect_trt.onnxlib.units import NetworkUnits
 from bisect_trt.options.shared import Data, Loop
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import Prober
@@ -46,7 +45,7 @@ from bisect_trt.session.free_dims import Freed
 from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.runtime import Lowering
 from bisect_trt.tensors.files import Values, common_shapes, sha256_of
-from bisect_trt.tensors.info import TensorInfo, tensor_of
+from bisect_trt.tensors.info import tensor_of
 from bisect_trt.tensors.inputs import LABELS, Sample, given_samples, loaded_names, make_inputs
 from bisect_trt.tensors.inputs import resized as resized_values
 from bisect_trt.tensors.store import swap_limit
@@ -101,7 +100,7 @@ class ModelSettings(Struct, frozen=True):
         return (self.data.external_data_dir or self.path.parent).absolute()
 
 
-class Subject:
+class Subject(ModelFacts):
     """A model, its reference activations, and the candidates that can be cut from it.
 
     Attributes:
@@ -117,10 +116,6 @@ class Subject:
         truth: The graph that the reference runs: the model's own, unless ``precision --reference``
             gives another.
         console: Prints warnings.
-        ir_version: The IR versions of the ``file`` and ``written`` into candidates, where these
-            differ.
-        freed: The dimensions that candidates keep free, where the failure needs that.
-        facts: What follows from the network and the samples; another object once these change.
         state: What a step of a loop takes from the one before.
         stream: What each step of a loop is fed beside that.
         wrong_steps: Returns what some other wrong steps of the loop are fed; a fix should hold on them.
@@ -131,13 +126,8 @@ class Subject:
     stream: Sequence[Sample] = ()
     wrong_steps: Callable[[], Sequence[Sample]] = list
     run_fixed: Callable[[onnx.ModelProto, TargetSettings], StepsWay | None] | None = None
-    freed: Freed | None = None
-    ir_version: Mapping[str, int] | None = None
     # Whether it has warned of tensors without a reference value.
     _warned = False
-    _probes_file = (
-        False  # whether the first probe has the IR version of the file, and not that of candidates
-    )
 
     def __init__(
         self,
@@ -173,8 +163,7 @@ class Subject:
             deadline=deadline,
         )
         self.models = Models(workspace, self.workers, target, console.warn)
-        self._sparse: list[onnx.SparseTensorProto] = []
-        proto = load_model(settings.path, settings.data.external_data_dir, sparse=self._sparse)
+        proto = load_model(settings.path, settings.data.external_data_dir)
         if settings.float_ends:
             make_ends_float(proto)
         self._lower_version(proto)
@@ -212,7 +201,7 @@ class Subject:
         self.settings = settings
         self.samples = self._make_samples()
         self.truth = self.network
-        self.facts = self._facts(self._run_reference)
+        self.anew(self._run_reference)
 
     def _lower_version(self, proto: onnx.ModelProto) -> None:
         """Give a model the lowest IR version that it needs, if a runtime may refuse its own."""
@@ -229,22 +218,6 @@ class Subject:
             f"Older runtimes reject IR version {declared}, and the model needs only {needed}. Models are written with version "
             f"{needed}{first}."
         )
-
-    def as_in_file(self, model: onnx.ModelProto) -> onnx.ModelProto:
-        """Return a form of the model with the IR version and the sparse weights of its file, for the first question about it."""
-        lowered = self._probes_file and self.ir_version is not None
-        if not lowered and not self._sparse:
-            return model
-        model = clone(model)
-        if lowered and self.ir_version is not None:
-            model.ir_version = self.ir_version["file"]
-        sparse = {weight.values.name for weight in self._sparse}
-        keep_only(
-            model.graph.initializer,
-            [tensor for tensor in model.graph.initializer if tensor.name not in sparse],
-        )
-        model.graph.sparse_initializer.extend(self._sparse)
-        return model
 
     def say_sizes(self) -> None:
         """Warn about free dimensions that were set to 1."""
@@ -353,7 +326,7 @@ class Subject:
         for sample, labels in labelled:
             if common_shapes([*self.samples, sample]) != common_shapes(self.samples):
                 self.samples.append(sample)
-                self.facts = self._facts(self._run_reference)
+                self.anew(self._run_reference)
             yield sample, labels
 
     def _warn_of_names(self, samples: Sequence[Sample]) -> None:
@@ -398,10 +371,10 @@ class Subject:
 
     def free(self, freed: Freed) -> None:
         """Keep these dimensions free in all later candidates."""
-        before = self.facts
+        expected = self.expected
         self.freed = freed
         self.network = freed.network
-        self.facts = self._facts(lambda: before.reference)
+        self.anew(lambda: expected)
 
     def other(self, path: Path, reference: Reference) -> Subject:
         """Return the subject of a model derived from this one, with the same inputs and expected outputs."""
@@ -414,7 +387,7 @@ class Subject:
         proto = self.workspace.read_back(path)
         take_input_shapes(proto, self.network)
         subject.network = Network(proto)
-        subject.facts = subject._facts(lambda: reference)
+        subject.anew(lambda: reference)
         return subject
 
     def of_body(self, model: onnx.ModelProto, values: Sample, number: int) -> Subject:
@@ -430,12 +403,8 @@ class Subject:
         subject.samples = [values]
         subject.freed = None
         subject.ir_version = None
-        subject.facts = subject._facts(lambda: subject.run_reference(subject.network, number))
+        subject.anew(lambda: subject.run_reference(subject.network, number))
         return subject
-
-    def _facts(self, reference: Callable[[], Reference]) -> ModelFacts:
-        """Return the facts about the network, with a function that runs it."""
-        return ModelFacts(self.network, self.models, reference, self.freed, self.as_in_file)
 
     def close(self) -> None:
         """End the workers, and remove the activations and the candidate at the fixed path."""
@@ -488,45 +457,14 @@ class Subject:
     @property
     def has_reference(self) -> bool:
         """Whether the reference has run."""
-        return "reference" in vars(self.facts)
+        return "expected" in vars(self)
 
     @property
     def reference(self) -> Reference:
         """The expected values of every tensor; the first use warns where some are missing."""
-        reference = self.facts.reference
         if not self._warned:
-            self._warn_of_missing(reference)
-        return reference
-
-    @property
-    def infos(self) -> Mapping[str, TensorInfo]:
-        """Types and shapes of tensors: from the reference run, else from shape inference."""
-        return self.facts.infos
-
-    @property
-    def element_types(self) -> dict[str, int]:
-        """ONNX's element type of each tensor."""
-        return self.facts.element_types
-
-    @property
-    def units(self) -> NetworkUnits:
-        """The units that searches keep or drop."""
-        return self.facts.units
-
-    @property
-    def constants(self) -> StoredValue:
-        """Values of weights that nodes compute."""
-        return self.facts.constants
-
-    @property
-    def original(self) -> Candidate:
-        """The model itself."""
-        return self.facts.original
-
-    @property
-    def identity(self) -> Candidate:
-        """A model that has nothing to fail."""
-        return self.facts.identity
+            self._warn_of_missing(self.expected)
+        return self.expected
 
     @property
     def lowering(self) -> str:

@@ -146,21 +146,11 @@ def same_names(model: onnx.ModelProto) -> None:
         node.name = "same"
 
 
-def sparse_weight(model: onnx.ModelProto) -> None:
-    (weight,) = (each for each in model.graph.initializer if each.name == "k")
-    model.graph.initializer.remove(weight)
-    values = numpy_helper.from_array(np.array([1e5], np.float32), "k")
-    model.graph.sparse_initializer.append(
-        helper.make_sparse_tensor(values, numpy_helper.from_array(np.array([0])), [1])
-    )
-
-
 CHANGES: dict[str, Callable[[onnx.ModelProto], object]] = {
     "free dimensions": lambda _: None,
     "a newer IR version": lambda model: setattr(model, "ir_version", 11),
     "unsorted nodes": unsorted,
     "nodes of one name": same_names,
-    "sparse weights": sparse_weight,
     "unused weights": lambda model: model.graph.initializer.append(
         numpy_helper.from_array(np.ones(3), "unused")
     ),

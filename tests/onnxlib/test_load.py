@@ -439,39 +439,12 @@ def test_a_version_that_the_reference_may_refuse_is_lowered(tmp_path: Path) -> N
         assert subject.ir_version == {"file": onnx.IR_VERSION, "written": 7}
 
 
-def with_sparse(values: list[float], indices: list[int], dims: list[int]) -> onnx.ModelProto:
+def test_sparse_weights_are_refused(tmp_path: Path) -> None:
     model = proto_of([node("Add", ["x", "w"], ["y"])], [X], [Y])
-    weight = onnx.helper.make_sparse_tensor(
-        numpy_helper.from_array(np.array(values, np.float32), "w"),
-        numpy_helper.from_array(np.array(indices)),
-        dims,
-    )
-    model.graph.sparse_initializer.append(weight)
-    return model
-
-
-@pytest.mark.parametrize("indices", [[1, 3], [[0, 1], [1, 1]]])
-def test_sparse_weights_become_dense_ones(tmp_path: Path, indices: list[int]) -> None:
+    values = numpy_helper.from_array(np.array([5, 7], np.float32), "w")
+    places = numpy_helper.from_array(np.array([1, 3]))
+    model.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, places, [2, 2]))
     path = tmp_path / "m.onnx"
-    onnx.save(with_sparse([5, 7], indices, [2, 2]), str(path))
-    (weight,) = load_model(path).graph.initializer
-    assert numpy_helper.to_array(weight).tolist() == [[0, 5], [0, 7]]
-
-
-@pytest.mark.parametrize(
-    ("indices", "dims"),
-    [
-        ([9, 1], [2, 2]),
-        ([1], [2, 2]),
-        ([1, 3], [-2, 2]),
-        ([1, 3], [1 << 20, 1 << 20]),
-        ([[0], [1]], [2, 2]),
-    ],
-)
-def test_sparse_weights_that_are_invalid_are_refused(
-    tmp_path: Path, indices: list[int], dims: list[int]
-) -> None:
-    path = tmp_path / "m.onnx"
-    onnx.save(with_sparse([5, 7], indices, dims), str(path))
-    with pytest.raises(UnavailableError, match="sparse weight 'w'"):
+    onnx.save(model, str(path))
+    with pytest.raises(UnavailableError, match="'w' is sparse"):
         load_model(path)
