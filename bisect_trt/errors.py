@@ -237,7 +237,7 @@ class ModelRefusedError(UnavailableError):
     """A runtime cannot build or run the model."""
 
     code = "BT2004"
-    remedy = "Reduce the model by the message with `bisect-trt reduce`."
+    remedy = "Reduce the model by the message with `reduce`."
 
 
 class PlaceError(UnavailableError):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from pathlib import Path
 
 from bisect_trt import errors
+from bisect_trt.cli.parser import parse
 from bisect_trt.errors import CommandLineError, UnknownNameError, UsageError, kind_of, kinds
 from bisect_trt.session.session import RebuiltPasses
 
@@ -42,6 +44,23 @@ def test_errors_are_raised_with_the_code_of_their_kind() -> None:
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
         }
         assert not names & {"BisectError", "UsageError", "UnavailableError"}, path
+
+
+def test_commands_in_messages_have_all_their_arguments() -> None:
+    """A command is named alone, ``precision``; with the name of the program before it, it runs as it is printed."""
+    quoted = set[str]()
+    for path in sorted(Path(errors.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            text = "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "X" for part in parts
+            )
+            if not isinstance(node, ast.JoinedStr | ast.Constant):
+                continue
+            quoted |= {*re.findall(r"(?<!`)`bisect-trt ([a-z][^`]*)`(?!`)", text)}
+    assert "doctor --on X" in quoted
+    for words in quoted:
+        parse(shlex.split(words.replace("{}", "X")))
 
 
 def test_an_error_of_another_process_keeps_its_code_where_it_is_known_here() -> None:

@@ -73,9 +73,11 @@ def perform(name: str, values: Plain, words: Names) -> NoReturn:
         ):
             keywords = {**values}
             keywords.pop("run")
+            budget = {key: keywords.pop(key) for key in ("max_probes", "max_time")}
             name, values = parse(call.words)
             # They replace the options of the start.
             values |= keywords if any(keywords.values()) else {}
+            values |= {key: value for key, value in budget.items() if value is not None}
             sys.exit(_answer(name, values, call.words, call.folder))
     except BisectError as error:
         Console().error(str(error), error.code)

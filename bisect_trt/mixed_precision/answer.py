@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from bisect_trt.errors import BisectError, UsageError
 from bisect_trt.mixed_precision.curve import CONFIDENCE, MILD, Fix
@@ -252,7 +252,8 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     result.precision = settings.low
     result.lowered = len(task.lowering.units) - len(fix.kept)
     result.measured_on = measured_on(task)
-    result.accuracy = [] if outcome is None else list(map(Comparison.of, outcome.comparisons))
+    compared = () if outcome is None else outcome.comparisons
+    result.accuracy = [*map(Comparison.of, compared)] or UNSET
     ran = _run_as_file(fix)
     result.uses = try_uses(task, fix.kept, written)
     # A set that fails by rounding may be off as a file too.

@@ -161,7 +161,7 @@ class CastLowering(Lowering):
         flat = inline_functions(proto, self._node_units.excluded)
         if self._on_device:
             infos = self._subject.infos
-            if self._subject.has_free_dimensions:
+            if self._subject.free_shapes:
                 infos = with_inferred_shapes(network, infos)
             return keep_on_host(flat, wide, infos)
         return lower_fp16(flat, self._fixed | wide, self._types, self._low, weights)
@@ -538,5 +538,5 @@ def _find_ranges(subject: Subject, target: TargetSettings, cache: Path) -> None:
     if failed is not None or not cache.is_file():
         reason = "it leaves no ranges" if failed is None else failed.message
         raise ModelRefusedError(
-            f"{target.describe()} cannot calibrate {subject.settings.path}: {reason}; `bisect-trt convert --int8` is that step."
+            f"{target.describe()} cannot calibrate {subject.settings.path}: {reason}; `convert --int8` is that step."
         )

@@ -570,5 +570,5 @@ def refusal(task: Task, units: Subset) -> DoesNotReproduce:
     details = f' It printed: "{record.said}"; `{log}` shows the rest.' if record.said else ""
     return DoesNotReproduce(
         f"the check fails {of_all} too: {record.reason}.{details} So {space.cause} is not the reason, or not the only one; "
-        "`bisect-trt diagnose` or `reduce` without low precision finds what fails there."
+        "`diagnose` or `reduce` without low precision finds what fails there."
     )

@@ -10,7 +10,7 @@ from typing import Annotated
 from bisect_trt.aliases import Names
 from bisect_trt.options.reading import shape
 from bisect_trt.options.shared import Model, Overwrite, RunFolder, time_out, to_file
-from bisect_trt.options.spec import argument, option, switch
+from bisect_trt.options.spec import argument, counted, option, seconds, switch
 
 
 class Show(str, Enum):
@@ -166,10 +166,12 @@ class Resume:
 
     Examples:
         resume
-        resume .bisect-trt/reduce-model
+        resume .bisect-trt/reduce-model --max-time 600
     """
 
     run: RunFolder = None
+    max_probes: Annotated[int | None, counted("Stop after N probes in all sessions.")] = None
+    max_time: Annotated[float | None, seconds("Stop after this time.")] = None
 
 
 @dataclass(frozen=True)

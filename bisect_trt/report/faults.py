@@ -361,7 +361,7 @@ class Exported(Struct, frozen=True):
         start = starts[self.whose]
         if self.quantizes:
             start = f"The model is quantized and {self.title} is not, so they differ by design."
-            start += " `bisect-trt precision --reference FLOAT.onnx` checks the scales."
+            start += " `precision --int8 --reference FLOAT.onnx` checks the scales."
         node = self.node
         output = self.mismatch
         parts = {

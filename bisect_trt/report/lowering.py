@@ -17,7 +17,7 @@ _OPERATORS_SHOWN = 5
 BUILT = "{}: the engine of {}, {} bytes. It was built and not run."
 CONVERTED = (
     "{}: {} in {}, {} nodes before, {} now, {} of them Casts. "
-    "It was not run; `bisect-trt precision` writes a model that was."
+    "It was not run; `precision` writes a model that was."
 )
 
 

@@ -111,7 +111,7 @@ SINGLE_STEPS = "Each sample is a step with the reference's state. The loop with 
 NO_FIX = "No fix by precision: with {} of {} nodes in fp32 nothing that was written passes."
 NOT_RUN_WHOLE = (
     "With all of it {} no number is wrong: {}. So this is what it takes for the model to run; "
-    "`bisect-trt diagnose` finds what in it is not run, and looks for a way around that."
+    "`diagnose` finds what in it is not run, and looks for a way around that."
 )
 """The form of the whole model, and how the target ends with it."""
 UNUSED_RANGES = (

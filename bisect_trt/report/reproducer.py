@@ -108,7 +108,7 @@ class Since(Struct, frozen=True):
 NOT_RUN_HERE = "not run: the target runs in another place"
 NOT_STARTED = "not run: it does not start here"
 NOT_ANONYMISED = "Not anonymised: it does not fail with other weights. The reproducer has the model's names and weights."
-FOUND = "By `bisect-trt diagnose` from a model of {} nodes, in {} probes. The answer is {}."
+FOUND = "By bisect-trt's `diagnose` from a model of {} nodes, in {} probes. The answer is {}."
 MINIMAL = ": without any one of its nodes the rest does not fail"
 FROM_STEP = " Its values are from step {} of {}, the state too."
 

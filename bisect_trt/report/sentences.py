@@ -45,7 +45,9 @@ def describe_partition(parts: Json) -> str:
     refused = parts["refused"]
     sizes = [len(part) for part in parts["parts"]]
     if not refused:
-        return "No single node is named as refused; `bisect-trt diagnose` with the same options searches for it."
+        return (
+            "No single node is named as refused; `diagnose` with the same options searches for it."
+        )
     nodes = quoted(entry["node"] for entry in refused)
     return (
         f"The parser refuses {len(refused)} of {len(refused) + sum(sizes)} nodes: {nodes}. The other nodes form "
@@ -124,7 +126,7 @@ def why_input(changed: Changed | None, questions: int | None, *, ended: bool) ->
         ended: Whether the search came to an end.
     """
     if changed:
-        return f"the failure is flaky: {changed}; `bisect-trt repeat` measures how often"
+        return f"the failure is flaky: {changed}; `repeat` measures how often"
     if questions:
         return f"stopped after {questions} questions"
     return None if ended else "the search did not end"
@@ -168,17 +170,17 @@ class Try(Enum):
     PRECISION = "the precision of the failing deployment (--fp16, --bf16, ...)"
     RELEASE = "the release of the failing deployment (--on env='{package}==VERSION')"
     SCALES = (
-        "`bisect-trt precision --reference FLOAT.onnx`: checks the scales of the quantized model"
+        "`precision --int8 --reference FLOAT.onnx`, which checks the scales of the quantized model"
     )
     LABELS = "the labels and preprocessing of the failing deployment, or a smaller --max-drop"
     GIVEN = "other samples of the failing deployment's inputs"
     DATA = "real input data (--load-inputs or --data-loader-script) instead of random values, or another --seed"
-    SAMPLES = "`bisect-trt samples --iterations 50`: many random samples"
+    SAMPLES = "`{samples}`: many random samples"
     TOLERANCE = "a smaller --atol and --rtol, and the other options of the failing deployment"
-    LAYERS = "`bisect-trt layerwise`: inner tensors that differ although the outputs match"
-    BUILDS = "`bisect-trt repeat --until bad -n 20`: builds that fail sometimes"
-    SIZES = "`bisect-trt sweep`: other sizes of the free dimensions"
-    MODULE = "`{command} --reference MODULE.py:make`: compares with the PyTorch module itself"
+    LAYERS = "`{layerwise}`: inner tensors that differ although the outputs match"
+    BUILDS = "`{repeat}`: builds that fail sometimes"
+    SIZES = "`{sweep}`: other sizes of the free dimensions"
+    MODULE = "`{run}`: compares with the PyTorch module itself"
 
 
 class Unseen(Enum):
@@ -208,14 +210,16 @@ FAILS_UNFUSED = "it fails with each value of {}, so without these fusions"
 RUNS_UNCOMPARED = "runs, and its values are compared with none"
 UNFINISHED = "was running when the run ended"
 NO_CHOICE = "no choice is in bad builds only"
-CHOICES_OF_BAD = "{} choices are in bad builds only, {} of them in every one. `bisect-trt repeat` finds the reason."
+CHOICES_OF_BAD = (
+    "{} choices are in bad builds only, {} of them in every one. `repeat` finds the reason."
+)
 EXPORT_RIGHT = "The export is right, so the target is wrong: `diagnose` it."
 NOISY = "Unknown, because the machine is too noisy or the limit too close"
 SIZES_REFUSED = "ONNX Runtime does not run it with these sizes either"
 FUSED = "{} runs several nodes in one in {} layers:"
 NOT_LOWERED = (
     "{} requested, but {} of {} layers run in {}. A strongly typed network takes its types from the graph: "
-    "`bisect-trt convert` adds Casts for fp16 and bf16; int8 and fp8 need Q/DQ nodes."
+    "`convert` adds Casts for fp16 and bf16; int8 and fp8 need Q/DQ nodes."
 )
 SAME_RESULTS = "the same results as the original"
 ORIGINAL_REFUSED = "ONNX Runtime cannot run the original, so the results were not compared"
@@ -275,7 +279,7 @@ def tell_rate(
         console.answer(f"Stopped before --until {result.until}: {result.why}; -n allows more.")
     else:
         console.answer(
-            f"It fails in every {noun}, so it is deterministic: `bisect-trt {command}` finds the reason."
+            f"It fails in every {noun}, so it is deterministic: `{command}` with the same options finds the reason."
         )
 
 

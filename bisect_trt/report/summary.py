@@ -45,6 +45,8 @@ _VERBATIM = ("Proof", "Wrote", "Report", "Next")
 """Rows of paths and commands, which are not wrapped, so that they can be copied."""
 _WHOLE = ("Cause", "Fix")
 """Rows with continuations that limit them: they are shown together or not at all."""
+_QUOTED = re.compile(r"`bisect-trt [^`]*`")
+_JOINED = "\0"
 _SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 Row = tuple[str, str]
 """A label and a text; the label is empty where the row continues the one before."""
@@ -54,7 +56,8 @@ def summary(result: Result) -> list[Row]:
     """Return the rows of the summary of a result; fewer for a command without a run."""
     without_run = result.artifacts.get("run") is None and not result.comparisons
     if without_run or result.status == "error":
-        return [*(("", line) for line in _answers(result)), *_ending(result), *_files(result)]
+        rows = [*(("", line) for line in _answers(result)), *_ending(result), *_files(result)]
+        return [*rows, *(("Next", command) for command in (result.next or ())[:1])]
     rows = [
         *([("Step", describe_steps(result.steps))] if result.steps else []),
         *_failure(result),
@@ -98,15 +101,18 @@ def summary_lines(result: Result) -> Iterator[Row]:
 
 def _wrap(text: str, width: int) -> list[str]:
     """Return the lines of the sentences that fit; only a sentence that is too long by itself is cut (a runtime's message)."""
+    # A command is copied from its line.
+    text = _QUOTED.sub(lambda found: found[0].replace(" ", _JOINED), text)
     sentences = _SENTENCE_END.split(text)
     while True:
         lines = textwrap.wrap(
             " ".join(sentences), width, break_long_words=False, break_on_hyphens=False
         )
-        if len(lines) <= _LINES_OF_A_ROW:
-            return lines or [""]
+        whole = [line.replace(_JOINED, " ") for line in lines] or [""]
+        if len(whole) <= _LINES_OF_A_ROW:
+            return whole
         if len(sentences) == 1:
-            return [*lines[:_LINES_OF_A_ROW], "..."]
+            return [*whole[:_LINES_OF_A_ROW], "..."]
         sentences.pop()
 
 
@@ -308,7 +314,9 @@ def _failing_probe(result: Result) -> Iterator[Row]:
     """Yield why the original fails by a check that compares no outputs, or in a release."""
     probes = result.page.probes or ()
     if probes and probes[0].fails and result.command != "samples":
-        yield "Fails", probes[0].reason
+        # Here the first probe is of a set of nodes, not of the original.
+        subject = f"with {probes[0].title}: " if result.command == "precision" else ""
+        yield "Fails", f"{subject}{probes[0].reason}"
         if probes[0].signature == SLOW:
             yield "", "The verdicts are measurements: load on this machine can change them"
         if probes[0].printed:
@@ -416,9 +424,11 @@ def _why(result: Result) -> Iterator[Row]:
     elif doubt := result.reference_doubt:
         yield "Why", doubt
     elif result.command == "precision":
+        # A node that only fresh samples need is not the reason of the failure.
+        first = {unit.outputs for unit in result.minimal or ()}
         kept = [
             f"{named(unit)}: {unit.reason}"
-            for unit in result.keep_fp32 or ()
+            for unit in sorted(result.keep_fp32 or (), key=lambda unit: unit.outputs not in first)
             if unit.rule not in (FOR_FRESH, NEEDED)
         ]
         if kept:
@@ -594,8 +604,8 @@ FILE_FAILS = "the file fails in a new process"
 CONVERTED_FAILS = "converted to {} it does not pass: {}"
 """Workarounds, and reasons why they do not help."""
 TRY_UNMARKED = (
-    "Marking hides the failure. `bisect-trt diagnose` works without marks; "
-    "`bisect-trt workaround` finds which marks hide it."
+    "Marking hides the failure. `diagnose` works without marks; "
+    "`workaround` finds which marks hide it."
 )
 MARKING_HIDES = "marking tensors hides the failure, so they do not show where it begins"
 INNER_ONLY = "The error does not reach the model's own outputs."
@@ -706,9 +716,9 @@ def _smaller(result: Result, units: list[Unit], noun: str) -> Iterator[Row]:
     if result.command == "precision":
         yield from _other_sets(result)
     elif not proven:
-        yield "", "Preliminary: `bisect-trt precision` searches longer and may keep fewer nodes"
+        yield "", "Preliminary: `precision` searches longer and may keep fewer nodes"
     elif len(minimal) < len(units) and result.validation:
-        yield "", "`bisect-trt precision` may keep fewer: 1% may fail there, none here"
+        yield "", "`precision` may keep fewer: 1% may fail there, none here"
 
 
 _SETS = 8

@@ -415,7 +415,7 @@ class OpenCall(Struct, frozen=True):
             prober = make_prober(check, search, subject, ledger, elsewhere=elsewhere, fed=fed)
             session = Session(subject, console, self.call.result, prober)
             if check.oracle is not None:
-                by_hand = partial(session.command, "repeat", check)
+                by_hand = partial(session.command, "repeat", check, extra=("-n", "1"))
                 session = structs.replace(session, probing=replace(prober, by_hand=by_hand))
             stack.callback(session.note_score)
             stack.enter_context(recorded(session, target or check.target))
@@ -457,5 +457,5 @@ def refuse_repeat(call: Call) -> None:
     """
     if call[Search].repeat is not None:
         raise ConflictError(
-            f"--repeat has no effect in {call.command}, which probes many inputs; `bisect-trt repeat` measures a failure rate."
+            f"--repeat has no effect in {call.command}, which probes many inputs; `repeat` measures a failure rate."
         )

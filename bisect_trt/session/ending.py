@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import errno
+import shlex
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bisect_trt.errors import ExitStatus, ModelFileError, ResourceError, RunFolderError
+from bisect_trt.errors import (
+    ExitStatus,
+    ModelFileError,
+    ResourceError,
+    RunFolderError,
+    UnavailableError,
+)
 from bisect_trt.onnxlib.save import require_directory
-from bisect_trt.probe.ledger import JOURNAL
+from bisect_trt.options.shared import Search
+from bisect_trt.probe.ledger import JOURNAL, read_probes
 from bisect_trt.report.result import read_result, says_less
 from bisect_trt.session.binding import RUN_FILE
+from bisect_trt.worker.deadline import BudgetSpent
 
 if TYPE_CHECKING:
     from bisect_trt.session.call import Call
@@ -27,13 +36,17 @@ def attempt(call: Call, work: Callable[[], object]) -> tuple[ExitStatus, BaseExc
     """
     result = call.result
     began = time.monotonic()
-    earlier = _earlier_seconds(call.folder) if call.resumed and call.folder else 0.0
+    earlier, known = 0.0, 0
+    if call.resumed and call.folder:
+        earlier, known = _earlier_seconds(call.folder), _probes_in(call.folder)
     try:
         with system_errors(call):
             require_directory()
             work()
     except BaseException as ending:
         status = result.end_early(ending)
+        if isinstance(ending, BudgetSpent):
+            _suggest_more_time(call, known)
         call.console.keep(str(result.why))
         return status, ending
     finally:
@@ -50,6 +63,29 @@ def _earlier_seconds(folder: Path) -> float:
             file.stat().st_mtime for file in (folder / RUN_FILE, folder / JOURNAL) if file.exists()
         )
         return max([0.0, *(end - begun for end in last)])
+
+
+def _probes_in(folder: Path) -> int:
+    """Return the number of probes that ended in the sessions of a run so far; 0 where its journal cannot be read."""
+    with suppress(UnavailableError):
+        return len(read_probes(folder / JOURNAL)[0])
+    return 0
+
+
+def _suggest_more_time(call: Call, known: int) -> None:
+    """Say that a run needs more time if no new probe ended in a session: the same time again leads no further.
+
+    Args:
+        call: The call.
+        known: The number of probes that had ended before.
+    """
+    limit = call[Search].max_time
+    if limit is None or call.folder is None or _probes_in(call.folder) > known:
+        return
+    call.result.why = f"{call.result.why} No new probe ended in this time, so the run needs more."
+    if call.words:
+        words = ("bisect-trt", "resume", str(call.folder), "--max-time", f"{2 * limit:g}")
+        call.result.suggest(shlex.join(words))
 
 
 def keeps_earlier(call: Call) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -99,7 +100,7 @@ def look_around(subject: Subject, target: TargetSettings) -> None:
         reply = subject.workers.ask(Look(target, packages), place=place)
         if isinstance(reply, Failed):
             raise PlaceError(
-                f"{place.said} cannot be used: {reply.message}; see `bisect-trt doctor --on`."
+                f"{place.said} cannot be used: {reply.message}; see `bisect-trt doctor --on {shlex.quote(place.said)}`."
             )
         subject.seen[place] = reply
         subject.console.say(f"  on {place.said}: {subject.seen[place].describe()}")
@@ -216,6 +217,6 @@ def require_reference(subject: Subject) -> None:
     for index, failed in subject.expected.missing.items():
         raise ModelRefusedError(
             f"ONNX Runtime cannot run {subject.network.describe(index)}: {failed.message}."
-            f"{advice(subject, failed)} So there is nothing to compare with; `bisect-trt reduce` with your own --check command "
+            f"{advice(subject, failed)} So there is nothing to compare with; `reduce` with your own --check command "
             "does not need the reference."
         )

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
+from bisect_trt.aliases import Names
 from bisect_trt.errors import BisectError, ModelRefusedError
 from bisect_trt.onnxlib.nodes import Node
 from bisect_trt.options.shared import Search
@@ -109,7 +110,12 @@ class Session(Struct, frozen=True):
         return [word for place in self.subject.workers.places for word in ("--on", place.said)]
 
     def command(
-        self, name: str, check: CheckSettings, model: Path | None = None, inputs: Path | None = None
+        self,
+        name: str,
+        check: CheckSettings,
+        model: Path | None = None,
+        inputs: Path | None = None,
+        extra: Names = (),
     ) -> str:
         """Return the command line, or the Python call, that runs a command with this check, on ``inputs`` or the same data.
 
@@ -118,6 +124,7 @@ class Session(Struct, frozen=True):
             check: The check; the command gets its options.
             model: The file of the model, if it is another one.
             inputs: An ``.npz`` of other inputs than the run has.
+            extra: Words of its own options.
         """
         settings = self.subject.settings
         target = check.target
@@ -127,9 +134,8 @@ class Session(Struct, frozen=True):
         needed = {
             "reduce": ("-o", "reduced.onnx"),
             "precision": ("-o", "mixed.onnx"),
-            "repeat": ("-n", "1"),
         }
-        words = ["bisect-trt", name, file, *needed.get(name, ())]
+        words = ["bisect-trt", name, file, *needed.get(name, ()), *extra]
         words += [*(target.flags() if target is not None else ()), *self.place_words]
         words += (
             [*written(settings.data), *written(settings.loop)]
@@ -153,7 +159,7 @@ class Session(Struct, frozen=True):
         """
         if isinstance(reply, Failed):
             subject = self.subject
-            fix = ("" if reference else subject.lowering) or "bisect-trt diagnose"
+            fix = ("" if reference else subject.lowering) or "diagnose"
             hint = f" Try `{fix}`." if too_new(reply.message) else ""
             raise ModelRefusedError(
                 f"{who} cannot run {subject.settings.path}: {reply.message}.{advice(subject, reply)}{hint}"
@@ -279,12 +285,12 @@ class Session(Struct, frozen=True):
             and self._passes_now()
         ):
             raise RebuiltPasses(
-                f"{describe(Remark(Note.ORIGINAL_PASSED))}; `bisect-trt repeat` measures how often."
+                f"{describe(Remark(Note.ORIGINAL_PASSED))}; `repeat` measures how often."
             )
         raise RebuiltPasses(
             "Re-serializing the model makes the failure disappear, or breaks it in another way, so it cannot be cut. Unused "
-            "nodes and weights, metadata and the order of nodes may be lost; check whether the model that `bisect-trt sanitize` "
-            "writes still fails."
+            "nodes and weights, metadata and the order of nodes may be lost; check whether the model that "
+            f"`{subject.sanitizing('written')}` writes still fails."
         )
 
     def _passes_now(self) -> bool:

@@ -417,9 +417,13 @@ class Subject(ModelFacts):
         return sha256_of(self.settings.path)
 
     @property
-    def has_free_dimensions(self) -> bool:
-        """Whether the file leaves dimensions of its inputs free."""
-        return any(not isinstance(dim, int) for shape in self.declared.values() for dim in shape)
+    def free_shapes(self) -> list[str]:
+        """The inputs with dimensions that the file leaves free, these from 1 to 64, as words of ``sweep --shapes``."""
+        return [
+            f"{name}:[{','.join(str(dim) if isinstance(dim, int) else '1..64' for dim in shape)}]"
+            for name, shape in self.declared.items()
+            if any(not isinstance(dim, int) for dim in shape)
+        ]
 
     @cached_property
     def swap_limit(self) -> int:

@@ -302,7 +302,7 @@ def gather(paths: Sequence[Path], warn: Callable[[str], None]) -> list[Build]:
     """
     if not 1 <= len(paths) <= 2:
         raise MissingOptionError(
-            "give a run of `bisect-trt repeat`, or two paths: the good builds, then the bad ones."
+            "give a run of `repeat`, or two paths: the good builds, then the bad ones."
         )
     good, bad = paths if len(paths) > 1 else (paths[0] / "good", paths[0] / "bad")
     sides = (True, _read(good, warn)), (False, _read(bad, warn))
@@ -330,7 +330,7 @@ def _read(path: Path, warn: Callable[[str], None]) -> list[tuple[Path, Choices]]
     recordings = [(file, choices) for file, choices in read if choices is not None]
     if not recordings:
         raise UnreadableFileError(
-            f"{path} has no choices of a build; give a file of `bisect-trt repeat`, a tactic replay of Polygraphy "
+            f"{path} has no choices of a build; give a file of `repeat`, a tactic replay of Polygraphy "
             "(--save-tactics), layers of trtexec (--exportLayerInfo), or an engine."
         )
     return recordings
@@ -350,7 +350,7 @@ def describe_engine(path: Path) -> Entry:
         )
     if isinstance(reply, Failed):
         raise UnreadableFileError(
-            f"TensorRT cannot read the engine {path}: {reply.message}; build it again with `bisect-trt convert`."
+            f"TensorRT cannot read the engine {path}: {reply.message}; build it again with `convert`."
         )
     return reply
 

@@ -213,15 +213,24 @@ class Diagnosis(Struct, frozen=True):
             Try.DATA: compares and not data.given,
             Try.SAMPLES: compares and not data.given,
             Try.TOLERANCE: compares,
-            Try.LAYERS: compares,
+            Try.LAYERS: compares and not subject.settings.loop.steps,
             Try.BUILDS: compares,
-            Try.SIZES: compares and subject.has_free_dimensions,
+            Try.SIZES: compares and subject.free_shapes,
             Try.MODULE: compares and subject.network.proto.producer_name == "pytorch",
         }
-        command = session.command("run", check)
+        extra = {
+            "samples": ("--iterations", "50"),
+            "layerwise": (),
+            "repeat": ("--until", "bad", "-n", "20"),
+            "sweep": ("--shapes", *subject.free_shapes),
+            "run": ("--reference", "MODULE.py:make"),
+        }
+        commands = {
+            name: session.command(name, check, extra=words) for name, words in extra.items()
+        }
         name = package and package.name
         texts = (
-            step.value.format(lost=quoted(lost), package=name, command=command)
+            step.value.format(lost=quoted(lost), package=name, **commands)
             for step in steps
             if steps[step]
         )

@@ -433,9 +433,9 @@ def _search_others(
 def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) -> Sequence[int]:
     """Return the units that can be cut without the taken ones, if they fail; else none.
 
-    A failure of another kind (a refusal beside wrong values, a milder mismatch beside a NaN) is
-    followed from here on. Sets ``more_failures`` in the result: ``None`` if the rest cannot be
-    judged. A pass is confirmed by more probes if it has to be ``sure``.
+    A failure of another kind (a refusal beside wrong values) is followed from here on; a mismatch
+    that is milder than the first failure is rounding beside it. Sets ``more_failures`` in the
+    result: ``None`` if the rest cannot be judged. A pass is confirmed by more probes if it has to be ``sure``.
     """
     subject = session.subject
     result = session.result
@@ -454,12 +454,10 @@ def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) ->
     candidate = replace(candidate, title=f"the rest: {candidate.title}")
     record = session.prober.probe(candidate)
     outcome = session.outcome(record)
-    fails = session.prober.check.judges_runtime and outcome.ending in (
-        Ending.BROKEN,
-        Ending.MISMATCHED,
-    )
+    runs = session.prober.check.judges_runtime
+    broken_or_wrong = outcome.ending in (Ending.BROKEN, Ending.MISMATCHED)
     # While one failure is followed, another kind counts as unresolved.
-    if fails and not record.fails:
+    if runs and broken_or_wrong and record.verdict is Verdict.UNRESOLVED:
         session.console.say("  it fails in another way, which is followed from here on")
         ledger.follow(outcome)
         record = session.prober.probe(candidate)

@@ -100,7 +100,7 @@ def write_reduced(
     if subject.earlier(answer) and not prober.probe(alone).fails:
         console.warn(
             f"it fails only after other samples in the same session, and {settings.inputs} has the last one: "
-            "`bisect-trt diagnose` writes all"
+            "`diagnose` writes all"
         )
     culprits = session.subject.describe_nodes(by_blame(session, answer))
     return minimum if record.fails else session.disagreed(minimum, record), culprits

@@ -98,6 +98,15 @@ def test_a_search_does_not_slide_from_an_overflow_to_rounding(cli: CommandLine) 
     assert node_names(Path("out.onnx")) == ["big"]
 
 
+def test_rounding_beside_an_overflow_is_no_second_failure(cli: CommandLine) -> None:
+    steps = [("Add", "much", "away"), ("Sub", "much", "back"), ("Mul", "big", "big")]
+    model = save(Path("model.onnx"), line(steps), {"much": 120.0, "big": 3e5})
+    words = ("reduce", model, "--onnxrt", "--fp16", "-o", "out.onnx", "--json", "r.json", "-v")
+    ran = cli(*words).ended(0)
+    assert "2 of 3 nodes  milder than the original's failure" in ran.out
+    assert ran.result["more_failures"] is False
+
+
 def test_a_cast_that_overflows_is_probed_with_its_readers(cli: CommandLine, here: Path) -> None:
     """The sums of a quantized layer exceed fp16; the Cast alone ends in the type of its case, which is not lowered."""
     body = "whole = Cast<to = 1>(sums) scaled = Mul(whole, scale) y = Tanh(scaled)"

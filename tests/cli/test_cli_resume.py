@@ -85,6 +85,24 @@ def test_it_goes_on(cli: CommandLine, begun: Path) -> None:
     assert not Path("seen").exists()
 
 
+def test_time_that_ends_before_a_new_probe_is_said_to_be_too_short(
+    cli: CommandLine, here: Path
+) -> None:
+    chain(here / "m.onnx", 6)
+    words = ("reduce", "m.onnx", "-o", "out.onnx", "--max-time", "0.001", "--json", "r.json")
+    check = "./" + script(Path("check"), f"{has('<3>')} && exit 1; exit 0")
+    ran = cli(*words, "--check", check, "{model}").ended(3)
+    assert "needs more" in read_json(Path("r.json"))["why"]
+    again = re.search(r"bisect-trt (resume \S+ --max-time 0.002)\n", ran.out)
+    assert again, ran.out
+    _, run, *_ = again[1].split()
+    ran = cli(*again[1].split()).ended(3)
+    assert f"resume {Path(run).absolute()} --max-time 0.004" in ran.out
+    cli("resume", run, "--max-time", "600", "--max-probes", "1").ended(3)
+    assert "--max-probes 1" in read_json(Path("r.json"))["why"]
+    cli("resume", run, "--max-time", "600").ended(0)
+
+
 def test_the_time_of_a_killed_session_counts(cli: CommandLine, begun: Path) -> None:
     (begun / "result.json").unlink()
     end = (begun / "journal.jsonl").stat().st_mtime

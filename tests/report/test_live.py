@@ -338,6 +338,26 @@ def test_a_model_that_passes_by_a_wider_tolerance_says_so() -> None:
     assert "heatmaps" not in " ".join(text for _, text in summary(result))
 
 
+def test_the_reason_of_a_set_is_that_of_a_node_which_the_given_inputs_need() -> None:
+    """Nodes before it in the graph may be in the set for fresh samples alone."""
+    first, needed = (
+        Unit(name=name, op="Exp", outputs=(name,), rule="overflow", reason=f"{name} overflows")
+        for name in ("first", "needed")
+    )
+    result = Result("precision", "found")
+    result.artifacts["run"] = "r"
+    result.keep_fp32, result.minimal = [first, needed], [needed]
+    (why,) = (text for label, text in summary(result) if label == "Why")
+    assert why == "Exp 'needed': needed overflows (1 more node in the report)"
+
+
+def test_a_command_is_not_broken_over_lines() -> None:
+    command = f"`bisect-trt samples {'long/' * 20}model.onnx --onnxrt --iterations 50`"
+    result = Result("diagnose").end("not_reproduced", f"it passes.\n  - many samples: {command}")
+    result.artifacts["run"] = "r"
+    assert command in [line for _, line in summary_lines(result)]
+
+
 def test_a_reason_is_printed_although_its_words_are_in_another_row() -> None:
     result = Result("reduce").end("inconclusive", "the rest of the model fails")
     result.artifacts["run"] = "r"

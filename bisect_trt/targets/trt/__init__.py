@@ -216,8 +216,8 @@ class TensorRtTarget(Target):
         if settings.int8 and not has_ranges and not _QUANTIZED.intersection(operators):
             raise UnsuitableModelError(
                 "--int8: the model has no QuantizeLinear or DequantizeLinear node, and no ranges are given, so TensorRT would "
-                "build nothing in INT8; drop it, quantize the model first, or calibrate: `bisect-trt convert --int8` makes the "
-                "engine (`bisect-trt run --load-engine` runs it), `bisect-trt precision --int8` finds what must leave it."
+                "build nothing in INT8; drop it, quantize the model first, or calibrate: `convert --int8` makes the "
+                "engine (`run --load-engine` runs it), `precision --int8` finds what must leave it."
             )
 
     def check_inputs(self, settings: TargetSettings, shapes: Mapping[str, Sizes]) -> None:
