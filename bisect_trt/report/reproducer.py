@@ -59,6 +59,7 @@ _SHOWN_LINES = 40
 _LINE_LENGTH = 400
 _SYMPTOMS = {"signal ": "crash in", "time-out": "time-out in", "nan": "NaN from", "inf": "Inf from"}
 """Symptoms in titles, by the start of the signature of the failure."""
+_OUTSIDE = "bisect_trt.targets.outside"
 _SHARED = (
     *("bisect_trt.aliases", "bisect_trt.errors", "bisect_trt.tensors.info"),
     *("bisect_trt.targets.messages", "bisect_trt.targets.reproduce"),
@@ -79,16 +80,20 @@ if sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]  # nothing beside this file is imported
 
 CASE = {}
+'''
+_INSIDE = """
+if __name__ == "__main__" and sys.argv[1:] != [INSIDE]:
+    sys.exit(run_outside(CASE))
 
 try:
     import PACKAGES
 except ImportError as error:
-    print(f"inconclusive: {error}. This needs {CASE['needs']}.")
-    sys.exit(2)
-'''
+    say(f"inconclusive: {error}. This needs {CASE['needs']}.")
+    sys.exit(INSIDE_STATUS + UNKNOWN)
+"""
 _TAIL = """
 if __name__ == "__main__":
-    sys.exit(main(CASE, make))
+    sys.exit(run_inside(CASE, make))
 """
 
 
@@ -449,10 +454,9 @@ def render_script(
     sources = [_source(name) for name in (*_SHARED, *script.modules)]
     packages = sorted(set().union(*(packages for packages, _ in sources)))
     lines = "".join(f"    {name!r}: {to_plain(value)!r},\n" for name, value in literal.items())
-    head = _HEAD.replace("PACKAGES", ", ".join(packages)).replace(
-        "CASE = {}", f"CASE = {{\n{lines}}}"
-    )
-    return "\n\n".join([head, *(text for _, text in sources), _TAIL])
+    head = _HEAD.replace("CASE = {}", f"CASE = {{\n{lines}}}")
+    inside = _INSIDE.replace("PACKAGES", ", ".join(packages))
+    return "\n\n".join([head, _source(_OUTSIDE)[1], inside, *(text for _, text in sources), _TAIL])
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import count, islice
 
 from msgspec import Struct
@@ -178,6 +179,7 @@ _HALVINGS = 60
 """Steps that narrow an interval down to the last bit of a double."""
 
 
+@cache
 def rate_interval(events: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
     """Between which rates so many events leave the true one, by Clopper and Pearson.
 
@@ -191,29 +193,29 @@ def rate_interval(events: int, trials: int, confidence: float = 0.95) -> tuple[f
         confidence: How sure to be, between 0 and 1.
     """
     share = (1 - confidence) / 2
-    low = 0.0 if events == 0 else _solve(lambda rate: _at_least(events, trials, rate), share)
-    high = (
-        1.0
-        if events == trials
-        else 1 - _solve(lambda rate: _at_least(trials - events, trials, rate), share)
-    )
+    low = 0.0 if events == 0 else _solve(_at_least(events, trials), share)
+    high = 1.0 if events == trials else 1 - _solve(_at_least(trials - events, trials), share)
     return low, high
 
 
-def _at_least(events: int, trials: int, rate: float) -> float:
-    """The probability of so many events or more, each of this probability."""
-    if not 0 < rate < 1:
-        return float(rate >= 1)
+def _at_least(events: int, trials: int) -> Callable[[float], float]:
+    """The probability of so many events or more, by the probability of each."""
     # Logarithms of the binomial terms, because factorials overflow a double from 171 on.
-    logs = (
-        math.lgamma(trials + 1)
-        - math.lgamma(number + 1)
-        - math.lgamma(trials - number + 1)
-        + number * math.log(rate)
-        + (trials - number) * math.log1p(-rate)
+    ways = [
+        (
+            number,
+            math.lgamma(trials + 1) - math.lgamma(number + 1) - math.lgamma(trials - number + 1),
+        )
         for number in range(events, trials + 1)
-    )
-    return math.fsum(map(math.exp, logs))
+    ]
+
+    def probability(rate: float) -> float:
+        yes, no = math.log(rate), math.log1p(-rate)
+        return math.fsum(
+            math.exp(way + number * yes + (trials - number) * no) for number, way in ways
+        )
+
+    return probability
 
 
 def _solve(rising: Callable[[float], float], value: float) -> float:

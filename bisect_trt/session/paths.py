@@ -166,7 +166,13 @@ class Paths:
     @contextmanager
     def recording(self, folder: Path) -> Iterator[None]:
         """Record the files of the answer in a run's folder, each before it is at its path: a kill leaves no unrecorded one."""
-        with observed_writes(lambda path, written: self.record(folder, path, written)):
+
+        def observe(path: Path, written: Path) -> None:
+            # The path of a write is resolved, and most files are of no answer.
+            if path in self._outputs:
+                self.record(folder, path, written)
+
+        with observed_writes(observe):
             yield
 
     def record(self, folder: Path, path: Path, written: Path) -> None:

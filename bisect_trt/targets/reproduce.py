@@ -1,7 +1,6 @@
-"""The frame of every ``reproduce.py``: its source is joined with the target's runner, and needs nothing but NumPy.
+"""What every ``reproduce.py`` does inside the process that runs the model; it needs nothing but NumPy.
 
-The model runs in another process, so that a crash does not end the script: the exit status is 1
-while the model still fails, 0 once it does not, and 2, with a sentence, for anything else.
+Its source is joined with that of :mod:`bisect_trt.targets.outside` and the target's runner.
 """
 
 from __future__ import annotations
@@ -9,9 +8,6 @@ from __future__ import annotations
 import io
 import os
 import pathlib
-import signal
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -20,64 +16,22 @@ import numpy as np
 
 from bisect_trt.aliases import Fields, Plain
 from bisect_trt.errors import BisectError
+from bisect_trt.targets.outside import GONE, INSIDE_STATUS, THERE, UNKNOWN, say
 from bisect_trt.tensors.info import dtype_from_name
 
-THERE = 1
-GONE = 0
-UNKNOWN = 2
-_INSIDE = "--inside"
-"""Marks the process that runs the model."""
-_INSIDE_STATUS = 40
-"""Added to the exit status of that process: Python itself has no use for 40 to 42."""
 Make = Callable[[Plain], Any]
 """Makes a runner; see :mod:`bisect_trt.targets.runtime`."""
 
 
-def main(case: Plain, make: Make) -> int:
-    """Return the script's exit status.
+def run_inside(case: Plain, make: Make) -> int:
+    """Run the model, compare, and return the process's exit status.
 
     Args:
-        case: ``answer`` and ``target`` in words, ``model`` and its ``names``, the files of samples
-            that are run ``earlier``, the target's ``settings`` and ``hints``, the ``failure``'s
-            signature, ``tolerances`` by output, and how long to wait (``timeout``) where that is
-            the failure.
+        case: ``model`` and its ``names``, the files of samples that are run ``earlier``, the
+            target's ``settings`` and ``hints``, the ``failure``'s signature, and ``tolerances`` by
+            output.
         make: Makes the target's runner.
     """
-    if sys.argv[1:] == [_INSIDE]:
-        return run_inside(case, make)
-    say(f"{case['target']}: {case['answer']}")
-    waits = case["timeout"] if case["failure"] == "time-out" else None
-    try:
-        done = subprocess.run([sys.executable, __file__, _INSIDE], timeout=waits, check=False)
-    except subprocess.TimeoutExpired:
-        say(f"TIME-OUT: no answer after {waits} seconds")
-        return THERE
-    if done.returncode - _INSIDE_STATUS in (THERE, GONE, UNKNOWN):
-        return done.returncode - _INSIDE_STATUS
-    try:
-        ending = f"signal {signal.Signals(-done.returncode).name}"
-    except ValueError:
-        ending = f"signal exit status {done.returncode}"
-    if ending == case["failure"]:
-        say(f"CRASHED: {ending}")
-        return THERE
-    ending = ending.replace("signal exit", "exit")
-    say(f"inconclusive: the process that runs the model ended otherwise ({ending})")
-    return UNKNOWN
-
-
-def say(text: str) -> None:
-    """Print a line; names and messages cannot move the cursor or pretend to be other lines."""
-    print(
-        "".join(
-            character if character.isprintable() else ascii(character)[1:-1] for character in text
-        ),
-        flush=True,
-    )
-
-
-def run_inside(case: Plain, make: Make) -> int:
-    """Run the model, compare, and return the process's exit status."""
     try:
         ending = _judge(case, make)
     except (ImportError, BisectError) as error:
@@ -88,7 +42,7 @@ def run_inside(case: Plain, make: Make) -> int:
         # Any other exception is not the failure of the case.
         say(f"inconclusive: {type(error).__name__}: {error}")
         ending = UNKNOWN
-    return _INSIDE_STATUS + ending
+    return INSIDE_STATUS + ending
 
 
 def _judge(case: Plain, make: Make) -> int:
