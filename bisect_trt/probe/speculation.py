@@ -29,6 +29,9 @@ _PRIOR = 8
 are in a bisection."""
 _GUESSES = 8
 """Most guesses for each question."""
+_PATIENCE = 1.0
+"""Seconds that a worker may go on with a probe that is not needed any more: about as many as
+another worker takes to start."""
 
 
 class Asked(Exception):  # noqa: N818 - how a run ahead ends
@@ -220,7 +223,7 @@ class Speculation:
         ended = [self._running.pop(question) for question in moot]
         # All are cancelled before one is waited for, so that they end side by side.
         for running in ended:
-            running.cancel.set()
+            running.cancel.set(_PATIENCE)
         for running in ended:
             future = running.future
             wait([future])

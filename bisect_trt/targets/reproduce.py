@@ -1,6 +1,6 @@
-"""What every ``reproduce.py`` does inside the process that runs the model; it needs nothing but NumPy.
+"""The part of every ``reproduce.py`` for the process that runs the model; it needs nothing but NumPy.
 
-Its source is joined with that of :mod:`bisect_trt.targets.outside` and the target's runner.
+The script joins it with :mod:`bisect_trt.targets.outside` and the runner of the target.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ LEAST_SECONDS = 30.0
 """The least time for a request that is no probe, and for a start with the runtime's import."""
 _DEVICES = Path("/dev")
 _CORES_OF_A_BUILD = 4
+_MOOT = Failed("cancelled", "its answer was not needed any more", CANCELLED)
 _MOST_ON_A_GPU = 4
 """A GPU is busy for 12 to 35% of the time that a build takes."""
 
@@ -191,12 +192,19 @@ class WorkerPool:
             # A worker that the kernel ended for its memory gets all of it the next time.
             alone = tries.crowded or (tries.lost > 0 and not away)
             with gate.turn(cancel, alone=alone) as turn:
+                if cancel is not None and cancel.is_set:
+                    return _MOOT
                 worker = self._take(away=away, fresh=fresh or tries.failed, place=place)
                 used = worker.served > 0
                 if on_place is not None and worker.place is not None:
                     on_place(worker.place)
                 limits = ProcessLimits(
-                    time.monotonic(), allowed, cancel, self.memory_limit, start=LEAST_SECONDS
+                    time.monotonic(),
+                    allowed,
+                    cancel,
+                    self.memory_limit,
+                    start=LEAST_SECONDS,
+                    patient=True,
                 )
                 try:
                     reply = worker.ask(order, limits, turn).reply
@@ -327,7 +335,7 @@ def _failed(death: WorkerDied, hint: str) -> Failed:
     if death.outside is not None:
         return Failed("lost", f"{death.outside}, and so were those that were asked after it", LOST)
     if end.limit == "cancelled":
-        return Failed("cancelled", "its answer was not needed any more", CANCELLED)
+        return _MOOT
     if end.limit == "time":
         return Failed("time-out", f"{end.describe()}{hint}", "time-out")
     if end.limit == "memory":

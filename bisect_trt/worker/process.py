@@ -111,10 +111,12 @@ class Cancel:
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()
         self.is_set = False
+        self.until = 0.0
 
-    def set(self) -> None:
-        """Cancel."""
+    def set(self, patience: float = 0.0) -> None:
+        """Cancel; a worker, which another request needs then, may take so many seconds more."""
         if not self.is_set:
+            self.until = time.monotonic() + patience
             self.is_set = True
             os.write(self._write_fd, b"x")
 
@@ -212,9 +214,11 @@ class ProcessLimits:
         memory: int | None,
         *,
         start: float = 0.0,
+        patient: bool = False,
     ) -> None:
-        """``start`` is how long it may take at least until it has :meth:`begun`."""
+        """``start`` is how long it may take at least until it has :meth:`begun`; ``patient`` waits as long as a cancel allows."""
         self.cancel = cancel
+        self._patient = patient
         self.past: Limit | None = None
         self._timeout = timeout
         self._deadline = None if timeout is None else began + max(timeout, start)
@@ -230,7 +234,11 @@ class ProcessLimits:
         """Wait until a file descriptor is ready, or the limits are to be looked at; returns whether one is."""
         looks = most if self._memory is None else self._next_look - time.monotonic()
         ends = most if self._deadline is None else self._deadline - time.monotonic()
-        watched = [*fds, *([] if self.cancel is None else [self.cancel.read_fd])]
+        watched = [*fds]
+        if self.cancel is not None and self._patient and self.cancel.is_set:
+            ends = min(ends, self.cancel.until - time.monotonic())
+        elif self.cancel is not None:
+            watched.append(self.cancel.read_fd)
         return not {*fds}.isdisjoint(readable(watched, min(most, looks, ends)))
 
     def passed(self, pid: int, *, done: bool = False) -> Limit | None:
@@ -238,7 +246,8 @@ class ProcessLimits:
         now = time.monotonic()
         self.past = None
         if not done and self.cancel is not None and self.cancel.is_set:
-            self.past = "cancelled"
+            if not self._patient or now >= self.cancel.until:
+                self.past = "cancelled"
         elif not done and self._deadline is not None and now >= self._deadline:
             self.past = "time"
         # Reading the memory of a process tree costs milliseconds, so it is not done at each turn.

@@ -242,7 +242,7 @@ def branches(path: Path) -> None:
     rng = np.random.default_rng(3)
     weights: dict[str, Any] = {"one": 1.0}
     body = "t0 = Identity (x) "
-    for at, gain in enumerate([400.0, *[30.0] * 5]):
+    for at, gain in enumerate([400.0, *[45.0] * 5]):
         weights[f"w{at}"] = gain * rng.standard_normal((WIDTH, WIDTH)) / WIDTH**0.5
         body += (
             f"wide{at} = MatMul (x, w{at}) square{at} = Mul (wide{at}, wide{at}) "
@@ -258,7 +258,8 @@ def test_what_overflows_on_fresh_samples_is_kept_by_one_probe_a_round(
     cli: CommandLine, here: Path
 ) -> None:
     branches(here / "model.onnx")
-    ran = cli(*SAFE, "--load-inputs", "inputs.npz", "--workers", "1").ended(3)
+    fresh = ("--load-inputs", "inputs.npz", "--fresh-samples", "40")
+    ran = cli(*SAFE, *fresh, "--workers", "1").ended(3)
     result = ran.result
     first, *_, last = result["curve"]
     assert last["nodes"] >= first["nodes"] + 4
@@ -379,12 +380,13 @@ def test_a_file_is_there_once_its_set_holds_on_fresh_samples(here: Path) -> None
     save_sample()
     output = here / "mixed.onnx"
     written: list[bytes] = []
-    command = [sys.executable, "-m", "bisect_trt", *SAFE, "--load-inputs", "inputs.npz"]
+    options = ["--load-inputs", "inputs.npz", "--fresh-samples", "40"]
+    command = [sys.executable, "-m", "bisect_trt", *SAFE, *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
             if output.exists() and output.read_bytes() not in written[-1:]:
                 written.append(output.read_bytes())
-            time.sleep(0.002)
+            time.sleep(0.005)
         assert process.stderr is not None
         assert "was not seen to hold" not in process.stderr.read()
     assert len(read_json(here / "r.json")["curve"]) > 1
@@ -397,7 +399,8 @@ def test_a_set_grows_until_it_holds_before_the_fewest_nodes_are_searched(
 ) -> None:
     """The first set fails on fresh samples; the search ends before it has asked for the fewest nodes."""
     branches(here / "model.onnx")
-    ran = cli(*SAFE, "--load-inputs", "inputs.npz", "--max-probes", "17").ended(3)
+    fresh = ("--load-inputs", "inputs.npz", "--fresh-samples", "40")
+    ran = cli(*SAFE, *fresh, "--max-probes", "17").ended(3)
     first, *_, last = ran.result["curve"]
     assert (first["holds"], last["holds"], last["recommended"]) == (False, True, True)
     assert ran.result["minimal_proven"] is False
@@ -426,7 +429,8 @@ def test_what_only_few_samples_lose_is_measured_on_these(cli: CommandLine, here:
     )
     x = np.random.default_rng(5).standard_normal((8, 32)).astype(np.float32)
     np.savez("inputs.npz", x=x)
-    result = cli(*SAFE, "--load-inputs", "inputs.npz").ended(3).result
+    fresh = ("--load-inputs", "inputs.npz", "--fresh-samples", "60")
+    result = cli(*SAFE, *fresh).ended(3).result
     assert {node["op"] for node in result["keep_fp32"]} == {"Exp", "ReduceSum", "Log"}
     assert (result["validation"]["holds"], result["large"]) == (True, True)
     assert max(point["nodes"] for point in result["curve"]) == len(result["keep_fp32"]) == 12

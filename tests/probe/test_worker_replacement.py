@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,8 +18,8 @@ from support import Ran, gone, overflowing
 from bisect_trt.worker import pool as devices
 from bisect_trt.worker import worker as worker_module
 from bisect_trt.worker.pool import default_workers, visible_gpus
-from bisect_trt.worker.process import MemoryGate
-from bisect_trt.worker.protocol import Failed
+from bisect_trt.worker.process import Cancel, MemoryGate
+from bisect_trt.worker.protocol import CANCELLED, Failed
 from bisect_trt.worker.worker import end_spare
 
 pytestmark = pytest.mark.any_version
@@ -73,6 +74,29 @@ def test_a_worker_that_hangs_is_ended(make_pool: MakePool) -> None:
     assert signature(pool.ask("hang", timeout=0.5)) == "time-out"
     assert gone(first)
     assert pool.process() != first
+
+
+@pytest.mark.parametrize(("patience", "kept"), [(60, True), (0.1, False)])
+def test_a_worker_is_kept_where_a_request_that_is_not_needed_any_more_ends_soon(
+    make_pool: MakePool, patience: float, kept: bool
+) -> None:
+    pool = make_pool()
+    first = pool.process()
+    request = pool.request("hang")
+    cancel = Cancel()
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(pool.workers.ask, request, cancel=cancel)
+        while len(pool.tried) < 2:
+            time.sleep(0.01)
+        cancel.set(patience)
+        if kept:
+            request.model.with_suffix(".go").touch()
+        assert (asked.result() is None) is kept
+    # A request that was cancelled before takes no worker.
+    assert signature(pool.ask("fine", cancel=cancel)) == CANCELLED
+    cancel.close()
+    assert len(pool.tried) == 2
+    assert (pool.process() == first) is kept
 
 
 def test_a_slow_start_is_no_time_out_of_what_was_asked(make_pool: MakePool, tmp_path: Path) -> None:
