@@ -32,6 +32,7 @@ from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import DoesNotReproduce, Prober
 from bisect_trt.probe.workspace import Workspace
+from bisect_trt.report.outcomes import describe_outcome
 from bisect_trt.search.confirm import confirm, read_back
 from bisect_trt.search.oracle import (
     Again,
@@ -173,7 +174,7 @@ def simulate(
     """
     wanted = frozenset(random.Random(seed).sample(range(units), required))
     check = CoinCheck(wanted, rate, seed)
-    ledger = Ledger(folder)
+    ledger = Ledger(folder, describe_outcome)
     prober = Prober(check, Workspace(folder), _Nobody(), ledger, workers)
 
     def algorithm(oracle: Oracle) -> Minimum:

@@ -28,6 +28,7 @@ from bisect_trt.errors import (
 from bisect_trt.options.searches import Run
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import Params, entries
+from bisect_trt.report.outcomes import describe_comparison
 from bisect_trt.targets.options import selectable
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def assert_matches(
     failed.sort(key=lambda comparison: -comparison.severity)
     lines = [f"{len(failed)} of {len(comparisons)} outputs do not match."]
     lines += listed(
-        [f"'{comparison.name}': {comparison.describe()}" for comparison in failed], _SHOWN
+        [f"'{comparison.name}': {describe_comparison(comparison)}" for comparison in failed], _SHOWN
     )
     lines.append("")
     try:

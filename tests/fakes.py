@@ -25,6 +25,7 @@ from bisect_trt.probe.ledger import Ledger, Record, Watcher
 from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
+from bisect_trt.report.outcomes import describe_outcome
 from bisect_trt.search.oracle import Ask, Minimum, Mode, Subset, Verdict, over_units
 from bisect_trt.search.strategy import minimise
 from bisect_trt.worker.process import Cancel
@@ -165,7 +166,7 @@ class FakeRun:
         self.check = check
         workspace = Workspace(folder)
         self.told = Listening(killed_after)
-        self.ledger = Ledger(folder, [self.told])
+        self.ledger = Ledger(folder, describe_outcome, [self.told])
         self.prober = Prober(check, workspace, NoActivations(), self.ledger, workers)
 
     def __enter__(self) -> FakeRun:

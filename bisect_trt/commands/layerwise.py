@@ -26,6 +26,7 @@ from bisect_trt.options.searches import Layerwise
 from bisect_trt.options.shared import CheckOptions
 from bisect_trt.options.spec import written
 from bisect_trt.probe.outcome import Ending
+from bisect_trt.report.outcomes import describe_outcome
 from bisect_trt.report.parts import Latency, LatencyRow, OwnOutputs
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import (
@@ -99,8 +100,8 @@ def run(call: Call) -> Result:
         if options.isolate:
             layers = _isolated(look, layers)
         passes = original.ending is Ending.PASSED
-        result.own_outputs = OwnOutputs(match=passes, reason=original.reason)
-        console.say(f"  the model's own outputs, without marks: {original.reason}")
+        result.own_outputs = OwnOutputs(match=passes, reason=describe_outcome(original))
+        console.say(f"  the model's own outputs, without marks: {describe_outcome(original)}")
         fill_in(result, subject, layers)
         tell(layers, console)
         # Every tensor matches, and the outputs of the unmarked model do not.

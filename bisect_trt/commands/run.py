@@ -34,6 +34,12 @@ from bisect_trt.options.shared import CheckOptions, Data, Loop, Plots
 from bisect_trt.options.spec import changed
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.report.console import Console
+from bisect_trt.report.outcomes import (
+    describe_comparison,
+    describe_details,
+    describe_outcome,
+    describe_score,
+)
 from bisect_trt.report.parts import Comparison, MetricValues, PrecisionAudit, Status
 from bisect_trt.report.plots import check_plots, draw_plots
 from bisect_trt.report.result import Result
@@ -207,8 +213,11 @@ def score(
     lost = measured.value - scale.reference
     change = "" if math.isnan(lost) else f" ({lost:+.4g}{scale.metric.unit} against the reference)"
     equal = measured.value == scale.reference
-    console.answer(f"{scale.describe(measured)}{' (equal to the reference)' if equal else change}")
-    result.metric = MetricValues(**structs.asdict(scale.score(measured)))
+    score = scale.score(measured)
+    console.answer(
+        f"{describe_score(score, scale.metric.unit)}{' (equal to the reference)' if equal else change}"
+    )
+    result.metric = MetricValues(**structs.asdict(score))
     result.comparisons = []
     return result.end("not_reproduced" if result.metric.passed is False else "found")
 
@@ -224,7 +233,7 @@ def measure(session: Session, target: TargetSettings) -> Result:
     outcome = session.outcome(record)
     if outcome.ending is Ending.BROKEN:
         raise ModelRefusedError(
-            f"the target cannot run {session.subject.settings.path}: {outcome.reason}."
+            f"the target cannot run {session.subject.settings.path}: {describe_outcome(outcome)}."
         )
     session.result.comparisons = []
     endings: dict[Verdict, tuple[Status, str]] = {
@@ -407,12 +416,12 @@ class Table(Struct):
             sample = "" if comparison.sample is None else f"sample {comparison.sample}: "
             word = "match   " if comparison.passed else "MISMATCH"
             self.console.say(
-                f"  {prefix}{sample}{word} '{comparison.name}': {comparison.describe()}"
+                f"  {prefix}{sample}{word} '{comparison.name}': {describe_comparison(comparison)}"
             )
             if comparison.details is not None and (
                 not comparison.passed or self.console.verbosity > 0
             ):
-                self.console.say(f"    {comparison.details.describe()}")
+                self.console.say(f"    {describe_details(comparison.details)}")
             if comparison.reference_nonfinite:
                 self.console.warn(
                     f"{prefix}{sample}'{comparison.name}' is NaN or Inf in {comparison.reference_nonfinite} of "

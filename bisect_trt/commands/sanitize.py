@@ -25,6 +25,7 @@ from bisect_trt.onnxlib.nodes import clone, free_name, keep_only, share_names
 from bisect_trt.onnxlib.save import share_weights
 from bisect_trt.onnxlib.shapes import fix_input_shapes
 from bisect_trt.options.commands import Sanitize
+from bisect_trt.report.outcomes import describe_comparison
 from bisect_trt.report.result import Result
 from bisect_trt.report.sentences import ORIGINAL_REFUSED, SAME_RESULTS
 from bisect_trt.session.call import Call
@@ -231,7 +232,7 @@ def _compare(model: onnx.ModelProto, subject: Subject) -> str | None:
         wrong = [reply.message] if isinstance(reply, Failed) else []
         if isinstance(reply, Compared):
             wrong = [
-                f"'{comparison.name}' is another: {comparison.describe()}"
+                f"'{comparison.name}' is another: {describe_comparison(comparison)}"
                 for comparison in reply.comparisons
                 if not comparison.passed
             ]

@@ -51,8 +51,9 @@ from bisect_trt.report.mixed import (
     why_kept,
     why_no_fix,
 )
+from bisect_trt.report.outcomes import describe_outcome
 from bisect_trt.report.parts import FOR_FRESH, NEEDED, NOT_RUN, Comparison, TradeOff, Unit, Use
-from bisect_trt.report.proofs import describe
+from bisect_trt.report.proofs import describe, describe_confirmation, last_record
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Minimum, Note, Subset, Verdict
 from bisect_trt.search.statistics import rate_interval
@@ -92,13 +93,13 @@ def write_answer(fix: Fix) -> Minimum:
         outcome = task.outcome(record)
     elif fix.traded is None:
         believed = reconfirm(task.prober, lowering.candidate(frozenset()), written)
-        record = believed.record
+        record = last_record(believed)
         outcome = task.outcome(record)
-        task.console.say(f"  {believed.seen or record.reason}")
+        task.console.say(f"  {describe_confirmation(believed)}")
     else:
         outcome = fix.passes_by_trade(written)
         record = task.prober.ledger.records[-1]
-        task.console.say(f"  with {_option_of(fix)}: {outcome.reason}")
+        task.console.say(f"  with {_option_of(fix)}: {describe_outcome(outcome)}")
     fill_in(fix, outcome, record)
     _run_loop(fix)
     task.score_whole(written)
@@ -269,7 +270,7 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
 
 def _failing_uses(task: Task, ran: Outcome, uses: list[Use]) -> list[Use]:
     """Return uses of a file that fails as it ``ran``."""
-    reason = FAILS_AS_FILE.format(task.settings.output.name, ran.describe(task.runtime))
+    reason = FAILS_AS_FILE.format(task.settings.output.name, describe_outcome(ran, task.runtime))
     return [structs.replace(use, passed=False, reason=reason) for use in uses]
 
 

@@ -39,6 +39,7 @@ from bisect_trt.report.mixed import (
     describe_validation,
     row_of,
 )
+from bisect_trt.report.outcomes import describe_outcome
 from bisect_trt.report.parts import Validation
 from bisect_trt.report.proofs import tell_steps
 from bisect_trt.search.keep import find_keep, grow_and_shrink, shortest_prefix
@@ -832,7 +833,7 @@ class Fix(Watcher):
         )
         self._dropped += len(errors) - len(comparable)
         if not comparable:
-            unable = f"they cannot be compared: {outcome.reason}"
+            unable = f"they cannot be compared: {describe_outcome(outcome)}"
             self.why = NONE_PASSES.format(task.space.high) if errors else unable
             self._keep_best()
             return None

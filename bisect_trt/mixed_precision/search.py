@@ -22,10 +22,11 @@ from bisect_trt.onnxlib.inputs import take_input_shapes
 from bisect_trt.onnxlib.nodes import Node, addressed, clone
 from bisect_trt.options.searches import PrecisionOptions
 from bisect_trt.probe.candidate import Candidate
-from bisect_trt.probe.outcome import BROKEN_PREFIXES, Ending, Outcome
+from bisect_trt.probe.outcome import BROKEN_PREFIXES, Ending, Outcome, Reason
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.console import listed
 from bisect_trt.report.mixed import BESIDE, NOT_RUN_WHOLE, UNUSED_RANGES
+from bisect_trt.report.outcomes import describe_outcome
 from bisect_trt.report.parts import Unit
 from bisect_trt.report.result import Result
 from bisect_trt.search.confirm import confirm_enough
@@ -438,7 +439,8 @@ class Task(Session, frozen=True):
         outcome = self.outcome_of(keep)
         if outcome is None or outcome.ending is not Ending.BROKEN:
             return None
-        return outcome.describe(self.runtime).removeprefix(f"sample {outcome.sample}: ")
+        findings = tuple(each for each in outcome.findings if each.reason is not Reason.SAMPLE)
+        return describe_outcome(replace(outcome, findings=findings), self.runtime)
 
 
 def tell_suspects(task: Task) -> None:

@@ -7,10 +7,9 @@ import os
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +18,7 @@ from msgspec import structs
 
 from bisect_trt.errors import OutputFileError, RunFolderError
 from bisect_trt.probe.candidate import AGAIN, Identity
-from bisect_trt.probe.outcome import BARE_EXIT, BROKEN_PREFIXES, Ending, Layer, Outcome
+from bisect_trt.probe.outcome import BARE_EXIT, BROKEN_PREFIXES, Ending, Layer, Outcome, Reason
 from bisect_trt.probe.verdict_cache import VerdictCache
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.tensors.comparison import strict_json, to_plain
@@ -151,12 +150,14 @@ class Ledger:
             original's.
         unfinished: The entries of the probes that were running when an earlier session of the run
             ended, by candidate.
+        describe: Returns an outcome in words, for people.
         watchers: Observe the probes, in this order.
     """
 
     def __init__(
         self,
         folder: Path,
+        describe: Callable[[Outcome], str],
         watchers: Sequence[Watcher] = (),
         *,
         max_probes: int | None = None,
@@ -171,6 +172,7 @@ class Ledger:
             UsageError: The journal cannot be written.
             UnavailableError: The journal is damaged.
         """
+        self.describe = describe
         self.watchers = tuple(watchers)
         self.apart = False
         self._max_probes = max_probes
@@ -333,15 +335,10 @@ class Ledger:
             self.original = outcome.signature
             self.severity = outcome.severity
         if verdict is Verdict.PASS and outcome.is_milder(self.severity):
-            outcome = replace(
-                outcome, reason=f"milder than the original's failure: {outcome.reason}"
-            )
+            outcome = outcome.seeing(Reason.MILDER)
         if verdict is Verdict.UNRESOLVED and outcome.is_akin(self.original):
             self.akin.append(candidate)
-            outcome = replace(
-                outcome,
-                reason=f"breaks where the original does, but not on the same: {outcome.reason}",
-            )
+            outcome = outcome.seeing(Reason.AKIN)
         if verdict is Verdict.FAIL and (self.best is None or candidate.size <= self.best.size):
             self.best = candidate
         if verdict is Verdict.PASS:
@@ -352,15 +349,18 @@ class Ledger:
         return self._record(candidate, outcome, verdict)
 
     def _record(self, candidate: Identity, outcome: Outcome, verdict: Verdict) -> Record:
-        texts = {
-            name: getattr(outcome, name)
-            for name in ("signature", "reason", "tail", "runs", "place")
-        }
-        number = len(self.records) + 1
-        size = candidate.size
-        seconds = round(outcome.seconds, 4)
         record = Record(
-            number, candidate.key, candidate.title, size, verdict, **texts, seconds=seconds
+            number=len(self.records) + 1,
+            key=candidate.key,
+            title=candidate.title,
+            size=candidate.size,
+            verdict=verdict,
+            signature=outcome.signature,
+            reason=self.describe(outcome),
+            tail=outcome.tail,
+            seconds=round(outcome.seconds, 4),
+            runs=outcome.runs,
+            place=outcome.place,
         )
         self.records.append(record)
         self._decided[candidate.key] = record

@@ -22,7 +22,7 @@ from bisect_trt.options.compare import Limits
 from bisect_trt.options.spec import entries
 from bisect_trt.probe.engine_cache import ENGINE
 from bisect_trt.probe.oracles import BuiltinCheck, outcome_of_failure
-from bisect_trt.probe.outcome import SLOW, UNDECIDED, Ending, Outcome
+from bisect_trt.probe.outcome import SLOW, UNDECIDED, Ending, Finding, Outcome, Reason
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.targets.base import PRECISIONS, TargetSettings, names, reference_settings
 from bisect_trt.targets.messages import OUT_OF_MEMORY
@@ -94,14 +94,11 @@ class LimitCheck(BuiltinCheck):
     def run(self, files: CandidateFiles, cancel: Cancel | None = None) -> Outcome:
         """Probe one candidate."""
         outcome = (
-            self._measure(files, cancel)
-            if self.limits.others
-            else Outcome(Ending.PASSED, "match", "")
+            self._measure(files, cancel) if self.limits.others else Outcome(Ending.PASSED, "match")
         )
         if outcome.ending is Ending.PASSED and self.limits.engine_size_limit is not None:
             sized = self._weigh(files, self.limits.engine_size_limit, cancel)
-            outcome = replace(sized, reason="; ".join(filter(None, (outcome.reason, sized.reason))))
-        files.note(outcome.reason)
+            outcome = replace(sized, findings=(*outcome.findings, *sized.findings))
         return outcome
 
     def _measure(self, files: CandidateFiles, cancel: Cancel | None) -> Outcome:
@@ -129,9 +126,8 @@ class LimitCheck(BuiltinCheck):
         if isinstance(reply, Failed):
             return self._failed(reply)
         if reply.refused is not None:
-            return Outcome(
-                Ending.SKIPPED, "no baseline", f"the baseline does not run it: {reply.refused}"
-            )
+            skipped = Outcome(Ending.SKIPPED, "no baseline")
+            return skipped.seeing(Reason.NO_BASELINE, reply.refused)
         outcome = self._judge(request, reply)
         return outcome if files.target is None else replace(outcome, severity=None)
 
@@ -145,33 +141,35 @@ class LimitCheck(BuiltinCheck):
     def _judge(self, request: Measure, measured: Measured) -> Outcome:
         """Return the first limit that is exceeded, else one that could not be decided, else a pass."""
         limits = self.limits
-        findings = list[tuple[bool | None, str, str]]()
+        compared = list[tuple[bool | None, str, tuple[Finding, ...]]]()
         for kind, limit in limits.memory_limit_of.items():
             size = measured.memory[kind] / _MB
-            memory = "GPU memory" if kind == "device" else f"host memory at the peak of the {kind}"
-            findings.append((size > limit, LARGE, f"{size:.1f} MB of {memory} (limit {limit:g})"))
+            reason = Reason.DEVICE_MEMORY if kind == "device" else Reason.HOST_MEMORY
+            compared.append((size > limit, LARGE, (Finding(reason, (size, limit, kind)),)))
         if limits.build_time_limit is not None:
-            text = f"{measured.build_s:.3g} s to build (limit {limits.build_time_limit:g})"
-            findings.append((measured.build_s > limits.build_time_limit, SLOW, text))
+            finding = Finding(Reason.BUILD_TIME, (measured.build_s, limits.build_time_limit))
+            compared.append((measured.build_s > limits.build_time_limit, SLOW, (finding,)))
         if request.budget_s is not None:
             kind = "blocks" if request.share is None else "runs"
-            text = f"{_said(request, measured)}, too slow in {measured.over} of {len(measured.seconds)} {kind}"
-            findings.append((measured.slow, SLOW, text))
-        failed = next((finding for finding in findings if finding[0]), None)
+            slow = Finding(Reason.TOO_SLOW, (measured.over, len(measured.seconds), kind))
+            compared.append((measured.slow, SLOW, (_speed(request, measured), slow)))
+        failed = next((limit for limit in compared if limit[0]), None)
         # An exceeded limit decides, whatever else is undecided.
-        undecided = next((finding for finding in findings if finding[0] is None), None)
+        undecided = next((limit for limit in compared if limit[0] is None), None)
         figures: Fields = {"measured": _plain(measured), "latency_ms": _ms(measured.seconds)}
         if failed is not None:
+            _, signature, findings = failed
             severity = None
-            if failed[1] == SLOW and request.lost_s is None and measured.baseline:
+            if signature == SLOW and request.lost_s is None and measured.baseline:
                 severity = 1e3 * _lost(request, measured)
-            return Outcome(Ending.MISMATCHED, failed[1], failed[2], severity=severity, **figures)
-        if undecided is not None:
-            reason = f"{undecided[2]}: not decided in {request.budget_s:g} s (--measure-time)"
-            return Outcome(Ending.SKIPPED, UNDECIDED, reason, **figures)
-        return Outcome(
-            Ending.PASSED, "match", "; ".join(text for _, _, text in findings), **figures
-        )
+            return Outcome(
+                Ending.MISMATCHED, signature, severity=severity, findings=findings, **figures
+            )
+        if undecided is not None and request.budget_s is not None:
+            outcome = Outcome(Ending.SKIPPED, UNDECIDED, findings=undecided[2], **figures)
+            return outcome.seeing(Reason.TIME_UNDECIDED, request.budget_s)
+        findings = tuple(finding for limit in compared for finding in limit[2])
+        return Outcome(Ending.PASSED, "match", findings=findings, **figures)
 
     def _weigh(self, files: CandidateFiles, limit: float, cancel: Cancel | None) -> Outcome:
         """Build the engine, and compare its size."""
@@ -184,12 +182,8 @@ class LimitCheck(BuiltinCheck):
         size = engine.stat().st_size / _MB
         engine.unlink()
         ending, signature = (Ending.MISMATCHED, LARGE) if size > limit else (Ending.PASSED, "match")
-        return Outcome(
-            ending,
-            signature,
-            f"the engine has {size:.2f} MB (limit {limit:g})",
-            measured={"engine_mb": size},
-        )
+        outcome = Outcome(ending, signature, measured={"engine_mb": size})
+        return outcome.seeing(Reason.ENGINE_SIZE, size, limit)
 
 
 def _lost(request: Measure, measured: Measured) -> float:
@@ -201,18 +195,20 @@ def _ms(seconds: tuple[float, ...]) -> float | None:
     return 1e3 * median(seconds) if seconds else None
 
 
-def _said(request: Measure, measured: Measured) -> str:
+def _speed(request: Measure, measured: Measured) -> Finding:
+    """Return the time in milliseconds that the limit is of, and the limit where the time has a baseline."""
     mine = _ms(measured.seconds) or 0.0
     theirs = _ms(measured.baseline)
     if request.share is not None:
         high = sorted(measured.seconds)[math.ceil(request.share * len(measured.seconds)) - 1]
-        return f"{1e3 * high:.4g} ms at percentile {100 * request.share:g}"
+        return Finding(Reason.PERCENTILE, (1e3 * high, 100 * request.share))
     if theirs is None:
-        return f"{mine:.4g} ms"
+        return Finding(Reason.LATENCY, (mine,))
     if request.lost_s is not None:
         lost = 1e3 * _lost(request, measured)
-        return f"{mine:.4g} ms, the baseline {theirs:.4g} ms: {lost:.4g} ms lost (limit {1e3 * request.lost_s[0]:.4g})"
-    return f"{mine:.4g} ms, the baseline {theirs:.4g} ms: ratio {mine / max(theirs, 1e-9):.3g} (limit {request.ratio:g})"
+        return Finding(Reason.LOST_TIME, (mine, theirs, lost, 1e3 * request.lost_s[0]))
+    assert request.ratio is not None, "a baseline has a limit of the ratio"
+    return Finding(Reason.RATIO, (mine, theirs, mine / max(theirs, 1e-9), request.ratio))
 
 
 def _plain(measured: Measured) -> Fields:

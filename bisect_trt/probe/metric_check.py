@@ -17,7 +17,7 @@ import onnx
 from bisect_trt.probe.check import Check, Conditions
 from bisect_trt.probe.engine_cache import EngineCache
 from bisect_trt.probe.oracles import BuiltinCheck, outcome_of_failure
-from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.outcome import Ending, Outcome, Reason
 from bisect_trt.probe.scale import Scale
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.targets.base import TargetSettings
@@ -86,14 +86,13 @@ class MetricCheck(Check):
             return outcome_of_failure(reply)
         if self.engines is not None and files.engine is None:
             self.engines.offer(files, passed=bool(reply.passed))
-        reason = self.scale.describe(reply)
-        files.note(reason)
         figures: dict[str, Any] = {"latency_ms": reply.latency_ms, "layers": reply.layers}
         figures["metric"] = self.scale.score(reply)
         ending, signature = (
             (Ending.PASSED, "match") if reply.passed else (Ending.MISMATCHED, SIGNATURE)
         )
-        return Outcome(ending, signature, reason, **figures)
+        outcome = Outcome(ending, signature, **figures)
+        return outcome.seeing(Reason.SCORE, self.scale.metric.unit)
 
     def measure(self, files: CandidateFiles, cancel: Cancel | None = None) -> Scored | Failed:
         """The score of a candidate."""

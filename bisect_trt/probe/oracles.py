@@ -17,7 +17,7 @@ from bisect_trt.errors import OutputFileError, ValueRefusedError
 from bisect_trt.options.spec import written
 from bisect_trt.probe.check import Check, Conditions
 from bisect_trt.probe.engine_cache import ENGINE, EngineCache
-from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.outcome import Ending, Outcome, Reason
 from bisect_trt.probe.user_checks import CommandCheck, note_command
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.targets.base import TargetSettings
@@ -143,7 +143,6 @@ class BuiltinCheck(Check):
         outcome = replace(self._read(reply, strict=strict), place=place)
         if self.engine_cache is not None and files.engine is None:
             self.engine_cache.offer(files, passed=outcome.ending is Ending.PASSED)
-        files.note(outcome.reason)
         note_command(files, self._by_hand(files, place))
         return outcome
 
@@ -151,7 +150,8 @@ class BuiltinCheck(Check):
         if isinstance(reply, Failed):
             return outcome_of_failure(reply)
         if self.target.build_only:
-            return Outcome(Ending.PASSED, "builds", "it builds", layers=reply.layers)
+            builds = Outcome(Ending.PASSED, "builds", layers=reply.layers)
+            return builds.seeing(Reason.BUILDS)
         return replace(
             outcome_of_comparisons(reply, self.tolerance, strict=strict), layers=reply.layers
         )
@@ -186,8 +186,7 @@ def outcome_of_failure(failed: Failed) -> Outcome:
     """Return the outcome of a candidate that the target does not run."""
     if failed.kind in ("cancelled", "lost"):
         return Outcome(Ending.SKIPPED, failed.signature, failed.message)
-    sentence = failed.describe("the target")
-    return Outcome(Ending.BROKEN, failed.signature, sentence, failed=failed)
+    return Outcome(Ending.BROKEN, failed.signature, failed=failed)
 
 
 def outcome_of_comparisons(
@@ -225,15 +224,15 @@ def outcome_of_comparisons(
         "severity": severity,
     }
     if not failed:
-        text = "1 output matches" if len(comparisons) == 1 else f"{len(comparisons)} outputs match"
-        left_out = [f"'{name}': {reason}" for name, reason in reply.skipped.items()]
-        text += f" (not compared: {'; '.join(left_out)})" if left_out else ""
-        return Outcome(Ending.PASSED, "match", text, **figures)
+        passed = Outcome(Ending.PASSED, "match", **figures).seeing(Reason.MATCH, len(comparisons))
+        for name, reason in reply.skipped.items():
+            passed = passed.seeing(Reason.NOT_COMPARED, name, reason)
+        return passed
     worst = max(failed, key=lambda comparison: comparison.severity)
-    remainder = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-    location = "" if sample is None else f"sample {sample}: "
-    reason = f"{location}'{worst.name}': {worst.describe()}{remainder}"
-    return Outcome(Ending.MISMATCHED, worst.kind.value, reason, sample=sample, **figures)
+    outcome = Outcome(Ending.MISMATCHED, worst.kind.value, sample=sample, **figures)
+    if sample is not None:
+        outcome = outcome.seeing(Reason.SAMPLE, sample)
+    return outcome.seeing(Reason.WORST, worst.name, len(failed) - 1)
 
 
 def _grouped(
@@ -299,8 +298,8 @@ def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int) ->
     }
     worst = max(errors, default=0.0)
     if not failing:
-        text = f"{samples} {'sample matches' if samples == 1 else 'samples match'}, worst error {worst:.2g} of the tolerance"
-        return Outcome(Ending.PASSED, "match", text, errors=errors)
+        passed = Outcome(Ending.PASSED, "match", errors=errors)
+        return passed.seeing(Reason.SAMPLES_MATCH, samples, worst)
     # The reproducer gets one sample, so the worst one is named.
     number = max(
         failing,
@@ -308,15 +307,15 @@ def outcome_of_samples(comparisons: Sequence[TensorComparison], samples: int) ->
     )
     wrong = (comparison for comparison in failing[number] if not comparison.passed)
     output = max(wrong, key=lambda comparison: comparison.tolerance_ratio)
-    reason = f"{len(failing)} of {samples} samples fail, worst sample {number}: '{output.name}': {output.describe()}"
-    return Outcome(
+    outcome = Outcome(
         Ending.MISMATCHED,
         output.kind.value,
-        reason,
         comparisons=tuple(_worst_of_outputs(comparisons)),
         sample=number,
         errors=errors,
     )
+    figures = len(failing), samples, number or 1
+    return outcome.seeing(Reason.SAMPLES_FAIL, *figures).seeing(Reason.WORST, output.name, 0)
 
 
 def _worst_of_outputs(comparisons: Sequence[TensorComparison]) -> Iterable[TensorComparison]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import msgspec
@@ -35,6 +35,64 @@ class Ending(str, Enum):
     BROKEN = "broken"
     """It was killed, ran out of time, or the runtime refused the model: a failure if the original's
     is of this kind."""
+
+
+class Reason(str, Enum):
+    """Reasons of an outcome, and circumstances; :mod:`bisect_trt.report.outcomes` has the sentences."""
+
+    EXIT = "exit"
+    IGNORED_EXIT = "ignored-exit"
+    SKIP_EXIT = "skip-exit"
+    OTHER_EXIT = "other-exit"
+    OTHER_PASS = "other-pass"
+    OUTPUT_LEFT_OUT = "output-left-out"
+    LOG_GONE = "log-gone"
+    KILLED = "killed"
+    KILLED_OFTEN = "killed-often"
+    TIME_OUT = "time-out"
+    NOT_NEEDED = "not-needed"
+    RAISED = "raised"
+    CHECK_FAILS = "check-fails"
+    CHECK_PASSES = "check-passes"
+    CHECK_SKIPS = "check-skips"
+    PROMPT_GOOD = "prompt-good"
+    PROMPT_BAD = "prompt-bad"
+    PROMPT_SKIPS = "prompt-skips"
+    BUILDS = "builds"
+    MATCH = "match"
+    NOT_COMPARED = "not-compared"
+    WORST = "worst"
+    """The output of ``Outcome.comparisons`` that is off most, by name."""
+    SAMPLES_MATCH = "samples-match"
+    SAMPLES_FAIL = "samples-fail"
+    SCORE = "score"
+    """``Outcome.metric``, with its unit."""
+    NO_BASELINE = "no-baseline"
+    DEVICE_MEMORY = "device-memory"
+    HOST_MEMORY = "host-memory"
+    BUILD_TIME = "build-time"
+    ENGINE_SIZE = "engine-size"
+    LATENCY = "latency"
+    PERCENTILE = "percentile"
+    LOST_TIME = "lost-time"
+    RATIO = "ratio"
+    TOO_SLOW = "too-slow"
+    TIME_UNDECIDED = "time-undecided"
+    FUSED = "fused"
+    PIECE_REFUSED = "piece-refused"
+    UNSUPPORTED = "unsupported"
+    SAMPLE = "sample"
+    MILDER = "milder"
+    AKIN = "akin"
+    RUN = "run"
+    RATE = "rate"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A reason with its figures, or a circumstance of one."""
+
+    reason: Reason
+    figures: tuple[str | int | float, ...] = ()
 
 
 class Layer(msgspec.Struct):
@@ -83,7 +141,7 @@ class Outcome:
         signature: The kind of failure, the same for the same failure on another model:
             ``mismatch``, ``exit 1``, ``signal SIGSEGV``, ``time-out``, or a message with its
             numbers masked.
-        reason: A sentence for people.
+        reason: The words of code that is not this program's: a plug-in, a script, a runtime.
         seconds: The time of all runs of the check; where a check reports none, the prober measures
             it.
         tail: The last lines of what the check printed, where it broke in another way or failed by
@@ -103,11 +161,12 @@ class Outcome:
         metric: Its score, where a metric is the check.
         measured: Its times and memory, where limits are the check.
         failed: The reply of the runtime, where that does not run the model.
+        findings: Reasons and circumstances, in the order of the sentence.
     """
 
     ending: Ending
     signature: str
-    reason: str
+    reason: str = ""
     seconds: float = 0.0
     tail: str = ""
     comparisons: tuple[TensorComparison, ...] = ()
@@ -122,15 +181,16 @@ class Outcome:
     metric: MetricScore | None = None
     measured: Plain | None = None
     failed: Failed | None = None
-
-    def describe(self, runtime: str) -> str:
-        """Return the reason, with the name of the ``runtime`` where that does not run the model."""
-        return self.reason if self.failed is None else self.failed.describe(runtime)
+    findings: tuple[Finding, ...] = ()
 
     @property
     def message(self) -> str:
-        """The runtime's own words, where that does not run the model, else the reason."""
+        """The words of the runtime, or of other code that is not this program's."""
         return self.reason if self.failed is None else self.failed.message
+
+    def seeing(self, reason: Reason, *figures: str | int | float) -> Outcome:
+        """Return the outcome with one more finding."""
+        return replace(self, findings=(*self.findings, Finding(reason, figures)))
 
     @property
     def cancelled(self) -> bool:

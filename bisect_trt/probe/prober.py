@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from threading import Timer
@@ -31,7 +32,7 @@ from bisect_trt.plugins import contained
 from bisect_trt.probe.candidate import Candidate, Identity, Probe
 from bisect_trt.probe.check import Check
 from bisect_trt.probe.ledger import Ledger, Record
-from bisect_trt.probe.outcome import UNDECIDED, Ending, Outcome
+from bisect_trt.probe.outcome import UNDECIDED, Ending, Outcome, Reason
 from bisect_trt.probe.speculation import Speculation
 from bisect_trt.probe.user_checks import note_command
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
@@ -315,10 +316,7 @@ class Prober:
                 break
         number = len(outcomes)
         last = outcomes[-1]
-        return _summed(
-            last if number == 1 else replace(last, reason=f"{last.reason} (run {number})"),
-            outcomes,
-        )
+        return _summed(last if number == 1 else last.seeing(Reason.RUN, number), outcomes)
 
     def measure(self, probe: Probe, repeat: int, cancel: Cancel | None = None) -> Outcome:
         """Run the original ``repeat`` times.
@@ -340,16 +338,15 @@ class Prober:
                 return outcome
             # Nothing can be searched while something ends the processes.
             if outcome.signature == LOST:
+                reason = self.ledger.describe(outcome)
                 raise ResourceError(
-                    f"the original model cannot be probed: {outcome.reason}. Free memory, or end what ends it, and start again."
+                    f"the original model cannot be probed: {reason}. Free memory, or end what ends it, and start again."
                 )
             outcomes.append(outcome)
         failures = [outcome for outcome in outcomes if outcome.ending in _FAILURES]
         outcome = replace((failures or outcomes[-1:])[0], failures=len(failures))
         if repeat > 1:
-            outcome = replace(
-                outcome, reason=f"{outcome.reason} ({len(failures)} of {len(outcomes)} runs fail)"
-            )
+            outcome = outcome.seeing(Reason.RATE, len(failures), len(outcomes))
         return _summed(outcome, outcomes)
 
     def _each(self, probe: Probe, most: int, cancel: Cancel | None = None) -> Iterator[Outcome]:
@@ -375,6 +372,8 @@ class Prober:
                 and (isinstance(candidate.made, Cut) or candidate.values is not None)
             ):
                 outcome = self.vet(files, outcome, cancel)
+            if self.check.judges_runtime:
+                files.note(self.ledger.describe(outcome))
             # A command reports its own time, without what it waited for.
             yield replace(outcome, seconds=outcome.seconds or time.monotonic() - began)
 
@@ -418,21 +417,34 @@ def _summed(outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
     return replace(outcome, seconds=sum(run.seconds for run in outcomes), runs=len(outcomes))
 
 
-FLAKY = "the check is flaky: {}; --repeat 20 measures how often it fails, and searches accordingly"
-"""The reason where answers contradict each other."""
+class Confirmed(str, Enum):
+    """Endings of :func:`reconfirm`."""
+
+    STEADY = "steady"
+    """It passed each time, and the model failed each time without it."""
+    RATE = "rate"
+    """It passed so often in a row that the rate of failures is no explanation."""
+    FAILED = "failed"
+    """It failed when it was asked again."""
+    LUCK = "luck"
+    """The model without it, which had failed, passed when it was asked again."""
+    ONCE = "once"
+    """Only its last probe is known."""
 
 
 class Confirmation(Struct, frozen=True):
     """The result of probing again what passed.
 
     Attributes:
-        record: The last probe; no ``PASS`` where the passing may be chance, with the reason.
-        seen: How often it passed and how often the model failed without it, in words; empty at a
-            prompt.
+        record: The last probe; no ``PASS`` where the passing may be chance.
+        ending: What that and the other probes show.
+        figures: How often it passed and how often the model failed without it; what passed by
+            luck.
     """
 
     record: Record
-    seen: str = ""
+    ending: Confirmed = Confirmed.ONCE
+    figures: tuple[str | int, ...] = ()
 
     @property
     def passes(self) -> bool:
@@ -460,24 +472,24 @@ def reconfirm(
         return Confirmation(prober.probe(passing, again=True))
     if not flakiness.is_steady:
         # Each pass was as many passes, and so is this one.
-        evidence = f"{flakiness.passes_needed} runs in a row pass, {flakiness.failures} of {flakiness.runs} fail without it"
-        return Confirmation(prober.probe(passing, again=True), evidence)
+        record = prober.probe(passing, again=True)
+        figures = flakiness.passes_needed, flakiness.failures, flakiness.runs
+        return _confirmation(record, Confirmed.RATE, *figures)
     failing_runs, passes = _runs(check, flakiness, ways, failures)
     lost = bool(failing_runs) and _passes_now(prober, failing, failing_runs)
     record = prober.probe(_repeated(passing, passes, runs=1 if lost else passes))
     if lost:
-        doubt = FLAKY.format(
-            f"'{failing.title}' failed, and did not when asked again, so that a pass may be luck"
-        )
-        return Confirmation(structs.replace(record, verdict=Verdict.UNRESOLVED, reason=doubt))
-    if record.verdict is Verdict.FAIL:
-        record = structs.replace(
-            record, reason=f"it passed, and did not when asked again: {record.reason}"
-        )
+        undecided = structs.replace(record, verdict=Verdict.UNRESOLVED)
+        return Confirmation(undecided, Confirmed.LUCK, (failing.title,))
     trials = flakiness.runs + failures + failing_runs
-    return Confirmation(
-        record, f"{passes + 1} of {passes + 1} runs pass, {trials} of {trials} fail without it"
-    )
+    return _confirmation(record, Confirmed.STEADY, passes + 1, trials)
+
+
+def _confirmation(record: Record, passed: Confirmed, *figures: int) -> Confirmation:
+    """Return what the last probe of something confirms: that it ``passed`` so, if it did."""
+    if record.passes:
+        return Confirmation(record, passed, figures)
+    return Confirmation(record, Confirmed.FAILED if record.fails else Confirmed.ONCE)
 
 
 def _runs(check: Check, flakiness: Flakiness, ways: int, failures: int) -> tuple[int, int]:

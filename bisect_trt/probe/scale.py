@@ -33,19 +33,6 @@ class Scale(Struct, frozen=True):
         """The settings by which a worker scores."""
         return Scoring(self.data, self.asked, self.metric.lower_is_better, self.bound)
 
-    def describe(self, measured: Scored) -> str:
-        """A sentence without its end."""
-        text = f"{self.metric.name} is {self.metric.say(measured.value)}"
-        if self.bound is not None:
-            side = "at most" if self.metric.lower_is_better else "at least"
-            text += (
-                f", {'' if measured.passed else 'required: '}{side} {self.metric.say(self.bound)}"
-            )
-        if measured.first and not measured.passed:
-            step, score = measured.first
-            text += f", past it first in step {step}: {self.metric.say(score)}"
-        return f"{text} (of all {self.data.count} samples)"
-
     def score(self, measured: Scored) -> MetricScore:
         """Return a score with the facts of the metric."""
         return MetricScore(

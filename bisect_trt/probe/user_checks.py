@@ -20,7 +20,7 @@ import numpy as np
 from bisect_trt.aliases import Names, Sizes
 from bisect_trt.errors import BisectError, CheckCommandError, MissingOptionError, ScriptError
 from bisect_trt.probe.check import Check
-from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.outcome import Ending, Outcome, Reason
 from bisect_trt.probe.workspace import CandidateFiles
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.base import too_new
@@ -61,12 +61,9 @@ def _of_samples(files: CandidateFiles, check: Callable[[CandidateFiles], Outcome
         seconds += outcome.seconds
         failed = outcome.ending in (Ending.FAILED, Ending.MISMATCHED)
         if result is None or result.ending is Ending.PASSED or failed:
-            named = (
-                outcome.reason
-                if outcome.ending is Ending.PASSED
-                else f"sample {sample_files.sample}: {outcome.reason}"
-            )
-            result = replace(outcome, reason=named, sample=sample_files.sample)
+            result = replace(outcome, sample=sample_files.sample)
+            if outcome.ending is not Ending.PASSED:
+                result = result.seeing(Reason.SAMPLE, sample_files.sample)
         if outcome.cancelled or failed:
             break
     assert result is not None, "there is always a sample"
@@ -166,11 +163,9 @@ class CommandCheck(Check):
             end, doubtful = self._end(argv, files, cancel)
             if not doubtful:
                 return self._read(end, files.log)
-        cause = f"by {end.signal_name}" if end.signal_name else f"with exit status {end.code}"
-        reason = (
-            f"the check was killed {MOST_LOST} times ({cause}), which says nothing of the model"
+        return Outcome(Ending.SKIPPED, LOST, seconds=end.seconds, tail=_tail(files.log)).seeing(
+            Reason.KILLED_OFTEN, MOST_LOST, end.signal_name or end.code
         )
-        return Outcome(Ending.SKIPPED, LOST, reason, end.seconds, _tail(files.log))
 
     def _end(
         self, argv: Sequence[str], files: CandidateFiles, cancel: Cancel | None
@@ -203,37 +198,34 @@ class CommandCheck(Check):
         """The table of the check command's contract, its first row that applies."""
         seconds = end.seconds
         if end.limit == "cancelled":
-            return Outcome(Ending.SKIPPED, CANCELLED, "its answer was not needed any more", seconds)
+            cancelled = Outcome(Ending.SKIPPED, CANCELLED, seconds=seconds)
+            return cancelled.seeing(Reason.NOT_NEEDED)
+        passed = Outcome(Ending.PASSED, "pass", seconds=seconds)
         if end.code in self.ignore_fail_codes and end.limit is None:
-            return Outcome(
-                Ending.PASSED,
-                "pass",
-                f"exit status {end.code}, which --ignore-fail-code lists",
-                seconds,
-            )
+            return passed.seeing(Reason.IGNORED_EXIT, end.code)
         if end.code == SKIP_CODE and SKIP_CODE not in self.fail_codes and end.limit is None:
-            return Outcome(
-                Ending.SKIPPED, "skip", f"exit status {SKIP_CODE}: cannot be judged", seconds
-            )
-        broken = None
-        if end.limit == "time":
-            broken = "time-out", f"no answer after {self.timeout:g} s"
-        elif end.limit == "memory":
-            broken = OVER_MEMORY, end.describe()
-        elif end.signal_name:
-            broken = f"signal {end.signal_name}", f"killed by {end.signal_name}"
-        if broken is not None:
-            return Outcome(Ending.BROKEN, *broken, seconds, _tail(log))
+            skipped = Outcome(Ending.SKIPPED, "skip", seconds=seconds)
+            return skipped.seeing(Reason.SKIP_EXIT, SKIP_CODE)
+        if end.limit == "memory":
+            return Outcome(Ending.BROKEN, OVER_MEMORY, end.describe(), seconds, _tail(log))
+        if end.limit == "time" and self.timeout is not None:
+            broken = Outcome(Ending.BROKEN, "time-out", seconds=seconds, tail=_tail(log))
+            return broken.seeing(Reason.TIME_OUT, self.timeout)
+        if end.signal_name:
+            signature = f"signal {end.signal_name}"
+            broken = Outcome(Ending.BROKEN, signature, seconds=seconds, tail=_tail(log))
+            return broken.seeing(Reason.KILLED, end.signal_name)
         if self.fail_codes or self.fail_regexes:
             return self._read_conditions(end, log)
         if end.code == 0:
-            return Outcome(Ending.PASSED, "pass", "exit status 0", seconds)
+            return passed.seeing(Reason.EXIT, 0)
         self._refuse_broken(end, log)
         # A broken check ends like this too, and only what it printed tells.
         tail = _tail(log)
         last = tail.rpartition("\n")[2]
         kinds = [f"exit {end.code}", *_EXCEPTION.findall(last), *too_new(last)]
-        return Outcome(Ending.FAILED, ": ".join(kinds), f"exit status {end.code}", seconds, tail)
+        failed = Outcome(Ending.FAILED, ": ".join(kinds), seconds=seconds, tail=tail)
+        return failed.seeing(Reason.EXIT, end.code)
 
     def _refuse_broken(self, end: ProcessEnd, log: Path) -> None:
         """End the search where a program of the check cannot be run, which says nothing of any model.
@@ -264,22 +256,18 @@ class CommandCheck(Check):
             and lost
             and (not self.fail_codes or end.code in self.fail_codes)
         ):
-            place = (
-                f"the {end.left_out} bytes of output that are not kept"
-                if end.left_out
-                else "the log, which is gone"
+            unknown = Outcome(Ending.OTHER, "too much output", seconds=end.seconds, tail=_tail(log))
+            return unknown.seeing(
+                Reason.OUTPUT_LEFT_OUT if end.left_out else Reason.LOG_GONE, end.left_out
             )
-            reason = f"--fail-regex may match in {place}"
-            return Outcome(Ending.OTHER, "too much output", reason, end.seconds, _tail(log))
         if len(conditions) == bool(self.fail_codes) + bool(self.fail_regexes):
             return Outcome(Ending.FAILED, ", ".join(conditions), ", ".join(conditions), end.seconds)
         if end.code == 0:
-            return Outcome(
-                Ending.PASSED, "pass", "exit status 0, and not the failure asked for", end.seconds
-            )
+            passed = Outcome(Ending.PASSED, "pass", seconds=end.seconds)
+            return passed.seeing(Reason.OTHER_PASS, end.code)
         self._refuse_broken(end, log)
-        reason = f"exit status {end.code}, but not the failure asked for"
-        return Outcome(Ending.OTHER, f"exit {end.code}", reason, end.seconds, _tail(log))
+        other = Outcome(Ending.OTHER, f"exit {end.code}", seconds=end.seconds, tail=_tail(log))
+        return other.seeing(Reason.OTHER_EXIT, end.code)
 
 
 def _text(log: Path, last: int | None = None) -> str:
@@ -300,9 +288,9 @@ def _tail(log: Path) -> str:
 
 
 _OUTCOMES = {
-    Verdict.FAIL: (Ending.FAILED, "bad", "the check says that it fails"),
-    Verdict.PASS: (Ending.PASSED, "pass", "the check says that it passes"),
-    Verdict.UNRESOLVED: (Ending.SKIPPED, "skip", "the check cannot judge it"),
+    Verdict.FAIL: Outcome(Ending.FAILED, "bad").seeing(Reason.CHECK_FAILS),
+    Verdict.PASS: Outcome(Ending.PASSED, "pass").seeing(Reason.CHECK_PASSES),
+    Verdict.UNRESOLVED: Outcome(Ending.SKIPPED, "skip").seeing(Reason.CHECK_SKIPS),
 }
 
 
@@ -343,9 +331,9 @@ class FunctionCheck(Check):
         except Exception as error:
             tail = "\n".join(traceback.format_exc().rstrip().splitlines()[-_TAIL_LINES:])
             kind = type(error).__name__
-            reason = f"the check raised {kind}: {_first_line(error)}".rstrip(": ")
-            return Outcome(Ending.OTHER, f"raised {kind}", reason, tail=tail)
-        return Outcome(*_OUTCOMES[self._verdict(answer)])
+            line = f"{kind}: {_first_line(error)}".rstrip(": ")
+            return Outcome(Ending.OTHER, f"raised {kind}", tail=tail).seeing(Reason.RAISED, line)
+        return _OUTCOMES[self._verdict(answer)]
 
     def _verdict(self, answer: Any) -> Verdict:  # noqa: ANN401 - whatever the function returns
         if isinstance(answer, Verdict):
@@ -370,10 +358,10 @@ class Undo(Exception):  # noqa: N818 - a request, not an error
     """The user takes the last answer back."""
 
 
-_ANSWERS: dict[str, tuple[Ending, str, str] | type[BaseException]] = {
-    "good": (Ending.PASSED, "good", "judged good at the prompt"),
-    "bad": (Ending.FAILED, "bad", "judged bad at the prompt"),
-    "skip": (Ending.SKIPPED, "skip", "skipped at the prompt"),
+_ANSWERS: dict[str, Outcome | type[BaseException]] = {
+    "good": Outcome(Ending.PASSED, "good").seeing(Reason.PROMPT_GOOD),
+    "bad": Outcome(Ending.FAILED, "bad").seeing(Reason.PROMPT_BAD),
+    "skip": Outcome(Ending.SKIPPED, "skip").seeing(Reason.PROMPT_SKIPS),
     "undo": Undo,
     "quit": KeyboardInterrupt,
 }
@@ -411,8 +399,8 @@ class PromptCheck(Check):
             except EOFError:
                 raise KeyboardInterrupt from None
             meant = next((end for name, end in _ANSWERS.items() if answer in (name, name[0])), None)
-            if isinstance(meant, tuple):
-                return Outcome(*meant)
+            if isinstance(meant, Outcome):
+                return meant
             if meant is not None:
                 raise meant
             print(f"'{answer}' is none of {', '.join(_ANSWERS)} (or their first letters).")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bisect_trt.errors import BisectError
 from bisect_trt.onnxlib.load import load_model
+from bisect_trt.report.outcomes import describe_comparison
 from bisect_trt.report.result import Result
 from bisect_trt.report.text import clean, named
 from bisect_trt.tensors.files import replacing
@@ -43,7 +44,9 @@ def cases_of(result: Result) -> list[tuple[str, str, str]]:
             for comparison in comparisons
         ]
         return [
-            (name, "pass", "") if comparison.passed else (name, "failure", comparison.describe())
+            (name, "pass", "")
+            if comparison.passed
+            else (name, "failure", describe_comparison(comparison))
             for name, comparison in zip(names, comparisons, strict=True)
         ]
     if (status == "found") != (command in _SEARCHES):

@@ -9,6 +9,7 @@ from msgspec import Struct, structs
 
 from bisect_trt.errors import quoted
 from bisect_trt.onnxlib.nodes import Node, in_module
+from bisect_trt.report.outcomes import describe_comparison
 from bisect_trt.report.parts import Loss, Names, Whose, WrongSide
 from bisect_trt.report.text import Entry, named
 from bisect_trt.tensors.comparison import TensorComparison
@@ -373,7 +374,7 @@ class Exported(Struct, frozen=True):
             f"Before it, {self.branch} branches on a tensor: a traced export holds the branch of its example.": self.branch,
             node
             and f"First wrong tensor: '{node.outputs[0]}' of {named(node)}{in_module(node)}.": node,
-            f"Sample {self.sample}, '{output.name}' of {self.title}: {output.describe()}.": True,
+            f"Sample {self.sample}, '{output.name}' of {self.title}: {describe_comparison(output)}.": True,
         }
         sentence = " ".join(part for part, applies in parts.items() if part and applies)
         return WrongSide(self.whose, sentence, source=self.line)

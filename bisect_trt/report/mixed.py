@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from bisect_trt.onnxlib.nodes import in_module
 from bisect_trt.report.console import IN_JSON, Console, listed
+from bisect_trt.report.outcomes import describe_comparison
 from bisect_trt.report.parts import FOR_FRESH, StepsWay, TradeOff, Unit, Validation
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import LARGE, why_no_use
@@ -291,7 +292,10 @@ def tell_mixed(result: Result, console: Console, *lines: str | None) -> None:
     tell_kept(result.keep_fp32 or (), console)
     comparisons = (result.accuracy or [])[:_SHOWN]
     notes = (
-        *(f"accuracy: '{comparison.name}': {comparison.describe()}" for comparison in comparisons),
+        *(
+            f"accuracy: '{comparison.name}': {describe_comparison(comparison)}"
+            for comparison in comparisons
+        ),
         f"measured on {result.measured_on}",
         result.validation and f"fresh samples: {result.validation.drawn}",
         *_use_lines(result),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from bisect_trt.probe.prober import FLAKY
+from msgspec import structs
+
+from bisect_trt.probe.ledger import Record
+from bisect_trt.probe.prober import Confirmation, Confirmed
 from bisect_trt.report.console import Console
 from bisect_trt.search.oracle import Minimum, Note, Remark
 
+_FLAKY = "the check is flaky: {}; --repeat 20 measures how often it fails, and searches accordingly"
+"""The reason where answers contradict each other."""
 _FLAKY_BY = {
     Note.ORIGINAL_PASSED: "the original failed, and did not when asked again",
     Note.LARGER_PASSED: "a model that holds the answer passed, and failed when asked again",
@@ -18,7 +23,7 @@ _FLAKY_BY = {
 """Answers that contradict each other."""
 _READ_BACK = "the final re-check disagreed: {0}"
 _SENTENCES = {
-    **{note: FLAKY.format(answers) for note, answers in _FLAKY_BY.items()},
+    **{note: _FLAKY.format(answers) for note, answers in _FLAKY_BY.items()},
     Note.BROKEN: "without {0} of its units the model breaks in another way, which does not show that they are needed",
     Note.NOT_NEEDED: (
         "without one of these units a larger model fails: others fail together with the rest of them, or the check is flaky; "
@@ -34,7 +39,7 @@ _SENTENCES = {
     ),
     Note.READ_BACK: _READ_BACK,
     Note.READ_BACK_PASSED: (
-        f"{_READ_BACK}; {FLAKY.format('it failed, and passed when it was read back')}"
+        f"{_READ_BACK}; {_FLAKY.format('it failed, and passed when it was read back')}"
     ),
     Note.READ_BACK_RARER: (
         "the check is flaky: the original failed in {1} of {1} runs, the answer fails less often; "
@@ -80,6 +85,30 @@ UNJUDGED_WITHOUT = "Without these nodes the rest of the model cannot be judged"
 def describe(*remarks: Remark | None) -> str | None:
     """Return remarks in words, one after the other; ``None`` where there is none."""
     return "".join(_SENTENCES[each.note].format(*each.figures) for each in remarks if each) or None
+
+
+_CONFIRMED = {
+    Confirmed.STEADY: "{0} of {0} runs pass, {1} of {1} fail without it",
+    Confirmed.RATE: "{0} runs in a row pass, {1} of {2} fail without it",
+    Confirmed.FAILED: "it passed, and did not when asked again: {reason}",
+    Confirmed.LUCK: _FLAKY.format(
+        "'{0}' failed, and did not when asked again, so that a pass may be luck"
+    ),
+    Confirmed.ONCE: "{reason}",
+}
+
+
+def describe_confirmation(believed: Confirmation) -> str:
+    """Return what asking again showed, in words without a period."""
+    template = _CONFIRMED[believed.ending]
+    return template.format(*believed.figures, reason=believed.record.reason)
+
+
+def last_record(believed: Confirmation) -> Record:
+    """Return the last probe; if it may not be recommended, with what asking again showed as the reason."""
+    if believed.passes:
+        return believed.record
+    return structs.replace(believed.record, reason=describe_confirmation(believed))
 
 
 def tell_steps(minimum: Minimum, console: Console) -> None:

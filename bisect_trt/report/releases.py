@@ -17,7 +17,6 @@ from bisect_trt.search.ordered import Edge, History
 
 _REASON_LENGTH = 200
 """The length to which the reason of a release is cut."""
-UNSUPPORTED = "it does not support the model: {}"
 NOT_SEARCHED = "The first failing release was not searched, because that installs releases: {}"
 NONE_ALONE = "No release of {} fails in an environment of its own."
 NO_INDEX = "The newest release of {} was not tried, because no package index answers."

@@ -27,6 +27,7 @@ from onnx import printer
 
 from bisect_trt.errors import OutputFileError, first_few
 from bisect_trt.onnxlib.nodes import DEFAULT_DOMAINS
+from bisect_trt.report.outcomes import describe_comparison
 from bisect_trt.report.parts import CauseDetail
 from bisect_trt.report.result import environment
 from bisect_trt.report.summary import describe_placement, notes_of, why_no_cause
@@ -64,6 +65,7 @@ _SHARED = (
     *("bisect_trt.aliases", "bisect_trt.errors", "bisect_trt.tensors.info"),
     *("bisect_trt.targets.messages", "bisect_trt.targets.reproduce"),
 )
+
 """The modules of every script, each after those it needs."""
 _FOR_LINTERS = re.compile(r"  # (?:noqa|type: ignore)[^\n]*")
 _HEAD = '''"""Shows a failure again.
@@ -364,6 +366,7 @@ def _templates() -> jinja2.Environment:
         "code": code,
         "notes_of": notes_of,
         "prose": prose,
+        "difference": describe_comparison,
         "shell": shlex.join,
         "why_no_cause": why_no_cause,
     }

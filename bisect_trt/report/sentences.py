@@ -203,7 +203,6 @@ TRY_OUTPUTS = (
     "(run MODEL --onnxrt --save-outputs ref.npz), and compare with those (--load-outputs ref.npz)."
 )
 TRY_VALUES = "The random values of {} may be invalid: give real data (--load-inputs), or the valid range (--val-range)."
-PIECE_REFUSED = "the reference does not run this piece either"
 VALUES_REFUSED = "the reference does not run it"
 PASSES_AT_LARGEST = "it passes with the largest value of {}, so widen its range"
 FAILS_UNFUSED = "it fails with each value of {}, so without these fusions"

@@ -15,6 +15,7 @@ from bisect_trt.errors import first_few, quoted
 from bisect_trt.onnxlib.nodes import Node, in_module
 from bisect_trt.probe.outcome import BARE_EXIT, SLOW
 from bisect_trt.report.charts import downsample
+from bisect_trt.report.outcomes import describe_comparison, describe_details
 from bisect_trt.report.parts import (
     FOR_FRESH,
     NEEDED,
@@ -220,7 +221,7 @@ def describe_steps(steps: Steps) -> str:
         )
     worst = next(error for error in steps.right.errors if error.sample == steps.step)
     names = ", ".join(repr(name) for name in steps.tensors[:_NAMED] if name)
-    error = ": ".join(filter(None, (names, worst.describe())))
+    error = ": ".join(filter(None, (names, describe_comparison(worst))))
     wrong_steps = spans(steps.failing)
     count = len(steps.right.errors)
     scope = f" ({count} of {steps.steps} were run)" if count < steps.steps else ""
@@ -347,10 +348,10 @@ def _failure(result: Result) -> Iterator[Row]:
     is_export = fault is not None and fault.whose == "export"
     for comparison in failed[:shown]:
         sample = "" if comparison.sample is None else f"sample {comparison.sample}: "
-        yield "Fails", f"{sample}'{comparison.name}': {comparison.describe()}"
+        yield "Fails", f"{sample}'{comparison.name}': {describe_comparison(comparison)}"
         # A tolerance with which a wrong export passes is no way out.
         if comparison.details is not None and not is_export:
-            yield "", comparison.details.describe()
+            yield "", describe_details(comparison.details)
     if len(failed) > shown:
         yield "", f"{plural(len(failed) - shown, 'more output')} with mismatches"
     if comparisons:
@@ -372,7 +373,10 @@ def _nodes(result: Result) -> Iterator[Row]:
     exported = result.fault and result.fault.whose == "export"
     if result.command == "layerwise" and origins:
         first = origins[0]
-        yield "Nodes", f"First mismatch: {named(first.node)}: {first.comparison.describe()}"
+        yield (
+            "Nodes",
+            f"First mismatch: {named(first.node)}: {describe_comparison(first.comparison)}",
+        )
     elif culprits and result.command != "precision" and not exported:
         yield "Nodes", f"{failing(culprits)}{_proof(result)}"
         for line in dict.fromkeys(filter(None, map(in_module, culprits[:_NAMED]))):

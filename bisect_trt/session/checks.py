@@ -32,14 +32,14 @@ from bisect_trt.probe.engine_cache import EngineCache
 from bisect_trt.probe.ledger import Ledger, Record, Watcher
 from bisect_trt.probe.metric_check import MetricCheck
 from bisect_trt.probe.oracles import BuiltinCheck, EngineCheck, outcome_of_failure
-from bisect_trt.probe.outcome import Ending, Outcome
+from bisect_trt.probe.outcome import Ending, Outcome, Reason
 from bisect_trt.probe.prober import Prober, Vet
 from bisect_trt.probe.scale import Scale
 from bisect_trt.probe.user_checks import CommandCheck, FunctionCheck, PromptCheck
 from bisect_trt.probe.verdict_cache import VerdictCache
 from bisect_trt.probe.workspace import FIXED_PATH, POLYGRAPHYS_PATH, CandidateFiles
 from bisect_trt.report.console import Console
-from bisect_trt.report.sentences import PIECE_REFUSED
+from bisect_trt.report.outcomes import describe_outcome
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.session.oracle import Oracle
 from bisect_trt.session.places import require_fit, require_reference
@@ -338,6 +338,7 @@ def open_ledger(
     watchers: list[Watcher] = [console, CheckLeavings(settings.options)]
     ledger = Ledger(
         subject.workspace.folder,
+        describe_outcome,
         watchers,
         max_probes=search.max_probes,
         deadline=subject.workers.deadline,
@@ -448,8 +449,8 @@ def make_vet(subject: Subject) -> Vet:
             return outcome_of_failure(reply)
         if reply.kind not in ("build", "run") or not runs_original():
             return outcome
-        reason = f"{outcome.reason}; {PIECE_REFUSED}: {reply.message}"
-        return replace(outcome, ending=Ending.OTHER, reason=reason)
+        refused = replace(outcome, ending=Ending.OTHER)
+        return refused.seeing(Reason.PIECE_REFUSED, reply.message)
 
     return vet
 

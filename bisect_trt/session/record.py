@@ -21,6 +21,7 @@ from bisect_trt.onnxlib.nodes import Node
 from bisect_trt.probe.ledger import Record
 from bisect_trt.report.charts import error_curve, short_number
 from bisect_trt.report.console import Console
+from bisect_trt.report.outcomes import describe_comparison
 from bisect_trt.report.parts import (
     LIST_PROBES,
     REPRODUCE_ALONE,
@@ -297,7 +298,7 @@ def _outputs(entries: Iterable[Node]) -> list[str]:
 
 def _error(comparison: Comparison) -> ErrorText:
     ratio = short_number(comparison.tolerance_ratio)
-    return ErrorText(passed=comparison.passed, ratio=ratio, text=comparison.describe())
+    return ErrorText(passed=comparison.passed, ratio=ratio, text=describe_comparison(comparison))
 
 
 def attribute_texts(node: onnx.NodeProto) -> dict[str, str]:

@@ -23,6 +23,7 @@ from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.user_checks import Undo
 from bisect_trt.report.console import NOTHING_TO_UNDO, Console
+from bisect_trt.report.outcomes import describe_outcome
 from bisect_trt.report.parts import Failure, FailureRate, MetricValues, Minimality, ProbeScore
 from bisect_trt.report.proofs import describe
 from bisect_trt.report.result import Result, says_less
@@ -421,7 +422,9 @@ class Session(Struct, frozen=True):
         original = self.outcome(prober.ledger.records[0]).metric
         outcome = check.run(prober.write(candidate))
         if outcome.metric is None:
-            self.console.warn(f"the answer could not be scored on the whole set: {outcome.reason}")
+            self.console.warn(
+                f"the answer could not be scored on the whole set: {describe_outcome(outcome)}"
+            )
             return
         scores = (
             ProbeScore(probe=record.number, candidate=score.candidate, size=record.size)
@@ -434,7 +437,7 @@ class Session(Struct, frozen=True):
             probes=tuple(scores),
         )
         self.console.answer(
-            f"  {outcome.reason}; the reference has {scale.metric.say(scale.reference)}"
+            f"  {describe_outcome(outcome)}; the reference has {scale.metric.say(scale.reference)}"
         )
 
     def note_score(self) -> None:

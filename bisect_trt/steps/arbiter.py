@@ -16,6 +16,7 @@ from bisect_trt.probe.check import Comparing, comparing
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import DoesNotReproduce
 from bisect_trt.report.faults import NEWER_DIFFERS, TRY_NEWER, TRY_RELEASES, Fault, Rule
+from bisect_trt.report.outcomes import describe_outcome
 from bisect_trt.report.parts import WrongSide
 from bisect_trt.report.releases import NewerRelease
 from bisect_trt.report.reproducer import Since
@@ -155,7 +156,7 @@ class Arbiter(Struct, frozen=True):
         if newest.outcome.ending is not Ending.MISMATCHED:
             return None
         release = f"{newest.package} {newest.release}"
-        self._tell(NEWER_DIFFERS.format(release, newest.outcome.reason))
+        self._tell(NEWER_DIFFERS.format(release, describe_outcome(newest.outcome)))
         command = session.command("diagnose", self.check)
         command += f" --on env={newest.package}=={newest.release}"
         return TRY_NEWER.format(command)

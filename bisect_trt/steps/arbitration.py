@@ -38,6 +38,7 @@ from bisect_trt.report.faults import (
     Lost,
     Rule,
 )
+from bisect_trt.report.outcomes import describe_outcome
 from bisect_trt.report.parts import Loss
 from bisect_trt.report.text import Entry
 from bisect_trt.session.session import Session
@@ -477,7 +478,7 @@ def arbitrate(
     refusal = (
         None
         if outcome is None or outcome.ending in (Ending.MISMATCHED, Ending.PASSED)
-        else outcome.reason
+        else describe_outcome(outcome)
     )
     settings = answer.settings(target)
     inputs, golden = (

@@ -25,6 +25,7 @@ from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.probe.reference import Reference
 from bisect_trt.report.parts import DynamicShapes, FreeDimension, InputAxis
+from bisect_trt.report.proofs import last_record
 from bisect_trt.session.free_dims import Axis, Freed
 from bisect_trt.session.session import Session
 from bisect_trt.session.subject import Subject
@@ -92,7 +93,7 @@ def free_where_needed(session: Session) -> bool:
     record = prober.probe(fixed)
     if record.passes:
         # Fixed shapes must pass each time.
-        record = reconfirm(prober, subject.original, fixed).record
+        record = last_record(reconfirm(prober, subject.original, fixed))
     if record.fails:
         console.say("  yes, so candidates have fixed shapes")
         return False

@@ -21,7 +21,7 @@ from bisect_trt.probe.check import comparing
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.parts import Failure
-from bisect_trt.report.proofs import UNJUDGED_WITHOUT, tell_steps
+from bisect_trt.report.proofs import UNJUDGED_WITHOUT, last_record, tell_steps
 from bisect_trt.search.confirm import read_back
 from bisect_trt.search.oracle import (
     Minimum,
@@ -462,7 +462,7 @@ def _failing_rest(session: Session, case: Case, taken: Subset, *, sure: bool) ->
         ledger.follow(outcome)
         record = session.prober.probe(candidate)
     if sure and record.passes:
-        record = reconfirm(session.prober, subject.original, candidate).record
+        record = last_record(reconfirm(session.prober, subject.original, candidate))
     if record.verdict is Verdict.UNRESOLVED:
         session.console.answer(f"{UNJUDGED_WITHOUT}: {record.reason}.")
     else:

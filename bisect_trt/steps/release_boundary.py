@@ -28,14 +28,14 @@ from bisect_trt.errors import (
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.probe.candidate import Candidate, Probe
 from bisect_trt.probe.check import Check, Comparing
-from bisect_trt.probe.outcome import Ending, Outcome, raised
+from bisect_trt.probe.outcome import Ending, Outcome, Reason, raised
 from bisect_trt.probe.prober import write_candidate
 from bisect_trt.probe.workspace import CandidateFiles
+from bisect_trt.report.outcomes import describe_outcome
 from bisect_trt.report.releases import (
     NO_INDEX,
     NONE_ALONE,
     NOT_SEARCHED,
-    UNSUPPORTED,
     Boundaries,
     NewerRelease,
 )
@@ -154,7 +154,7 @@ class ReleaseCheck(Check):
                 layers = () if isinstance(reply, Failed) else reply.get("layers", ())
                 fused = [layer for layer in layers if {*self.fusion} <= {*layer["nodes"]}]
                 nodes = " + ".join(fused[0]["nodes"]) if fused else "no"
-                outcome = replace(outcome, reason=f"{outcome.reason}; fused: {nodes}")
+                outcome = outcome.seeing(Reason.FUSED, nodes)
         # The size of the error may differ between releases.
         return replace(outcome, seconds=seconds, severity=None)
 
@@ -170,13 +170,14 @@ class ReleaseCheck(Check):
         if self.target is not None and self.target.target.does_not_know(
             outcome.message, newest=self.newest
         ):
-            return _unsupported(outcome, outcome.reason)
+            return _unsupported(outcome, describe_outcome(outcome))
         return replace(outcome, signature=refusal_of(outcome, self.network))
 
 
 def _unsupported(outcome: Outcome, message: str) -> Outcome:
     """Return the outcome of a release that is older than the model, which says nothing of the failure."""
-    return replace(outcome, ending=Ending.OTHER, reason=UNSUPPORTED.format(message))
+    unsupported = replace(outcome, ending=Ending.OTHER, reason="", failed=None, findings=())
+    return unsupported.seeing(Reason.UNSUPPORTED, message)
 
 
 def is_same_refusal(one: Outcome, other: Outcome, network: Network) -> bool:
@@ -517,5 +518,5 @@ def ask_newest(
     except BisectError as error:
         console.say(f"  not found: {error}")
         return None
-    console.say(f"  {release}: {outcome.reason}")
+    console.say(f"  {release}: {describe_outcome(outcome)}")
     return structs.replace(newest, outcome=outcome, wrong=wrong)

@@ -24,6 +24,7 @@ from bisect_trt.probe.check import Check, Comparing
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import write_candidate
 from bisect_trt.report.faults import DIFFERS_FIRST
+from bisect_trt.report.outcomes import describe_comparison, describe_outcome
 from bisect_trt.report.releases import FAILS_FRESH, REFUSES_FRESH, NewerRelease
 from bisect_trt.report.reproducer import Since
 from bisect_trt.session.session import Session
@@ -101,7 +102,7 @@ def ask_evaluator(
     outputs = subject.models.run("fault", network.proto, fed, EVALUATOR, EVALUATOR_SECONDS)
     if isinstance(outputs, Failed):
         return Vote.NONE
-    return Disagreement(network.describe(first), differing.describe(), {**fed, **outputs})
+    return Disagreement(network.describe(first), describe_comparison(differing), {**fed, **outputs})
 
 
 def right_here(session: Session, check: Comparing, case: Candidate) -> Since | None:
@@ -169,10 +170,10 @@ def fails_on_fresh(
         candidate = with_metadata(candidate, "bisect-trt.samples", release)
         files = write_candidate(Probe(candidate), subject.workspace, subject.reference)
         outcome = on_fresh.run(files)
-        console.say(f"  {outcome.reason}")
+        console.say(f"  {describe_outcome(outcome)}")
         wrong = sum(error > 1 for error in outcome.errors)
         if not outcome.errors:
-            sentences[release] = REFUSES_FRESH.format(release, outcome.reason)
+            sentences[release] = REFUSES_FRESH.format(release, describe_outcome(outcome))
         elif wrong:
             sentences[release] = FAILS_FRESH.format(release, wrong, len(samples))
     return sentences

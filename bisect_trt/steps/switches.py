@@ -19,6 +19,7 @@ from bisect_trt.onnxlib.nodes import all_nodes
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.prober import reconfirm
 from bisect_trt.report.parts import CauseDetail, Switches
+from bisect_trt.report.proofs import describe_confirmation
 from bisect_trt.report.summary import CASE_CONFIRMED, why_no_cause
 from bisect_trt.search.keep import Alternatives, find_alternatives, shortest_prefix
 from bisect_trt.search.oracle import (
@@ -424,12 +425,13 @@ def _confirm(
             failures,
         )
         if not believed.passes:
-            doubts.append(f"{' and '.join(names)}: {believed.record.reason}")
+            doubts.append(f"{' and '.join(names)}: {describe_confirmation(believed)}")
             continue
         case_passes = None if small is None else prober.probe(small.candidate(units)).passes
         inner = any(panel.switches[unit].tier is Tier.COMPILER for unit in units)
         layers = engines.changed(frozenset(), units) if inner else None
-        entries.append(whole.entry(units, believed.seen, layers, whole=passes, case=case_passes))
+        seen = describe_confirmation(believed)
+        entries.append(whole.entry(units, seen, layers, whole=passes, case=case_passes))
     entries.sort(key=lambda entry: (not entry.whole, len(entry.switches)))
     return CauseDetail(
         target=panel.target.target.title,

@@ -41,7 +41,9 @@ from bisect_trt.options.shared import Search
 from bisect_trt.probe.candidate import Candidate
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.prober import reconfirm
+from bisect_trt.report.outcomes import describe_outcome
 from bisect_trt.report.parts import Cost, FreshCount, Whose, WorkaroundTried
+from bisect_trt.report.proofs import describe_confirmation
 from bisect_trt.report.result import Result
 from bisect_trt.report.summary import (
     BARRIERS,
@@ -99,12 +101,14 @@ def _confirmed(
     """Return a workaround that passed once, probed again until chance can be excluded."""
     believed = reconfirm(session.prober, session.subject.original, candidate)
     if not believed.passes:
-        return structs.replace(workaround, passes=False, why=believed.record.reason)
+        return structs.replace(workaround, passes=False, why=describe_confirmation(believed))
     worst = max(
         (comparison.tolerance_ratio for comparison in session.outcome(believed.record).comparisons),
         default=None,
     )
-    return structs.replace(workaround, passes=True, worst_error=worst, why=believed.seen)
+    return structs.replace(
+        workaround, passes=True, worst_error=worst, why=describe_confirmation(believed)
+    )
 
 
 def _held(session: Session, workaround: WorkaroundTried, candidate: Candidate) -> WorkaroundTried:
@@ -126,7 +130,7 @@ def _held(session: Session, workaround: WorkaroundTried, candidate: Candidate) -
         return structs.replace(
             workaround,
             passes=False,
-            why=f"on {inputs}: {outcome.reason}",
+            why=f"on {inputs}: {describe_outcome(outcome)}",
             fresh=FreshCount(count, 0),
         )
     passed = sum(error <= 1 for error in outcome.errors)
@@ -183,7 +187,7 @@ def _run_as_file(
     check = check.under(fresh=True, same=False)
     files = replace(session.prober.write(candidate), model=output.absolute())
     outcome = check.run(files)
-    reason = f"{FILE_FAILS}: {outcome.reason}"
+    reason = f"{FILE_FAILS}: {describe_outcome(outcome)}"
     target = check.runtime
     if outcome.ending is Ending.PASSED and target is not None:
         plain = replace(target, fp16=False, bf16=False)
@@ -194,7 +198,7 @@ def _run_as_file(
             lowered = lower_fp16(candidate.proto, target.keep, types, LOW_TYPES[name])
             typed = replace(candidate, made=lowered, target=plain)
             outcome = check.run(session.prober.write(typed))
-            reason = CONVERTED_FAILS.format(name, outcome.reason)
+            reason = CONVERTED_FAILS.format(name, describe_outcome(outcome))
     if outcome.ending is Ending.PASSED:
         return workaround
     return structs.replace(workaround, passes=False, why=reason)

@@ -101,8 +101,7 @@ def compare_all(
     comparisons = []
     for name in names:
         if name not in reference:
-            reason = "the target has this member, and the reference does not"
-            comparisons.append(TensorComparison(name, False, ComparisonKind.MISSING, reason=reason))
+            comparisons.append(TensorComparison(name, False, ComparisonKind.MISSING))
             continue
         step = (steps or {}).get(name)
         precision = coarser(options.precision, (lows or {}).get(name))

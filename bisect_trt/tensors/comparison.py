@@ -131,22 +131,6 @@ class Details(msgspec.Struct, frozen=True):
     snr_db: float | None = None
     argmax: float | None = None
 
-    def describe(self) -> str:
-        """Return the options that would have passed and the similarity, as text."""
-        alike = ""
-        if self.cosine is not None and self.snr_db is not None and math.isfinite(self.snr_db):
-            alike = f"; cosine similarity {self.cosine:.6f}, SNR {self.snr_db:.1f} dB"
-        return f"{self._options()}{alike}"
-
-    def _options(self) -> str:
-        needed = {"--atol": self.atol_needed, "--rtol": self.rtol_needed}
-        options = [
-            f"{option} {rounded_up(value)}"
-            for option, value in needed.items()
-            if math.isfinite(value)
-        ]
-        return f"passes with {' or '.join(options)}" if options else "no tolerance passes"
-
 
 class TensorComparison(msgspec.Struct, frozen=True):
     """The comparison of one tensor of the target with the reference's.
@@ -260,44 +244,11 @@ class TensorComparison(msgspec.Struct, frozen=True):
         # Rounding must not contradict the verdict: past 1 means failed.
         return min(ratio, 1.0) if self.passed else max(ratio, math.nextafter(1, 2))
 
-    def describe(self) -> str:
-        """Return the difference in one line of text."""
-        if self.reason is not None:
-            return self.reason
-        if self.kind is ComparisonKind.MISSING:
-            return "the target does not have this output"
-        if self.kind is ComparisonKind.SHAPE:
-            return f"expected shape {list(self.reference_shape or ())}, got {list(self.target_shape or ())}"
-        if self.worst is None:
-            return "no elements"
-        text = f"max error {self.worst.error:.5g}"
-        if self.stat in (ErrorStat.MEAN, ErrorStat.MEDIAN, ErrorStat.QUANTILE):
-            quantile = f" {self.quantile:g}" if self.stat is ErrorStat.QUANTILE else ""
-            text = f"{self.stat.value}{quantile} error {getattr(self, f'{self.stat.value}_abs'):.5g}, {text}"
-        if self.worst.error != 0:
-            text += f" at {self.worst.index}: expected {_short(self.worst.reference)}, got {_short(self.worst.target)}"
-        text += f" (atol {self.atol:.3g}, rtol {self.rtol:.3g}; {self.mismatching} of {self.total} elements mismatch)"
-        are = "element is" if self.ties == 1 else "elements are"
-        return (
-            f"{text}; {self.ties} {are} one quantization step off, as ties in rounding are"
-            if self.ties
-            else text
-        )
-
 
 def rounded_up(value: float) -> str:
     """Return a tolerance rounded up to three digits, so that it passes."""
     context = Context(prec=3, rounding=ROUND_CEILING)
     return f"{float(context.create_decimal_from_float(value)):g}"
-
-
-def _short(value: float | str) -> str:
-    if isinstance(value, str):
-        return repr(value)
-    # Integers below a million million and bools in full; the rest to the digits that fp32 has.
-    if isinstance(value, int) and abs(value) < 10**12:
-        return str(value)
-    return f"{value:.7g}"
 
 
 def required_severity(original: float) -> float:

@@ -28,6 +28,7 @@ from bisect_trt.probe.outcome import Ending, Outcome
 from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
 from bisect_trt.report.console import Console
+from bisect_trt.report.outcomes import describe_outcome
 from bisect_trt.report.parts import Comparison, Origin
 from bisect_trt.report.result import Result
 from bisect_trt.search.oracle import Subset, Verdict
@@ -53,7 +54,7 @@ def investigating(
     with Subject(
         ModelSettings(model), Workspace(folder or model.with_suffix(".run")), console
     ) as subject:
-        ledger = Ledger(subject.workspace.folder, [console])
+        ledger = Ledger(subject.workspace.folder, describe_outcome, [console])
         prober = Prober(check(subject), subject.workspace, subject.reference, ledger)
         try:
             yield Session(subject, console, Result("diagnose"), prober)

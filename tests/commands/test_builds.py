@@ -17,6 +17,7 @@ from resident import unsteady
 from support import chain, model_of, script
 
 from bisect_trt.probe.prober import reconfirm
+from bisect_trt.report.proofs import describe_confirmation
 from bisect_trt.search.oracle import Subset, Verdict
 from bisect_trt.search.statistics import confirmations
 from bisect_trt.steps.build_choices import Build, Held, compare_builds, find_reasons
@@ -229,7 +230,10 @@ def test_what_mends_a_steady_failure_is_believed_and_said_with_its_figures() -> 
     with scratch() as folder, FakeRun(Path(folder), check := Coin(1.0, 0)) as run:
         run.prober.probe(FAILING)
         mended = reconfirm(run.prober, FAILING, build([99]))
-        assert (mended.passes, mended.seen) == (True, "5 of 5 runs pass, 3 of 3 fail without it")
+        assert (mended.passes, describe_confirmation(mended)) == (
+            True,
+            "5 of 5 runs pass, 3 of 3 fail without it",
+        )
         before = sum(check.ended.values())
         assert reconfirm(run.prober, FAILING, build([99])) == mended
         assert sum(check.ended.values()) == before, (

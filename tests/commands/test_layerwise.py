@@ -27,6 +27,7 @@ from bisect_trt.probe.ledger import Ledger
 from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Outcome
 from bisect_trt.probe.prober import Prober
+from bisect_trt.report.outcomes import describe_outcome
 from bisect_trt.report.result import Result, result_of
 from bisect_trt.report.summary import summary
 from bisect_trt.steps.layers import (
@@ -381,7 +382,7 @@ def alone(look: Marking, name: str) -> Outcome:
     subject = look.subject
     unit = subject.network.rank[subject.network.producer[name]]
     check = BuiltinCheck(subject.workers, look.target, look.tolerance)
-    with closing(Ledger(subject.workspace.folder)) as ledger:
+    with closing(Ledger(subject.workspace.folder, describe_outcome)) as ledger:
         prober = Prober(check, subject.workspace, subject.reference, ledger)
     return prober.run_check(Probe(subject.cut(subject.units.with_weights({unit}))))
 

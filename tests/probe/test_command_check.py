@@ -20,6 +20,7 @@ from bisect_trt.probe.oracles import FIXED_ENGINE, BuiltinCheck, EngineCheck
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles
+from bisect_trt.report.outcomes import describe_outcome
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.trt.settings import TrtSettings
@@ -281,4 +282,4 @@ def test_an_engine_that_cannot_be_built_says_nothing_of_the_check(
 ) -> None:
     found = check(engine_files, "false", answer=failed).run(engine_files)
     assert found.ending is Ending.BROKEN
-    assert failed.message in found.reason
+    assert failed.message in describe_outcome(found)

@@ -38,6 +38,7 @@ from bisect_trt.probe.oracles import BuiltinCheck
 from bisect_trt.probe.outcome import Ending
 from bisect_trt.probe.reference import Models
 from bisect_trt.probe.workspace import Workspace
+from bisect_trt.report.outcomes import describe_outcome
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.base import TargetSettings
 from bisect_trt.targets.messages import RunError
@@ -81,7 +82,7 @@ def test_a_worker_that_takes_more_memory_than_it_may_is_ended_and_that_is_an_ans
     (tmp_path / "m.onnx").write_text("hold")
     outcome = BuiltinCheck(pool.workers, TRT, ToleranceOptions()).run(candidate_files(tmp_path))
     assert (outcome.ending, outcome.signature) == (Ending.BROKEN, "memory limit")
-    assert outcome.reason == "it took more memory than --memory-limit"
+    assert describe_outcome(outcome) == "it took more memory than --memory-limit"
 
 
 def test_one_that_is_ended_again_and_again_says_nothing(pool: StandInPool, tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ def test_one_that_is_ended_again_and_again_says_nothing(pool: StandInPool, tmp_p
     (tmp_path / "m.onnx").write_text(f"{name} 3")
     outcome = BuiltinCheck(pool.workers, TRT, ToleranceOptions()).run(candidate_files(tmp_path))
     assert (outcome.ending, outcome.signature) == (Ending.SKIPPED, LOST)
-    assert name in outcome.reason
+    assert name in describe_outcome(outcome)
     for original in (None, "signal SIGKILL", LOST, "nan"):
         assert outcome.judge(original) is Verdict.UNRESOLVED
 

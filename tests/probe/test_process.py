@@ -27,6 +27,7 @@ from support import (
 )
 
 from bisect_trt.probe.outcome import Ending
+from bisect_trt.report.outcomes import describe_outcome
 from bisect_trt.tensors import kernel as memory
 from bisect_trt.worker import process as module
 from bisect_trt.worker.process import Cancel, MemoryGate, ProcessEnd, run_to_end
@@ -79,7 +80,7 @@ def test_a_regex_may_match_in_what_is_left_out(
         for status in (0, 1):
             outcome = run_check(tmp_path, f"{body}; exit {status}", **regexes)
             assert outcome.ending is Ending.OTHER
-            assert "bytes of output that are not kept" in outcome.reason
+            assert "bytes of output that are not kept" in describe_outcome(outcome)
     assert run_check(tmp_path, f"echo BAD; {much}", **regexes).ending is Ending.FAILED
     assert run_check(tmp_path, f"{much}; echo BAD", **regexes).ending is Ending.FAILED
 
@@ -100,7 +101,7 @@ HOLD = f"{PYTHON} -c 'import time; held = bytearray(b\"x\") * ({{}} << 20); time
 def test_a_check_that_takes_more_memory_than_it_may_is_ended(tmp_path: Path, body: str) -> None:
     outcome = run_check(tmp_path, body, memory_limit=200 * MB)
     assert (outcome.ending, outcome.signature) == (Ending.BROKEN, "memory limit")
-    assert outcome.reason == "it took more memory than --memory-limit"
+    assert describe_outcome(outcome) == "it took more memory than --memory-limit"
     assert outcome.seconds < 60
 
 
@@ -416,6 +417,7 @@ def test_ctrl_c_while_a_process_is_started_leaves_nothing_running() -> None:
 KILLED_AFTER_THE_START = """
 import os, signal, sys, time
 from bisect_trt.worker import guard as module
+from bisect_trt.report.outcomes import describe_outcome
 module.prefer_to_end = lambda _: time.sleep(1000)
 tell = module.guard._tell
 def tell_or_die(word, *rest):

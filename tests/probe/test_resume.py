@@ -41,6 +41,7 @@ from bisect_trt.probe.prober import Prober
 from bisect_trt.probe.speculation import likely_questions
 from bisect_trt.probe.user_checks import CommandCheck
 from bisect_trt.probe.workspace import CandidateFiles, Workspace
+from bisect_trt.report.outcomes import describe_outcome
 from bisect_trt.search.oracle import Ask, Minimum, Subset, Units, Verdict, over_units
 from bisect_trt.search.statistics import MOST_PASSES, Flakiness
 from bisect_trt.search.strategy import minimise
@@ -140,7 +141,7 @@ def test_a_second_look_is_remembered_beside_the_first(tmp_path: Path) -> None:
 def test_a_probe_that_never_ended_is_known(probes: list[tuple[str, str | None]]) -> None:
     """A check that takes the machine down is on record before it starts."""
     with scratch() as folder:
-        first = Ledger(Path(folder))
+        first = Ledger(Path(folder), describe_outcome)
         begun: set[str] = set()
         for key, end in probes:
             candidate = Identity(key, f"candidate {key}", frozenset())
@@ -153,7 +154,7 @@ def test_a_probe_that_never_ended_is_known(probes: list[tuple[str, str | None]])
                 )
                 begun.discard(key)
         first.close()
-        second = Ledger(Path(folder))
+        second = Ledger(Path(folder), describe_outcome)
         second.close()
         assert {key: entry.title for key, entry in second.unfinished.items()} == {
             key: f"candidate {key}" for key in begun
@@ -204,7 +205,7 @@ def test_a_damaged_run_is_said_to_be_damaged(cli: CommandLine, here: Path) -> No
             Binding.read(run)
             read_probes(run / JOURNAL)
         with contextlib.suppress(BisectError):
-            Ledger(run).close()
+            Ledger(run, describe_outcome).close()
             read += 1
     assert read < len(damage)
     binding.write_text(bound)
@@ -407,7 +408,7 @@ def test_moot_probes_end_with_all_they_started(tmp_path: Path) -> None:
     certain = f"until test $(wc -l < '{pids}') -ge 3; do sleep 0.01; done; exit 1"
     body = f"sleep 600 & echo $$ $! >> '{pids}'\nif grep -qF '[0, 1]' \"$1\"; then {certain}; fi\nsleep 600"
     check = CommandCheck((script(tmp_path / "check", body), "{model}"))
-    ledger = Ledger(tmp_path)
+    ledger = Ledger(tmp_path, describe_outcome)
     prober = Prober(check, Workspace(tmp_path), NoActivations(), ledger, workers=3)
 
     def algorithm(ask: Ask) -> Minimum:
@@ -436,7 +437,7 @@ def test_an_interrupted_search_leaves_no_process(tmp_path: Path, workers: int) -
     pids = tmp_path / "pids"
     body = f"sleep 600 & echo $$ $! >> '{pids}'\ngrep -qF '[0, 1]' \"$1\" || sleep 600; exit 1"
     check = CommandCheck((script(tmp_path / "check", body), "{model}"))
-    ledger = Ledger(tmp_path, [Listening(killed_after=1)])
+    ledger = Ledger(tmp_path, describe_outcome, [Listening(killed_after=1)])
     prober = Prober(check, Workspace(tmp_path), NoActivations(), ledger, workers)
 
     def algorithm(ask: Ask) -> Minimum:

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Collection, Iterator
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pages import ROOT
 
+from bisect_trt.probe.outcome import Ending, Finding, MetricScore, Outcome, Reason
+from bisect_trt.report.outcomes import describe_outcome
 from bisect_trt.report.proofs import describe
 from bisect_trt.search.oracle import Note, Remark
+from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, to_plain
 
 ROOMS = ("commands", "mixed_precision", "probe", "search", "session", "steps", "tensors")
 LEFT_OUT = {
     *("commands/table.py", "session/binding.py", "tensors/files.py", "tensors/metrics.py"),
     *("probe/metric_check.py", "search/oracle.py"),
-    *("probe/ledger.py", "probe/limit_check.py", "probe/oracles.py", "probe/prober.py"),
-    *("probe/user_checks.py", "tensors/compare.py", "tensors/comparison.py"),
 }
-"""Modules that put messages of errors together of parts, have names or a type in one text, or word the outcome of a probe, which
-the journal holds."""
-PROGRESS = {"say", "step", "warn"}
-"""What prints progress, methods of a console for example."""
+"""Modules that put messages of errors together of parts, or have names or a type in one text."""
+DIALOGUE = {"say", "step", "warn", "print", "input"}
+"""What prints progress, methods of a console for example, or asks at a prompt."""
 ERRORS = {"DoesNotReproduce", "refuse_options"}
 """What makes or raises an error, and is not named so."""
 WORDS = 6
@@ -30,13 +34,13 @@ WORDS = 6
 
 
 def has_other_words(node: ast.AST) -> bool:
-    """Tell whether a node makes or raises an error, prints progress, or is a docstring."""
+    """Tell whether a node makes or raises an error, talks to the user, compiles a pattern, or is a docstring."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
     if not isinstance(node, ast.Call):
         return isinstance(node, ast.Raise | ast.Assert)
     name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-    return name.endswith("Error") or name.lstrip("_") in ERRORS | PROGRESS
+    return name.endswith("Error") or name.lstrip("_") in ERRORS | DIALOGUE | {"compile"}
 
 
 def names_read(node: ast.AST) -> Iterator[str]:
@@ -94,6 +98,56 @@ def test_a_module_that_decides_makes_no_sentences(module: str) -> None:
 def test_each_note_of_a_search_has_a_sentence() -> None:
     sentences_of_notes = [describe(Remark(note, (1, 2, 3, 4, 5))) for note in Note]
     assert len(set(sentences_of_notes)) == len(Note)
+
+
+FIGURES: dict[Reason, tuple[str | int | float, ...]] = {
+    Reason.MATCH: (1,),
+    Reason.NOT_COMPARED: ("y", "it is missing"),
+    Reason.SAMPLES_MATCH: (4, 0.5),
+    Reason.SCORE: ("dB",),
+    Reason.WORST: ("y", 0),
+}
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_each_reason_of_an_outcome_has_words(reason: Reason) -> None:
+    worst = TensorComparison("y", passed=False, kind=ComparisonKind.MISSING)
+    score = MetricScore("psnr", 40.0, 20.0, 30.0, False, False, 4, 4)
+    outcome = Outcome(Ending.MISMATCHED, "mismatch", comparisons=(worst,), metric=score)
+    if reason is Reason.NOT_COMPARED:
+        outcome = outcome.seeing(Reason.MATCH, 1)
+    seen = outcome.seeing(reason, *FIGURES.get(reason, (1, 2, 3, 4)))
+    words = describe_outcome(seen)
+    assert words != describe_outcome(outcome)
+    assert not set("{}") & set(words)
+
+
+def test_circumstances_stand_around_the_reasons_of_an_outcome() -> None:
+    outcome = Outcome(Ending.OTHER, "other", "words of a plug-in").seeing(
+        Reason.PIECE_REFUSED, "no"
+    )
+    outcome = outcome.seeing(Reason.RUN, 3).seeing(Reason.SAMPLE, 2).seeing(Reason.AKIN)
+    assert describe_outcome(outcome) == (
+        "breaks where the original does, but not on the same: sample 2: words of a plug-in; "
+        "the reference does not run this piece either: no (run 3)"
+    )
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.text(),
+            st.integers(-(2**53), 2**53),
+            st.floats(allow_nan=False, allow_infinity=False),
+        )
+    )
+)
+def test_findings_are_the_same_once_a_journal_was_read(figures: list[str | int | float]) -> None:
+    finding = Finding(Reason.EXIT, tuple(figures))
+    plain = json.loads(json.dumps(to_plain(finding)))
+    read = msgspec.convert(plain, Finding, strict=False)
+    assert read == finding
+    assert list(map(type, read.figures)) == list(map(type, figures))
 
 
 def test_a_sentence_is_seen() -> None:

@@ -19,6 +19,7 @@ from support import compared, examples, tolerances
 
 from bisect_trt.errors import UsageError
 from bisect_trt.options.compare import ErrorStat
+from bisect_trt.report.outcomes import describe_comparison, describe_details
 from bisect_trt.tensors.compare import compare_all, compare_tensor
 from bisect_trt.tensors.comparison import ComparisonKind, TensorComparison, to_plain
 from bisect_trt.tensors.tolerance import Tolerance, ToleranceOptions
@@ -189,7 +190,7 @@ def test_what_it_says_is_consistent(
             else ComparisonKind.MISMATCH
         )
         assert result.kind is wanted
-    assert "\n" not in result.describe()
+    assert "\n" not in describe_comparison(result)
     assert json.loads(json.dumps(to_plain(result), allow_nan=False))["kind"] == result.kind.value
 
 
@@ -237,7 +238,7 @@ def test_what_the_target_loses_is_the_worst_and_no_rounding(
     assert not result.passed
     assert (result.kind.value, result.worst and result.worst.index) == (kind, (40,))
     assert result.severity == math.inf
-    assert f"at (40,): expected {lost}, got" in result.describe()
+    assert f"at (40,): expected {lost}, got" in describe_comparison(result)
 
 
 @given(SHAPES)
@@ -261,7 +262,7 @@ def test_what_cannot_be_compared_fails_with_its_reason() -> None:
         result = compared("x", numbers, target, TIGHT)
         assert not result.passed
         assert result.kind is kind
-        assert (result.describe(), result.severity) == (text, math.inf)
+        assert (describe_comparison(result), result.severity) == (text, math.inf)
         json.dumps(to_plain(result), allow_nan=False)
 
 
@@ -327,7 +328,7 @@ def test_the_tolerance_that_would_have_passed_does(
         for tolerance in (Tolerance(needed[0] * 0.999, rtol), Tolerance(atol, needed[1] * 0.999)):
             assert not compared("x", reference, target, tolerance, stat).passed
         # What people read is rounded up, so it passes as well.
-        said = result.details.describe().split(" or ")[0].rpartition(" ")[2]
+        said = describe_details(result.details).split(" or ")[0].rpartition(" ")[2]
         assert float(said) >= needed[0]
 
 
@@ -357,7 +358,7 @@ def test_validate_fails_whatever_is_not_finite() -> None:
         options = ToleranceOptions(nonfinite_equal=True, atol={"": math.inf}, validate=True)
         (result,) = compare_all({"x": reference}, {"x": target}, options)
         assert not result.passed
-        assert result.describe() == said
+        assert describe_comparison(result) == said
         assert result.kind is (ComparisonKind.NAN if "NaN" in said else ComparisonKind.INF)
     assert compare_all({"x": good}, {"x": good}, ToleranceOptions(validate=True))[0].passed
 
@@ -391,7 +392,7 @@ def test_a_script_compares(tmp_path: Path) -> None:
         return compare_all(reference, target, options)
 
     assert [(each.name, each.passed) for each in compare("")] == [("x", True), ("y", False)]
-    assert "compare.py" in compare("")[1].describe()
+    assert "compare.py" in describe_comparison(compare("")[1])
     for function, words in {
         ":raises": f"The comparison script {script}, line 7 raised ZeroDivisionError",
         ":nothing": "'nothing' of",

@@ -22,6 +22,7 @@ from bisect_trt.onnxlib.roundings import steps_of
 from bisect_trt.options.compare import ErrorStat
 from bisect_trt.probe.oracles import outcome_of_comparisons
 from bisect_trt.probe.outcome import Outcome
+from bisect_trt.report.outcomes import describe_comparison
 from bisect_trt.search.oracle import Verdict
 from bisect_trt.targets.reproduce import differs
 from bisect_trt.tensors.compare import compare_all, compare_tensor
@@ -297,8 +298,8 @@ def test_a_few_elements_one_step_off_are_ties_and_that_is_said(
     )
     assert result.passed
     assert (result.ties, result.mismatching) == (count, 0)
-    assert f"{count} element" in result.describe()
-    assert "one quantization step off" in result.describe()
+    assert f"{count} element" in describe_comparison(result)
+    assert "one quantization step off" in describe_comparison(result)
     assert convert(to_plain(result), TensorComparison, strict=False).ties == count
 
 
