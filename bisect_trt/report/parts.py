@@ -235,7 +235,7 @@ class Switches(Part):
 
     Attributes:
         switches: Their names.
-        turned: The change, in words.
+        turned: The change: ``disabled``, ``set to 0``.
         whole: Whether the whole model passes.
         case: Whether the minimal case passes; ``None`` if it was not probed.
         seen: How often it passed with them and failed without, in words.

@@ -39,10 +39,9 @@ class Panel(Struct, frozen=True):
             unit for unit, switch in enumerate(self.switches) if switch.name in answer.switches
         )
 
-    def said(self, units: Iterable[int]) -> str:
-        """Return the changes of some units: ``it disabled``, ``them disabled, set to 0``."""
-        changes = dict.fromkeys(self.switches[unit].said for unit in sorted(units))
-        return f"{'it' if len(set(units)) == 1 else 'them'} {', '.join(changes)}"
+    def changes(self, units: Subset) -> str:
+        """Return the changes of some units: ``disabled, set to 0``."""
+        return ", ".join(dict.fromkeys(self.switches[unit].said for unit in sorted(units)))
 
     def turned(self, units: Subset) -> TargetSettings:
         """Return the target with some switches changed."""
@@ -88,7 +87,7 @@ class Panel(Struct, frozen=True):
         elsewhere = settings.target.elsewhere(settings, self.trace)
         return Switches(
             switches=tuple(self.names(units)),
-            turned=self.said(units),
+            turned=self.changes(units),
             whole=whole,
             case=case,
             seen=seen,

@@ -243,7 +243,7 @@ def turn(session: Session, fixed: Mapping[Names, Candidate]) -> Iterator[Workaro
     for alternative in usable[:_MOST_SWITCHES]:
         tried = WorkaroundTried(
             "switch",
-            f"{' and '.join(alternative.switches)} {alternative.turned.partition(' ')[2]}",
+            f"{' and '.join(alternative.switches)} {alternative.turned}",
             alternative.whole,
             line=shlex.join(alternative.options),
             why=alternative.seen if alternative.whole else CASE_ONLY,
