@@ -439,7 +439,9 @@ class Task(Session, frozen=True):
         outcome = self.outcome_of(keep)
         if outcome is None or outcome.ending is not Ending.BROKEN:
             return None
-        findings = tuple(each for each in outcome.findings if each.reason is not Reason.SAMPLE)
+        findings = tuple(
+            finding for finding in outcome.findings if finding.reason is not Reason.SAMPLE
+        )
         return describe_outcome(replace(outcome, findings=findings), self.runtime)
 
 

@@ -266,8 +266,8 @@ class CommandCheck(Check):
             passed = Outcome(Ending.PASSED, "pass", seconds=end.seconds)
             return passed.seeing(Reason.OTHER_PASS, end.code)
         self._refuse_broken(end, log)
-        other = Outcome(Ending.OTHER, f"exit {end.code}", seconds=end.seconds, tail=_tail(log))
-        return other.seeing(Reason.OTHER_EXIT, end.code)
+        outcome = Outcome(Ending.OTHER, f"exit {end.code}", seconds=end.seconds, tail=_tail(log))
+        return outcome.seeing(Reason.OTHER_EXIT, end.code)
 
 
 def _text(log: Path, last: int | None = None) -> str:

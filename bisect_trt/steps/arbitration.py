@@ -341,15 +341,15 @@ class Opinions(Struct, frozen=True, dict=True):
     def _tensors(self) -> Values:
         """Return the float32 tensors of the case, in topological order."""
         graph = self.model.graph
-        stored = [each for each in graph.initializer if not each.external_data]
-        weights = {each.name: numpy_helper.to_array(each) for each in stored}
+        stored = [tensor for tensor in graph.initializer if not tensor.external_data]
+        weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in stored}
         types = Network(self.model).element_types
-        made = [name for node in graph.node for name in node.output]
-        made = [name for name in made if types.get(name) == onnx.TensorProto.FLOAT]
+        names = [name for node in graph.node for name in node.output]
+        names = [name for name in names if types.get(name) == onnx.TensorProto.FLOAT]
         marked = clone(self.model)
         del marked.graph.output[:]
         info = helper.make_tensor_value_info
-        marked.graph.output.extend(info(name, onnx.TensorProto.FLOAT, None) for name in made)
+        marked.graph.output.extend(info(name, onnx.TensorProto.FLOAT, None) for name in names)
         values = self.run(marked, self.inputs)
         known = {**self.inputs, **weights, **({} if isinstance(values, str) else values)}
         return {name: value for name, value in known.items() if value.dtype == np.float32}
@@ -493,18 +493,18 @@ def arbitrate(
         # The target may keep something of the samples before.
         return _run(subject, model, values, on, earlier if on == settings else ())
 
-    def with_decisions(made: Values, on: TargetSettings | None = None) -> Values:
+    def with_decisions(outputs: Values, on: TargetSettings | None = None) -> Values:
         """Return the outputs with the tensors that decisions read marked; none if that model does not run."""
-        shown = run(marked, on=on) if marked is not answer.proto else made
+        shown = run(marked, on=on) if marked is not answer.proto else outputs
         return {} if isinstance(shown, str) else shown
 
-    made = refusal or run(answer.proto, on=settings)
-    shown = {} if isinstance(made, str) else with_decisions(made, settings)
+    outputs = refusal or run(answer.proto, on=settings)
+    shown = {} if isinstance(outputs, str) else with_decisions(outputs, settings)
     # Marking may change what the target computes, so its outputs stay.
-    made = made if isinstance(made, str) else {**shown, **made}
+    outputs = outputs if isinstance(outputs, str) else {**shown, **outputs}
     objected = objection(marked)
     exact = objected or _attempt(lambda: _in_float64(subject, marked, inputs))
-    low, rounded = _round(marked, settings, golden, run, refused=isinstance(made, str))
+    low, rounded = _round(marked, settings, golden, run, refused=isinstance(outputs, str))
     measured = low is None and not isinstance(rounded, str)
     plain = run(marked, on=EVALUATOR) if measured else ""
     reference_values = {**with_decisions(golden), **golden}
@@ -513,7 +513,7 @@ def arbitrate(
         tuple(each for each in answer.outputs if each in {*golden, *map(tensor_of, golden)}),
         inputs,
         reference_values,
-        made,
+        outputs,
         run(marked, on=EVALUATOR) if isinstance(exact, str) and not objected else exact,
         tolerance,
         name,

@@ -430,8 +430,8 @@ def _confirm(
         case_passes = None if small is None else prober.probe(small.candidate(units)).passes
         inner = any(panel.switches[unit].tier is Tier.COMPILER for unit in units)
         layers = engines.changed(frozenset(), units) if inner else None
-        seen = describe_confirmation(believed)
-        entries.append(whole.entry(units, seen, layers, whole=passes, case=case_passes))
+        evidence = describe_confirmation(believed)
+        entries.append(whole.entry(units, evidence, layers, whole=passes, case=case_passes))
     entries.sort(key=lambda entry: (not entry.whole, len(entry.switches)))
     return CauseDetail(
         target=panel.target.target.title,

@@ -105,7 +105,7 @@ def test_options_of_a_cause_can_be_pasted(tmp_path: Path) -> None:
     result.artifacts["run"] = "run"
     entry = Switches(("s",), "s<1", whole=True, case=None, seen="seen", options=words)
     result.cause_detail = CauseDetail("T", "", 1, 1, (entry,), complete=True, doubted=())
-    said = f"s: the model passes with s\\<1 (seen). As options: `{line}`\n"
+    said = f"s: the model passes with it s\\<1 (seen). As options: `{line}`\n"
     assert said in structs.replace(issue(), cause=result.cause_detail).render(ISSUE)
     none = structs.replace(result.cause_detail, alternatives=())
     said = "## Cause in TensorRT\n\nThe failure stays with each of the 1 switches changed.\n"
