@@ -207,6 +207,7 @@ VALUES_REFUSED = "the reference does not run it"
 PASSES_AT_LARGEST = "it passes with the largest value of {}, so widen its range"
 FAILS_UNFUSED = "it fails with each value of {}, so without these fusions"
 RUNS_UNCOMPARED = "runs, and its values are compared with none"
+NO_NEW_PROBE = "No new probe ended in this time, so the run needs more."
 UNFINISHED = "was running when the run ended"
 NO_CHOICE = "no choice is in bad builds only"
 CHOICES_OF_BAD = (

@@ -21,6 +21,7 @@ from bisect_trt.onnxlib.save import require_directory
 from bisect_trt.options.shared import Search
 from bisect_trt.probe.ledger import JOURNAL, read_probes
 from bisect_trt.report.result import read_result, says_less
+from bisect_trt.report.sentences import NO_NEW_PROBE
 from bisect_trt.session.binding import RUN_FILE
 from bisect_trt.worker.deadline import BudgetSpent
 
@@ -82,7 +83,7 @@ def _suggest_more_time(call: Call, known: int) -> None:
     limit = call[Search].max_time
     if limit is None or call.folder is None or _probes_in(call.folder) > known:
         return
-    call.result.why = f"{call.result.why} No new probe ended in this time, so the run needs more."
+    call.result.why = f"{call.result.why} {NO_NEW_PROBE}"
     if call.words:
         words = ("bisect-trt", "resume", str(call.folder), "--max-time", f"{2 * limit:g}")
         call.result.suggest(shlex.join(words))
