@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from bisect_trt.errors import UnknownNameError
@@ -16,28 +16,32 @@ from bisect_trt.options.reading import harmful
 from bisect_trt.targets.base import Switch, Tier
 from bisect_trt.targets.switches import adding
 
-_EDGE_LLM = "NVIDIA/TensorRT-Edge-LLM, cpp/builder/llmBuilder.cpp"
-_TORCH = "pytorch/TensorRT, global_perf_tuning_attention_example.py"
-_TRTEXEC = "NVIDIA/TensorRT, samples/trtexec/README.md"
-PUBLIC: Mapping[str, str] = {
-    "peep:fc_h_fusion=off": _EDGE_LLM,
-    "peep:match_dual_gemm=off": _EDGE_LLM,
-    "mlir:collective:fp4=off": _EDGE_LLM,
-    "cask_fusion:async_policy=1": _EDGE_LLM,
-    "cask_fusion:max_num_epilogues=1": "NVIDIA/TensorRT-Edge-LLM, issue 151",
-    "mlir:collective=off": "Model-Connect, README: a workaround for builds of Edge-LLM",
-    "l2cm:enable=off": "a workaround for TensorRT-RTX 1.6 on GB10",
-    "copy_ppg=off": _TRTEXEC,
-    "match_ragged_mha=off": _TRTEXEC,
-    "reshape_ppg=off": _TORCH,
-    "slice_fusion=off": _TORCH,
-    "peep:max=1": _TORCH,
-    "kgen:codegen:cuda_tile=0": _TORCH,
-    "cask_fusion:num_tactics=10": _TORCH,
-    "conv_lowering=off": "trtexec 11.1, --helpBuildRoute",
-    "kgen:tiling=0": "trtexec 11.1, --helpBuildRoute",
-}
-"""Options with a value that is not the default, and where each is documented or used."""
+PUBLIC = (
+    # NVIDIA/TensorRT-Edge-LLM, cpp/builder/llmBuilder.cpp
+    "peep:fc_h_fusion=off",
+    "peep:match_dual_gemm=off",
+    "mlir:collective:fp4=off",
+    "cask_fusion:async_policy=1",
+    # NVIDIA/TensorRT-Edge-LLM, issue 151
+    "cask_fusion:max_num_epilogues=1",
+    # Model-Connect, README: a workaround for builds of Edge-LLM
+    "mlir:collective=off",
+    # a workaround for TensorRT-RTX 1.6 on GB10
+    "l2cm:enable=off",
+    # NVIDIA/TensorRT, samples/trtexec/README.md
+    "copy_ppg=off",
+    "match_ragged_mha=off",
+    # pytorch/TensorRT, global_perf_tuning_attention_example.py
+    "reshape_ppg=off",
+    "slice_fusion=off",
+    "peep:max=1",
+    "kgen:codegen:cuda_tile=0",
+    "cask_fusion:num_tactics=10",
+    # trtexec 11.1, --helpBuildRoute
+    "conv_lowering=off",
+    "kgen:tiling=0",
+)
+"""Options with a value that is not the default, below where they are documented or used."""
 
 
 def compiler_switches(wanted: Sequence[str], routes: str) -> Iterator[Switch]:
