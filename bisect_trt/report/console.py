@@ -109,6 +109,7 @@ class ProgressLine:
         self.title = f"{title}{self.place}"
         self.piece = ""
         self.expect(units)
+        self._smallest = units or 0
         if not self._shown:
             self.show()
 
@@ -118,12 +119,14 @@ class ProgressLine:
         Args:
             units: The number of units that are searched.
             limit: The number of probes, if they are fewer or alone known.
-            passing: The units of a search for the fewest that pass, in words; else it is for the fewest that fail.
+            passing: The units of a search for the fewest that pass, in words. Without, the probes are only counted: a
+                search over switches or releases has no best so far.
         """
         searched = None if units is None else expected_probes(units)
         self.expected = min(filter(None, (searched, limit)), default=0)
         self._about = "about " if units else ""
-        self._units = self._smallest = units or 0
+        self._units = units or 0
+        self._smallest = self._units if passing else 0
         self._passing = passing
         self.before = self.probes
         self._ends.clear()

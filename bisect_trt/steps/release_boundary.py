@@ -11,6 +11,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct, structs
@@ -167,10 +168,11 @@ class ReleaseCheck(Check):
         # Releases word one refusal in different ways, so kinds are compared and not texts.
         if self.failure is not None and is_same_refusal(self.failure, outcome, self.network):
             return replace(outcome, signature=self.failure.signature)
-        if self.target is not None and self.target.target.does_not_know(
-            outcome.message, newest=self.newest
-        ):
-            return _unsupported(outcome, describe_outcome(outcome))
+        if self.target is not None:
+            knows_not = partial(self.target.target.does_not_know, newest=self.newest)
+            # A message may begin with what it guarantees, and end with what comes later.
+            if said := [*filter(knows_not, outcome.message.split(". "))]:
+                return _unsupported(outcome, said[0])
         return replace(outcome, signature=refusal_of(outcome, self.network))
 
 

@@ -135,6 +135,19 @@ def test_no_time_is_left_where_the_number_of_probes_is_not_known() -> None:
     assert "19 probes" in line.text()
 
 
+def test_only_nodes_have_a_best_so_far() -> None:
+    """A search over releases or switches is for no smallest set of these."""
+    line = console.ProgressLine(enabled=False)
+    line.step("Which releases?")
+    line.expect(9)
+    line.probed(record(1, Verdict.FAIL, "1.2.0"))
+    assert "of about 9 probes" in line.text()
+    assert "best" not in line.text()
+    line.step("Which nodes?", 9)
+    line.probed(record(2, Verdict.FAIL, "3 of 9 nodes"))
+    assert "best so far: " in line.text()
+
+
 def test_probes_are_counted_anew_where_an_answer_is_taken_back() -> None:
     line = console.ProgressLine(enabled=False)
     for number in (1, 2):
