@@ -11,12 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bisect_trt.aliases import Names, Plain, Sizes
+from bisect_trt.aliases import Names, Plain
 from bisect_trt.errors import ConflictError
 from bisect_trt.options.reading import Pairs, existing_file, once, pair
 from bisect_trt.options.spec import option
@@ -42,10 +41,6 @@ if TYPE_CHECKING:
 ALL = "ORT_ENABLE_ALL"
 OFF = "ORT_DISABLE_ALL"
 _LEVEL_TITLES = {ALL: "all graph optimisations", OFF: "graph optimisations off"}
-
-_TAKES_A_FOLDER = (1, 21)
-"""The first release with an option for the folder of the weights of a model in memory."""
-
 
 _LEVELS = {
     "off": OFF,
@@ -143,17 +138,6 @@ class OnnxRuntimeSettings(OwnSettings):
         return self
 
 
-@cache
-def _version(package: str) -> Sizes:
-    """The release of a package; nothing if it is not here."""
-    from importlib import metadata  # noqa: PLC0415 - a worker that runs the reference alone starts without
-
-    try:
-        return tuple(int(part) for part in metadata.version(package).split(".")[:2])
-    except (metadata.PackageNotFoundError, ValueError):
-        return ()
-
-
 class OnnxRuntimeTarget(Target):
     """ONNX Runtime with some execution providers."""
 
@@ -246,13 +230,9 @@ class OnnxRuntimeTarget(Target):
         )
 
     def finds_weights(self, settings: TargetSettings) -> bool:
-        """From 1.21 on, with its own providers."""
+        """With its own providers."""
         options = settings.of(OnnxRuntimeSettings)
-        versions = [
-            version for name in ("onnxruntime", "onnxruntime-gpu") if (version := _version(name))
-        ]
-        plain = {_short(name) for name in options.providers} <= {"cpu", "cuda"}
-        return plain and bool(versions) and min(versions) >= _TAKES_A_FOLDER
+        return {_short(name) for name in options.providers} <= {"cpu", "cuda"}
 
     def emulates_low(self, settings: TargetSettings) -> bool:
         """On its CPU provider."""
