@@ -1,6 +1,6 @@
 """``python -m bisect_trt``, and what the installed command runs.
 
-The first worker is a fork of this process, so that NumPy and ONNX are imported once.
+The first workers are forks of this process, so that NumPy and ONNX are imported once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,18 @@ if TYPE_CHECKING:
 
     from _typeshed import ReadableBuffer
 
-_NEEDS_WORKER = {"diagnose", "reduce", "precision", "layerwise", "run", "resume"}
+_NEEDS_WORKER = {
+    "diagnose",
+    "reduce",
+    "precision",
+    "cause",
+    "workaround",
+    "layerwise",
+    "run",
+    "resume",
+}
+_ONE_AT_A_TIME = {"layerwise", "run"}
+"""Commands without a search; the probes of a search run side by side."""
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 _GONE = (errno.EPIPE, errno.EIO, errno.EBADF)
 """The reader has left, the terminal has hung up, or there never was a stream."""
@@ -82,7 +93,8 @@ def main() -> NoReturn:
 
             # Too few file descriptors: the command says so.
             with contextlib.suppress(OSError):
-                worker.fork_spare()
+                alone = name in _ONE_AT_A_TIME or values.get("workers") == 1
+                worker.fork_spare(1 if alone else 2)
                 COMMANDS[name].load()
         gc.freeze()
         gc.enable()

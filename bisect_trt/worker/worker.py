@@ -258,10 +258,11 @@ _spare: list[WorkerProcess] = []
 _most_kept = 0
 
 
-def fork_spare() -> None:
-    """Fork the first worker from this process, unless other threads run here (or may: not on Linux)."""
-    if len(list(Path("/proc/self/task").glob("*"))) == 1:
-        _spare.append(WorkerProcess(fork=True))
+def fork_spare(most: int) -> None:
+    """Fork the first workers from this process, one a core, unless other threads run here (or may: not on Linux)."""
+    alone = len(list(Path("/proc/self/task").glob("*"))) == 1
+    for _ in range(min(most, os.cpu_count() or 1) if alone else 0):
+        _spare.append(WorkerProcess(fork=True))  # noqa: PERF401 - the second may not start
 
 
 def keep_spare(limit: int = 1) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import onnx
 import pytest
 from conftest import CommandLine
 from onnx import TensorProto, helper, numpy_helper
+from support import onnx_tool
 
 OVERFLOW = [
     helper.make_node("Mul", ["x", "k"], ["big"]),
@@ -135,17 +134,13 @@ def test_a_wrong_string_is_seen(cli: CommandLine, here: Path, change: str) -> No
     op, wrong = TOOLS[change]
     classifier(here / "m.onnx", strings=True)
     np.savez("x.npz", x=X)
-    (here / "tool.py").write_text(
-        "import onnx, sys\n"
-        "model = onnx.load(sys.argv[1])\n"
+    tool = onnx_tool(
         "for node in model.graph.node:\n"
         f"    if node.op_type == {op!r}:\n"
         "        for each in node.attribute:\n"
         "            if each.name == 'classlabels_strings':\n"
         "                each.strings[:] = [word + b's' for word in each.strings]\n"
-        "onnx.save(model, sys.argv[2])\n"
     )
-    tool = f"{shlex.quote(sys.executable)} tool.py {{model}} {{out}}"
     words = ("m.onnx", "--through", tool, "--load-inputs", "x.npz", "--json", "r.json")
     ran = cli("run", *words).ended(1).result
     failed = [entry["name"] for entry in ran["comparisons"] if not entry["passed"]]

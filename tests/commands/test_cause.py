@@ -14,7 +14,16 @@ import onnxruntime
 import pytest
 from building import evaluate, text_model
 from conftest import CommandLine
-from support import compared, node_names, overflowing, reproduced, rest_slow, save, script
+from support import (
+    compared,
+    node_names,
+    onnx_tool,
+    overflowing,
+    reproduced,
+    rest_slow,
+    save,
+    script,
+)
 from truth.busy import busy
 from truth.networks import generated
 from truth.patterns import PLANTED, Pattern, Sketch
@@ -347,13 +356,10 @@ def test_a_workaround_is_run_as_the_file_that_is_written(
 
 
 FUSES = """
-import sys, onnx
-model = onnx.load(sys.argv[1])
 made = {name: node.op_type for node in model.graph.node for name in node.output}
 for node in model.graph.node:
     if node.op_type == "Neg" and made.get(node.input[0]) == "Exp":
         node.op_type = "Identity"
-onnx.save(model, sys.argv[2])
 """
 """Fuses each Neg with an Exp before it, and loses the sign."""
 BLOCKS = " ".join(
@@ -372,12 +378,9 @@ def test_places_alike_are_between_the_same_operators() -> None:
 
 
 @pytest.mark.slow
-def test_a_fusion_that_is_wrong_everywhere_is_barred_everywhere(
-    cli: CommandLine, here: Path
-) -> None:
-    (here / "tool.py").write_text(FUSES)
+def test_a_fusion_that_is_wrong_everywhere_is_barred_everywhere(cli: CommandLine) -> None:
     onnx.save(text_model(HEAD, BLOCKS, {"half": 0.5}), "model.onnx")
-    words = ("--through", f"{sys.executable} tool.py {{model}} {{out}}", "-o", "out")
+    words = ("--through", onnx_tool(FUSES), "-o", "out")
     result, _ = ways_of(cli, "diagnose", "model.onnx", *words)
     (barrier,) = (way for way in result["workarounds"] if way["kind"] == "barrier")
     assert barrier["passes"]

@@ -131,8 +131,13 @@ def files(here: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("commands", [COMMANDS, SEARCHES], ids=["commands", "searches"])
+@pytest.mark.parametrize(
+    "commands",
+    [COMMANDS, pytest.param(SEARCHES, marks=pytest.mark.slow)],
+    ids=["commands", "searches"],
+)
 def test_every_command_ends_as_it_should(cli: CommandLine, commands: dict[str, int]) -> None:
+    """The tests of each option run searches too (tests/cli/test_cli_reduce.py)."""
     for words, status in commands.items():
         cli(*words.split()).ended(status)
 

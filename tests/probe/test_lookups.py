@@ -72,7 +72,7 @@ sys.meta_path.insert(0, Watch())
     ("words", "processes"),
     [
         (("diagnose", "m.onnx", "--onnxrt", "--fp16", "-o", "shown"), 2),
-        (("repeat", "m.onnx", "--onnxrt", "-n", "3", "--fresh-process"), 3),
+        (("repeat", "m.onnx", "--onnxrt", "-n", "2", "--fresh-process"), 2),
         pytest.param(
             ("repeat", "m.onnx", "--onnxrt", "-n", "30", "--fresh-process"),
             30,

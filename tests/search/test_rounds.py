@@ -53,7 +53,9 @@ def bound(units: int, culprits: int, workers: int) -> float:
 
 
 @pytest.mark.parametrize(("algorithm", "goal"), SIDES)
-@pytest.mark.parametrize("culprits", [1, 2, 5])
+@pytest.mark.parametrize(
+    "culprits", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 5))]
+)
 def test_rounds_fall_with_the_logarithm_of_the_workers(
     algorithm: Callable[..., Minimum], goal: Verdict, culprits: int
 ) -> None:
