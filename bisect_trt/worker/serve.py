@@ -77,6 +77,8 @@ _IDLE_BLOCKS = 5
 TIMED_RUNS = 20
 _FEW_RUNS = 3
 """Number of runs that a model's latency is the shortest of, and of one that takes long."""
+_EVENTS = 50
+"""About the most events of a request that runs many samples: one takes as long as a small sample."""
 Feed = dict[str, Any]
 """Values by the names of inputs, some of them left on disk till used."""
 
@@ -259,8 +261,9 @@ class Worker:
         return self._runtimes[settings]
 
     def _begin(self, number: int, samples: int) -> None:
-        """Tell that the loaded model runs a sample, and which of several."""
-        self._tell({**LOADED, "run": number, "runs": samples} if samples > 1 else LOADED)
+        """Tell that the loaded model runs a sample, and which of several; of many not each."""
+        if (number - 1) % max(samples // _EVENTS, 1) == 0:
+            self._tell({**LOADED, "run": number, "runs": samples} if samples > 1 else LOADED)
 
     def _build(self, request: BuildEngine) -> None:
         self._runtime(request.target).load(request.model, load_npz(request.inputs))

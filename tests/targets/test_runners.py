@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support import case_of
 
-from bisect_trt.report.reproducer import _SHARED, render_script
+from bisect_trt.report.reproducer import _OUTSIDE, _SHARED, render_script
 from bisect_trt.targets.base import TargetSettings, find, names
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ def imports_of(tree: ast.Module) -> set[str]:
 def test_a_runner_imports_the_standard_library_numpy_its_runtime_and_what_goes_with_it(
     target: str,
 ) -> None:
-    modules = (*_SHARED, *find(target).sent)
+    modules = (_OUTSIDE, *_SHARED, *find(target).sent)
     runtime = {"onnxrt": "onnxruntime", "trt": "tensorrt", "through": "onnxruntime"}.get(
         target, target
     )
@@ -57,7 +57,7 @@ def test_a_runner_imports_the_standard_library_numpy_its_runtime_and_what_goes_w
 @pytest.mark.parametrize("target", TARGETS)
 def test_joined_modules_share_no_name(target: str) -> None:
     defined: Counter[str] = Counter()
-    for module in (*_SHARED, *find(target).sent):
+    for module in (_OUTSIDE, *_SHARED, *find(target).sent):
         for node in tree_of(module).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 defined[node.name] += 1
@@ -73,7 +73,7 @@ def test_joined_modules_share_no_name(target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_joined_modules_import_names_of_each_other_and_no_modules(target: str) -> None:
     """A script has no modules, so what is said after a module's name or another name is not there."""
-    for module in (*_SHARED, *find(target).sent):
+    for module in (_OUTSIDE, *_SHARED, *find(target).sent):
         for node in ast.walk(tree_of(module)):
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("bisect_trt"):
                 for each in node.names:

@@ -16,6 +16,7 @@ import os
 import pathlib
 import pkgutil
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -459,9 +460,15 @@ def _plugged(names: Iterable[str]) -> list[str]:
 
 def provider_packages() -> list[str]:
     """Return the packages on Python's path that hold an execution provider."""
+    return _packages_on(tuple(sys.path))
+
+
+@functools.cache
+def _packages_on(path: tuple[str, ...]) -> list[str]:
+    """Look through all packages of a path, which takes as long as a small model."""
     return [
         module.name
-        for module in pkgutil.iter_modules()
+        for module in pkgutil.iter_modules(path)
         if module.name.startswith("onnxruntime_")
         and (spec := importlib.util.find_spec(module.name))
         and _PROVIDER.search(pathlib.Path(spec.origin or "").read_text("utf-8", "replace"))
