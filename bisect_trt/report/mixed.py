@@ -27,7 +27,9 @@ def in_tolerances(error: float) -> str:
     if not math.isfinite(error):
         return "NaN or Inf"
     return (
-        f"{100 * error:.2g}% of the tolerance" if error <= 1 else f"{error:.3g} times the tolerance"
+        f"{float(f'{100 * error:.2g}'):g}% of the tolerance"
+        if error <= 1
+        else f"{error:.3g} times the tolerance"
     )
 
 

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bisect_trt.report.mixed import in_tolerances
 from bisect_trt.report.page import environment
 from bisect_trt.report.text import clean, shorten
 
@@ -86,3 +87,12 @@ def test_a_breakable_name_is_the_same_name(name: str) -> None:
     reader = Reader(render("<code>{{ name | breakable }}</code>", name=name))
     assert reader.text == name
     assert {found for found, _ in reader.tags} == ({"code", "wbr"} if "/" in name else {"code"})
+
+
+def test_an_error_just_within_the_tolerance_is_all_of_it() -> None:
+    assert [*map(in_tolerances, (0.4367, 0.997, 1.0, 1.17))] == [
+        "44% of the tolerance",
+        "100% of the tolerance",
+        "100% of the tolerance",
+        "1.17 times the tolerance",
+    ]
