@@ -163,9 +163,9 @@ class CommandCheck(Check):
             end, doubtful = self._end(argv, files, cancel)
             if not doubtful:
                 return self._read(end, files.log)
-        return Outcome(Ending.SKIPPED, LOST, seconds=end.seconds, tail=_tail(files.log)).seeing(
-            Reason.KILLED_OFTEN, MOST_LOST, end.signal_name or end.code
-        )
+        ending = end.signal_name or f"exit status {end.code}"
+        outcome = Outcome(Ending.SKIPPED, LOST, seconds=end.seconds, tail=_tail(files.log))
+        return outcome.seeing(Reason.KILLED_OFTEN, MOST_LOST, ending)
 
     def _end(
         self, argv: Sequence[str], files: CandidateFiles, cancel: Cancel | None
