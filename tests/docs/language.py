@@ -70,10 +70,12 @@ def texts(path: Path) -> Iterator[tuple[int, str, bool]]:
         )
         yield from ((place, line, False) for place, line in enumerate(prose.splitlines(), 1))
         return
-    tree = ast.parse(source)
-    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+    docs = set[int]()
+    # A statement comes before its value.
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr):
+            docs.add(id(node.value))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             yield node.lineno, node.value, id(node) in docs
 
 

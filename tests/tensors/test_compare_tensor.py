@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,9 @@ INTEGERS = [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int6
 @pytest.fixture(scope="module")
 def quiet_polygraphy() -> Iterator[None]:
     logger = pytest.importorskip("polygraphy.logger").G_LOGGER
-    with logger.verbosity(logger.CRITICAL):
+    with logger.verbosity(logger.CRITICAL), pytest.MonkeyPatch.context() as patch:
+        # It would import PyTorch to see that no value is a tensor of it.
+        patch.setitem(sys.modules, "torch", None)
         yield
 
 
