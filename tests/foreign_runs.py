@@ -48,8 +48,8 @@ def changed_journal(
     entries: list[dict[str, Any]], number: int, place: list[str], value: Any
 ) -> bytes:
     """A journal with another value at a place of a line."""
-    changed = copy.deepcopy(entries)
-    holder = changed[number]
+    changed = [*entries]
+    holder = changed[number] = copy.deepcopy(entries[number])
     for name in place[:-1]:
         holder = holder[name]
     holder[place[-1]] = value

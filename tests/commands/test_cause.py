@@ -146,7 +146,11 @@ MASKED = """k = Mul(x, two) g = com.microsoft.Gelu(k) z = Mul(g, zero) t = Tanh(
 """Two options of ONNX Runtime change values: an approximated Gelu (multiplied by zero), and removed Q/DQ pairs."""
 
 
-@pytest.mark.parametrize(("case", "shared"), [("g", False), ("g", True), ("q d", False)])
+# With a switch that fixes both the others are told as without it.
+@pytest.mark.parametrize(
+    ("case", "shared"),
+    [pytest.param("g", False, marks=pytest.mark.slow), ("g", True), ("q d", False)],
+)
 def test_a_case_that_other_switches_fix_than_the_whole_model_is_doubted(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch, case: str, *, shared: bool
 ) -> None:
@@ -335,7 +339,11 @@ shutil.copyfile(*sys.argv[1:])
 """Refuses an Exp without a barrier, and crashes on files with some names."""
 
 
-@pytest.mark.parametrize(("files", "passes"), [("()", True), ("('patched.onnx',)", False)])
+# `test_a_refused_network_runs_when_it_is_patched` has a file that passes.
+@pytest.mark.parametrize(
+    ("files", "passes"),
+    [pytest.param("()", True, marks=pytest.mark.slow), ("('patched.onnx',)", False)],
+)
 def test_a_workaround_is_run_as_the_file_that_is_written(
     cli: CommandLine, here: Path, files: str, *, passes: bool
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 
 import onnx
@@ -14,7 +15,7 @@ import bisect_trt
 
 pytestmark = pytest.mark.any_version
 UNABLE = {
-    "import": "python3 -c 'import no_such_module'",
+    "import": f"{sys.executable} -S -c 'import no_such_module'",
     "segfault": "kill -SEGV $$",
     "status": "exit 3",
     "statuses": "exit $(( $(date +%N | tr -d 0) % 99 + 1 ))",
