@@ -12,7 +12,7 @@ from bisect_trt.onnxlib.nodes import Node, in_module
 from bisect_trt.report.outcomes import describe_comparison
 from bisect_trt.report.parts import Loss, Names, Whose, WrongSide
 from bisect_trt.report.text import Entry, named
-from bisect_trt.tensors.comparison import TensorComparison
+from bisect_trt.tensors.comparison import TensorComparison, rounded_up
 from bisect_trt.tensors.files import Values
 
 FEW_ULPS = 4
@@ -393,7 +393,7 @@ def describe_amplified(
         atol: A tolerance with which it passes, if one makes sense.
     """
     amplifies = f" {op} amplifies errors most." if op else ""
-    tolerance = "" if atol is None else f", or a larger tolerance (--atol {atol:.2g})"
+    tolerance = "" if atol is None else f", or a larger tolerance (--atol {rounded_up(atol)})"
     return (
         "Rounding explains the difference: if every tensor of the reference is perturbed in its last place, "
         f"'{output}' changes by {moved:.3g}; on the target it is off by {off:.3g}.{amplifies} "

@@ -128,15 +128,18 @@ def rounding_alone(
     by_rounding = alone[furthest.name].max_abs or 0.0
     off = furthest.max_abs or 0.0
     op, spread = _amplifier(subject, run)
-    meaningful = by_rounding < _MEANINGLESS * finite_rms(golden[furthest.name])
-    atol = 2 * by_rounding if meaningful else None
+    # The target may be further off than rounding is, and another output by more.
+    atol = max(2 * by_rounding, *(each.max_abs or 0.0 for each in failed.values()))
+    smallest = min(finite_rms(golden[name]) for name in failed)
     return Amplified(
         output=furthest.name,
         moved=by_rounding,
         off=off,
         op=op,
         spread=spread,
-        sentence=describe_amplified(furthest.name, by_rounding, off, op, atol),
+        sentence=describe_amplified(
+            furthest.name, by_rounding, off, op, atol if atol < _MEANINGLESS * smallest else None
+        ),
     )
 
 

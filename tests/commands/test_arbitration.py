@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -540,6 +541,19 @@ def test_what_rounding_does_is_foreseen(tmp_path: Path) -> None:
     assert found.moved > 0.125
     assert "--atol" not in found.sentence  # it would be as large as what is compared
     assert said(model, 0.5, TargetSettings(fp16=True)) is None
+
+
+@pytest.mark.parametrize("times", [1.0, 3.5])
+def test_the_tolerance_that_is_named_passes(tmp_path: Path, times: float) -> None:
+    """Also where the target is off by more than twice what rounding makes."""
+    model = amplifying(tmp_path / "model.onnx", 12.0, length=4)
+    first = said(model, 1e-3)
+    assert first is not None
+    found = said(model, times * first.moved)
+    assert found is not None
+    named = re.search(r"--atol (\S+)\)", found.sentence)
+    assert named, found.sentence
+    assert float(named[1]) >= max(found.off, found.moved)
 
 
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16])
