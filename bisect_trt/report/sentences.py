@@ -166,7 +166,7 @@ class Unexplained(Enum):
 class Try(Enum):
     """Steps to try where a failure does not reproduce; ``{lost}`` are inputs, ``{package}`` is the target's."""
 
-    INPUTS = "other inputs: {lost} has no elements, or at least half of them are NaN or Inf"
+    INPUTS = "other inputs: {lost} has no elements, or some NaN or Inf, which match where both sides have them"
     PRECISION = "the precision of the failing deployment (--fp16, --bf16, ...)"
     RELEASE = "the release of the failing deployment (--on env='{package}==VERSION')"
     SCALES = (

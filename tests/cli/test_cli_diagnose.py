@@ -98,6 +98,16 @@ def test_a_search_does_not_slide_from_an_overflow_to_rounding(cli: CommandLine) 
     assert node_names(Path("out.onnx")) == ["big"]
 
 
+def test_equal_infinities_are_named_where_nothing_fails(cli: CommandLine, here: Path) -> None:
+    """``run`` calls them a mismatch, so the two would contradict each other without a word."""
+    onnx.save(text_model("(float[4] x) => (float[4] y)", "y = Reciprocal(x)"), str(here / "m.onnx"))
+    np.savez("m.npz", x=np.array([0, 1, 2, 3], np.float32))
+    words = ("m.onnx", "--onnxrt", "--load-inputs", "m.npz")
+    assert cli("run", *words).status == 1
+    ran = cli("diagnose", *words).ended(1)
+    assert "'y' has no elements, or some NaN or Inf" in " ".join(ran.out.split())
+
+
 def test_rounding_beside_an_overflow_is_no_second_failure(cli: CommandLine) -> None:
     steps = [("Add", "much", "away"), ("Sub", "much", "back"), ("Mul", "big", "big")]
     model = save(Path("model.onnx"), line(steps), {"much": 120.0, "big": 3e5})
