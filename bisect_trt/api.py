@@ -28,7 +28,6 @@ from bisect_trt.errors import (
 from bisect_trt.options.searches import Run
 from bisect_trt.options.shared import General
 from bisect_trt.options.spec import Params, entries
-from bisect_trt.report.outcomes import describe_comparison
 from bisect_trt.targets.options import selectable
 
 if TYPE_CHECKING:
@@ -157,6 +156,7 @@ def assert_matches(
         UnavailableError: A file, package, runtime or device is missing.
     """
     from bisect_trt.report.console import listed  # noqa: PLC0415 - it takes NumPy
+    from bisect_trt.report.outcomes import describe_comparison  # noqa: PLC0415 - as above
 
     try:
         comparisons = compare(model, inputs, target, **options).comparisons

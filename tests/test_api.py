@@ -68,6 +68,7 @@ def test_help_says_of_every_parameter_what_it_is() -> None:
         assert all(each in text for each in ("\n\nRaises:\n", "UsageError: ", "UnavailableError: "))
 
 
+@pytest.mark.any_version
 def test_every_option_of_a_command_is_one_of_its_function(here: Path) -> None:
     """What is refused is the value, never the name."""
     overflowing(here / "model.onnx")
@@ -266,6 +267,7 @@ def go(**options):
 """
 
 
+@pytest.mark.any_version
 def test_a_call_that_was_killed_goes_on(
     here: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

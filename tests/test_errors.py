@@ -7,6 +7,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from bisect_trt import errors
 from bisect_trt.cli.parser import parse
 from bisect_trt.errors import CommandLineError, UnknownNameError, UsageError, kind_of, kinds
@@ -30,6 +32,7 @@ def test_a_code_has_a_cause_and_a_remedy() -> None:
         assert said["remedy"].endswith(".")
 
 
+@pytest.mark.any_version
 def test_errors_are_raised_with_the_code_of_their_kind() -> None:
     """The classes that only give an exit status have codes for plug-ins; this package says more."""
     for path in sorted(Path(errors.__file__).parent.rglob("*.py")):

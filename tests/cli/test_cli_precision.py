@@ -254,6 +254,7 @@ def branches(path: Path) -> None:
     save_sample()
 
 
+@pytest.mark.any_version
 def test_what_overflows_on_fresh_samples_is_kept_by_one_probe_a_round(
     cli: CommandLine, here: Path
 ) -> None:
@@ -332,6 +333,7 @@ def test_a_set_that_cures_and_does_not_hold_has_its_tolerance(
     assert "with `--atol y:" in " ".join(ran.out.split())
 
 
+@pytest.mark.any_version
 def test_a_set_that_is_far_past_the_tolerance_has_the_tolerance_that_it_passes_with(
     cli: CommandLine, here: Path
 ) -> None:
@@ -374,6 +376,7 @@ def _is_right(written: bytes, samples: int = 60) -> bool:
     return wrong <= 1
 
 
+@pytest.mark.any_version
 def test_a_file_is_there_once_its_set_holds_on_fresh_samples(here: Path) -> None:
     """Killed at any moment, the command leaves one of these files: they are replaced as a whole."""
     blocks(here / "model.onnx", [400.0, 80.0, 2.0])  # the second overflows on other samples
@@ -394,6 +397,7 @@ def test_a_file_is_there_once_its_set_holds_on_fresh_samples(here: Path) -> None
     assert written[-1:] == [output.read_bytes()]
 
 
+@pytest.mark.any_version
 def test_a_set_grows_until_it_holds_before_the_fewest_nodes_are_searched(
     cli: CommandLine, here: Path
 ) -> None:
@@ -407,6 +411,7 @@ def test_a_set_grows_until_it_holds_before_the_fewest_nodes_are_searched(
     assert _is_right((here / "mixed.onnx").read_bytes())
 
 
+@pytest.mark.any_version
 def test_what_only_few_samples_lose_is_measured_on_these(cli: CommandLine, here: Path) -> None:
     """Exponentials that overflow on the given, most, some and few samples, behind nodes that lose nothing.
 
@@ -436,6 +441,7 @@ def test_what_only_few_samples_lose_is_measured_on_these(cli: CommandLine, here:
     assert max(point["nodes"] for point in result["curve"]) == len(result["keep_fp32"]) == 12
 
 
+@pytest.mark.any_version
 def test_a_search_that_ends_early_names_the_tolerance_of_a_set_that_does_not_hold(
     cli: CommandLine, here: Path
 ) -> None:
@@ -710,6 +716,7 @@ def test_bf16_is_tried_where_most_has_to_stay(cli: CommandLine, here: Path) -> N
     assert result["why"] == "More than 20% of the nodes stay in fp32"
 
 
+@pytest.mark.any_version
 @given(st.integers(2, 300), st.data())
 def test_the_bound_is_where_so_few_failures_are_unlikely(samples: int, data: st.DataObject) -> None:
     """And it is rounded up: "under 2.3%" of 2.35 would be untrue."""
@@ -727,6 +734,7 @@ def test_the_bound_is_where_so_few_failures_are_unlikely(samples: int, data: st.
 ROUND = st.lists(st.sampled_from([0.5, 1.5, 11.0, math.inf]), min_size=1, max_size=300)
 
 
+@pytest.mark.any_version
 @given(ROUND, ROUND)
 def test_a_set_holds_only_where_it_does_on_all_rounds(
     first: list[float], second: list[float]
@@ -766,6 +774,7 @@ def test_a_fix_that_does_not_hold_is_no_proven_answer(
     assert not any(point["holds"] for point in result["curve"] if point["recommended"])
 
 
+@pytest.mark.any_version
 def test_the_set_grows_until_it_holds_and_the_curve_has_each(cli: CommandLine, here: Path) -> None:
     sum_of_roundings(here / "model.onnx")
     ran = cli(*SAFE, "--atol", "5e-4", "--rtol", "0").ended(0)
