@@ -248,10 +248,12 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     result.curve = curve
     result.trade_off = _numbers_of_trade(fix)
     result.rounding = " ".join(_sentences(fix, result.trade_off)) or None
-    if fix.point is not None and not settings.bits and fix.is_large(fix.kept):
-        result.large = True
     result.precision = settings.low
     result.lowered = len(task.lowering.units) - len(fix.kept)
+    if fix.point is not None and not settings.bits and fix.is_large(fix.kept):
+        result.large = True
+    if fix.kept and not result.lowered:
+        result.large = True
     result.measured_on = measured_on(task)
     compared = () if outcome is None else outcome.comparisons
     result.accuracy = [*map(Comparison.of, compared)] or UNSET

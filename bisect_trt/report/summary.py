@@ -636,7 +636,7 @@ def _mixed(result: Result, kept: list[Unit], file: str) -> Iterator[Row]:
     unbroken = result.minimal_proven or not result.accuracy
     holds = bool(validation.holds if validation else unbroken)
     large = f"{LARGE} in fp32, so this set is no fix" if result.large else ""
-    if kept and result.lowered == 0:
+    if large and not result.lowered:
         large = f"All {noun} stay in {form}, so this set is no fix"
     holds = holds and not (result.slow or large or refused)
     if not kept and not result.groups:
