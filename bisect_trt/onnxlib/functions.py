@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 import onnx.inliner
-from onnx import GraphProto, ModelProto, NodeProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from bisect_trt.onnxlib.nodes import (
+    DEFAULT_DOMAINS,
     addressed,
     bodies,
     clone,
@@ -96,19 +97,65 @@ def flattened(model: ModelProto) -> ModelProto:
 
 
 def inlined(model: ModelProto, selected: Collection[tuple[str, str]] | None = None) -> ModelProto:
-    """Return the model with the calls of its functions inlined, except functions of another operator set.
+    """Return the model with the calls of its functions inlined.
+
+    Calls stay where the model's operator sets define an operator of the function in another way,
+    and all of them where ONNX refuses the model.
 
     Args:
         model: The model.
-        selected: Domain and name of the functions to inline; ``None`` for all. All calls stay where
-            ONNX refuses the model: a selection, if any function has another operator set.
+        selected: Domain and name of the functions to inline; ``None`` for all.
     """
+    opsets = {_domain(opset): opset.version for opset in model.opset_import}
+    result = clone(model)
+    fitting = [function for function in result.functions if _fits(function, opsets)]
+    # The inliner refuses a model with others.
+    keep_only(result.functions, fitting)
+    for function in result.functions:
+        for opset in function.opset_import:
+            opset.version = opsets[_domain(opset)]
     try:
         if selected is None:
-            return onnx.inliner.inline_local_functions(model)
-        result = onnx.inliner.inline_selected_functions(model, [*selected])
+            result = onnx.inliner.inline_local_functions(result)
+        else:
+            result = onnx.inliner.inline_selected_functions(result, [*selected])
     except Exception:
         # The inliner raises several exceptions for calls that do not fit their function.
         return model
-    keep_only(result.functions, model.functions)
+    if selected is not None or len(fitting) < len(model.functions):
+        keep_only(result.functions, model.functions)
     return result
+
+
+def _domain(message: onnx.OperatorSetIdProto | NodeProto) -> str:
+    return "" if message.domain in DEFAULT_DOMAINS else message.domain
+
+
+def _fits(function: FunctionProto, opsets: dict[str, int]) -> bool:
+    """Return whether a model's operator sets define each operator of a function as the function's sets do.
+
+    Args:
+        function: The function.
+        opsets: The version of each domain in the model; domains that only the function has are
+            added.
+    """
+    versions = {_domain(opset): opset.version for opset in function.opset_import}
+
+    for domain, version in versions.items():
+        opsets.setdefault(domain, version)
+
+    def same(node: NodeProto) -> bool:
+        domain = _domain(node)
+        if domain not in versions or versions[domain] == opsets[domain]:
+            return True
+        try:
+            pair = [
+                onnx.defs.get_schema(node.op_type, version, domain)
+                for version in (versions[domain], opsets[domain])
+            ]
+        except (onnx.defs.SchemaError, TypeError):
+            # The operator is unknown, or its version is past 32 bits.
+            return False
+        return bool(pair[0].since_version == pair[1].since_version)
+
+    return all(map(same, inner_nodes(function.node)))

@@ -321,7 +321,7 @@ operators that the model's own operator set defines differently."""
         (
             CALLING,
             {"low": "int8"},
-            "f1 'y' has Q/DQ nodes inside, which are not searched: its function cannot be inlined",
+            "f0 'y' has Q/DQ nodes inside, which are not searched: its function cannot be inlined",
         ),
         (PASSES, {"low": "fp8"}, "has nothing quantized for --fp8, but int8; give --int8."),
         (
