@@ -404,7 +404,7 @@ def test_a_typed_model_is_not_what_was_asked_for() -> None:
     audit = audit_precision(target("fp16"), layers)
     assert (audit.total, audit.counts) == (230, {"fp32": 214, "fp16": 16})
     assert "214 of 230 layers run in fp32" in audit.sentence
-    assert "bisect-trt convert" in audit.sentence
+    assert "`convert` adds Casts" in audit.sentence
     assert "requested" not in audit_precision(target(), layers).sentence
 
 
