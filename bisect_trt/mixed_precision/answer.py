@@ -250,9 +250,7 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
     result.rounding = " ".join(_sentences(fix, result.trade_off)) or None
     result.precision = settings.low
     result.lowered = len(task.lowering.units) - len(fix.kept)
-    if fix.point is not None and not settings.bits and fix.is_large(fix.kept):
-        result.large = True
-    if fix.kept and not result.lowered:
+    if _keeps_too_much(fix):
         result.large = True
     result.measured_on = measured_on(task)
     compared = () if outcome is None else outcome.comparisons
@@ -268,6 +266,13 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
         result.slow = True
     if settings.by_layer:
         result.artifacts["engine"] = str(engine_path(settings.output))
+
+
+def _keeps_too_much(fix: Fix) -> bool:
+    """Return whether more units stay than of a fix: all, or a set of nodes that is large."""
+    if len(fix.kept) == len(fix.task.lowering.units):
+        return bool(fix.kept)
+    return fix.point is not None and not fix.task.settings.bits and fix.is_large(fix.kept)
 
 
 def _failing_uses(task: Task, ran: Outcome, uses: list[Use]) -> list[Use]:

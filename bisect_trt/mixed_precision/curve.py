@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -198,6 +198,21 @@ class Point(Struct, frozen=True):
             recommended=recommended,
         )
         return structs.replace(part, sentence=describe_validation(part, self.allowed))
+
+
+def best_of(points: Iterable[Point]) -> Point | None:
+    """Return the smallest set that holds, else the one that fails least; ``None`` without any.
+
+    A set of up to a quarter more units is better if samples that fail clearly with the smallest one
+    do not with it.
+    """
+    ranked = sorted(points, key=Point.rank)
+    best = next(iter(ranked), None)
+    if best is None or not best.holds:
+        return best
+    most = len(best.units) / _SMALLER
+    mild = (point for point in ranked if point.holds and max(point.errors) <= MILD)
+    return next((point for point in mild if len(point.units) <= most), best)
 
 
 def _is_near(output: TensorComparison) -> bool:
@@ -772,15 +787,11 @@ class Fix(Watcher):
 
     def _keep_best(self) -> None:
         """Recommend the best set so far with the start in it: the smallest that holds, written at once, or that fails least."""
-        best = min(
-            (
-                point
-                for point in self.curve
-                if (self._start <= point.units or point.units == self._first)
-                and point.units not in self._unfit
-            ),
-            key=Point.rank,
-            default=None,
+        best = best_of(
+            point
+            for point in self.curve
+            if (self._start <= point.units or point.units == self._first)
+            and point.units not in self._unfit
         )
         cures = [point for point in self.curve if point.cures]
         smallest = min(cures, key=lambda point: len(point.units), default=best)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -108,15 +108,15 @@ def rounding_alone(
         return None
     # A runtime may keep a second copy of each weight, laid out for its kernels.
     large = 2 * sum(map(tensor_bytes, proto.graph.initializer)) > _MOST_BYTES
-    finite = all(math.isfinite(each.severity) for each in failed.values())
+    finite = all(math.isfinite(comparison.severity) for comparison in failed.values())
     if large or not finite or subject.reference.lost or drawing_nodes(proto):
         return None
     golden = subject.values(original, list(failed))
     fed = subject.values(original, original.inputs)
 
     def run(model: onnx.ModelProto) -> Computed:
-        made = subject.models.run("perturbed", model, fed)
-        return made.message if isinstance(made, Failed) else made
+        outputs = subject.models.run("perturbed", model, fed)
+        return outputs.message if isinstance(outputs, Failed) else outputs
 
     perturbed = perturb(proto, roundings(proto, subject.infos, ULP), golden, run, _TRIALS)
     if isinstance(perturbed, str):
@@ -124,12 +124,11 @@ def rounding_alone(
     alone = _failing(compare_all(golden, perturbed, check.tolerance))
     if not all(name in alone and _is_as_far(failed[name], alone[name]) for name in failed):
         return None
-    furthest = max(failed.values(), key=lambda each: each.severity)
+    furthest = max(failed.values(), key=lambda comparison: comparison.severity)
     by_rounding = alone[furthest.name].max_abs or 0.0
     off = furthest.max_abs or 0.0
     op, spread = _amplifier(subject, run)
-    # The target may be further off than rounding is, and another output by more.
-    atol = max(2 * by_rounding, *(each.max_abs or 0.0 for each in failed.values()))
+    atol = _passing_atol(failed.values(), by_rounding)
     smallest = min(finite_rms(golden[name]) for name in failed)
     return Amplified(
         output=furthest.name,
@@ -143,9 +142,14 @@ def rounding_alone(
     )
 
 
+def _passing_atol(failed: Iterable[TensorComparison], by_rounding: float) -> float:
+    """Return a tolerance that passes: the target may be further off than rounding is, and another output by more."""
+    return max(2 * by_rounding, *(comparison.max_abs or 0.0 for comparison in failed))
+
+
 def _failing(comparisons: Sequence[TensorComparison]) -> dict[str, TensorComparison]:
     """Return the outputs that do not match."""
-    return {each.name: each for each in comparisons if not each.passed}
+    return {comparison.name: comparison for comparison in comparisons if not comparison.passed}
 
 
 def _relative_rms(values: Array, golden: Array) -> float:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from support import SHAPE, TARGET, labelled_data, overflowing, read_json, save
 
-from bisect_trt.mixed_precision.curve import Point
+from bisect_trt.mixed_precision.curve import Point, best_of
 from bisect_trt.onnxlib.network import Network
 from bisect_trt.onnxlib.roundings import emulate
 from bisect_trt.options.shared import Data
@@ -751,6 +751,29 @@ def test_a_set_holds_only_where_it_does_on_all_rounds(
     assert both.holds or not all(each.holds for each in rounds)
     assert not (both.holds and both.severe)
     assert both.rank() == rounds[1].with_round(rounds[0]).rank()
+
+
+@pytest.mark.any_version
+@given(st.lists(st.tuples(st.integers(1, 60), st.sampled_from([0.5, 1.5, 8.0, 11.0])), max_size=6))
+def test_a_set_of_a_few_more_nodes_is_better_than_samples_that_fail_clearly(
+    sets: list[tuple[int, float]],
+) -> None:
+    points = [
+        Point(frozenset(range(size)), (worst, *(0.5,) * 199), allowed=0.01) for size, worst in sets
+    ]
+    best = best_of(points)
+    held = {size: worst for size, worst in sorted(sets, reverse=True) if worst <= 10}
+    if not held:
+        assert (best is None) == (not sets)
+        return
+    assert best is not None
+    smallest = min(held)
+    size = len(best.units)
+    assert best.holds
+    assert smallest <= size <= 1.25 * smallest
+    mild = [size for size, worst in sets if worst <= 2 and size <= 1.25 * smallest]
+    assert size == min(mild, default=smallest)
+    assert max(best.errors) <= 2 or not mild
 
 
 def sum_of_roundings(path: Path) -> None:

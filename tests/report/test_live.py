@@ -366,13 +366,13 @@ def test_the_reason_of_a_set_is_that_of_a_node_which_the_given_inputs_need() -> 
 
 def test_a_set_of_all_nodes_is_no_fix() -> None:
     """Nothing is lowered then, in a small model too."""
-    result = Result("precision", "found", lowered=0, minimal_proven=True)
+    result = Result("precision", "found", lowered=0, minimal_proven=True, large=True)
     result.artifacts |= {"run": "r", "mixed": "mixed.onnx"}
     result.keep_fp32 = result.minimal = [Unit(name="b", op="Pow", outputs=("b",))]
     said = summary(result)
     assert ("", "All nodes stay in fp32, so this set is no fix") in said
     assert [label for label, _ in said if label in ("Fix", "Mixed")] == ["Mixed"]
-    result.lowered = 1
+    result.lowered, result.large = 1, None
     assert "Mixed" not in [label for label, _ in summary(result)]
 
 
