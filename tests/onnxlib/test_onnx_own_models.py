@@ -17,7 +17,6 @@ import pytest
 from building import ort_run
 from cutting import Cutter, activations, assert_same, check_definition
 from onnx import ModelProto, TensorProto, numpy_helper
-from support import rest_slow
 
 from bisect_trt.onnxlib.network import Network
 
@@ -47,7 +46,7 @@ def operator_models(shard: int) -> Iterator[tuple[str, ModelProto, list[Any]]]:
             yield case.name, case.model, case.data_sets[0][0]
 
 
-@pytest.mark.parametrize("shard", rest_slow(range(SHARDS), 2))
+@pytest.mark.parametrize("shard", range(SHARDS))
 def test_operators(shard: int) -> None:
     ran = [check(name, model, values) for name, model, values in operator_models(shard)]
     assert ran.count(True) > 40
