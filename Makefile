@@ -24,7 +24,7 @@ INSTALLS := tests/cli/test_cli_releases.py tests/probe/test_environments.py test
 # Tests that run no model: for the inner loop.
 QUICK := tests/search tests/tensors tests/report tests/docs --ignore tests/report/test_notebook.py --ignore tests/docs/test_from_polygraphy.py
 
-.PHONY: demo install check test test-answers test-installs truth fuzz chaos lint format docs site release bench test-slow test-lowest install-lowest clean
+.PHONY: demo install check test test-answers test-installs truth fuzz chaos lint format docs picture site release bench test-slow test-lowest install-lowest clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -110,11 +110,13 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(STAMP)  ## What is generated: the options' page and keywords, from their declarations, the schema of answers and the fields of results, and the README's picture.
+docs: $(STAMP)  ## What is generated: the options' page and keywords, from their declarations, the schema of answers and the fields of results.
 	$(BIN)/python docs/reference.py > docs/reference.md
 	$(BIN)/python docs/schema.py > docs/answer.schema.json
 	$(BIN)/python docs/keywords.py > bisect_trt/keywords.pyi && $(BIN)/ruff format --quiet bisect_trt/keywords.pyi
 	$(BIN)/python docs/draft.py > bisect_trt/report/draft.pyi && $(BIN)/ruff format --quiet bisect_trt/report/draft.pyi
+
+picture: $(STAMP)  ## The README's picture: runs the diagnosis that it shows, which takes minutes.
 	$(BIN)/python docs/session.py > docs/session.svg.new && mv docs/session.svg.new docs/session.svg
 
 site: $(STAMP)  ## The pages of docs/ as a site in build/site, which opens from the disk; fails if a link or the navigation lacks one.
