@@ -269,10 +269,12 @@ def fill_in(fix: Fix, outcome: Outcome | None, written: Record | None) -> None:
 
 
 def _keeps_too_much(fix: Fix) -> bool:
-    """Return whether more units stay than of a fix: all, or a set of nodes that is large."""
+    """Return whether more nodes stay than of a fix: all, or a set that is large; groups may all stay."""
+    if fix.task.settings.bits:
+        return False
     if len(fix.kept) == len(fix.task.lowering.units):
         return bool(fix.kept)
-    return fix.point is not None and not fix.task.settings.bits and fix.is_large(fix.kept)
+    return fix.point is not None and fix.is_large(fix.kept)
 
 
 def _failing_uses(task: Task, ran: Outcome, uses: list[Use]) -> list[Use]:

@@ -109,7 +109,8 @@ def test_weights_in_another_folder(cli: CommandLine, here: Path) -> None:
         assert not external_files(onnx.load("out.onnx", load_external_data=False)), name
     # What is written has its weights, or they lie beside it; the run is bound to them.
     Path("out.onnx").unlink()
-    assert cli(*commands["precision"], *elsewhere).status == 0
+    # Its one node stays in fp32, which is no fix.
+    assert cli(*commands["precision"], *elsewhere).status == 3
     Path("weights/m.data").write_bytes(b"other" * 3000)
     assert "the content of weights/m.data" in cli("resume").error
     matches(cli, "out.onnx", "--onnxrt")
