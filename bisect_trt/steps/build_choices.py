@@ -144,7 +144,7 @@ Bench = Callable[[Held], tuple[Verdict, Choices]]
 """Builds; returns the verdict of the build, and its choices."""
 
 
-class Reason(Struct, frozen=True):
+class BadChoices(Struct, frozen=True):
     """Choices that make a build bad.
 
     Attributes:
@@ -166,7 +166,7 @@ class Reason(Struct, frozen=True):
         return BuildReason(tuple(map(choice_part, sorted(self.choices))), self.proven, why)
 
 
-def find_reasons(bench: Bench, builds: Sequence[Build], tries: int) -> list[Reason]:
+def find_reasons(bench: Bench, builds: Sequence[Build], tries: int) -> list[BadChoices]:
     """Return the reasons of the bad builds.
 
     Args:
@@ -177,7 +177,7 @@ def find_reasons(bench: Bench, builds: Sequence[Build], tries: int) -> list[Reas
     Returns:
         The reasons; the last one has no choices if a bad build cannot be explained.
     """
-    reasons: list[Reason] = []
+    reasons: list[BadChoices] = []
     goods = [_pinnable(build.choices) for build in builds if build.good]
     bads = [(build, _pinnable(build.choices)) for build in builds if not build.good]
     for build, chosen in sorted(bads, key=lambda pair: (not pair[1], len(pair[1]))):
@@ -193,7 +193,7 @@ def _pinnable(choices: Choices) -> Places:
     return {(choice.layer, choice.kind): choice for choice in sorted(choices) if choice.pins}
 
 
-def _explained(bench: Bench, name: str, bad: Places, goods: list[Places], tries: int) -> Reason:
+def _explained(bench: Bench, name: str, bad: Places, goods: list[Places], tries: int) -> BadChoices:
     """Return the fewest choices that make a good build bad, confirmed by builds in which nothing else is pinned.
 
     If such a build is good, the reason is incomplete, and the search goes on with that build as
@@ -220,7 +220,7 @@ def _explained(bench: Bench, name: str, bad: Places, goods: list[Places], tries:
     return structs.replace(reason, proven=False, why=Unexplained.INCOMPLETE)
 
 
-def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> Reason:
+def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> BadChoices:
     """Return the fewest choices of a bad build that make a good one bad."""
     reason = Unexplained.UNPINNED
     for good in _replacements(bad, goods) if bad else ():
@@ -255,16 +255,16 @@ def _explain(bench: Bench, name: str, bad: Places, goods: Sequence[Places]) -> R
             missing = ", ".join(
                 f"{choice.layer}: {choice.said}" for choice in sorted(choices - chose)
             )
-            return Reason(choices, proven=False, why=Unexplained.DROPPED, of=missing)
+            return BadChoices(choices, proven=False, why=Unexplained.DROPPED, of=missing)
         # The choices are enough for a bad build; now whether a bad build needs them.
         title = GOOD_CHOICES.format(len(choices), name)
         pinned = tuple(choice for place, choice in good.items() if place not in turned)
         verdict, chose = bench(Held(title, pinned, tuple(sorted(choices))))
         if verdict is Verdict.PASS and not choices & chose:
-            return Reason(choices, minimum.proven, of=describe(minimum.remark))
+            return BadChoices(choices, minimum.proven, of=describe(minimum.remark))
         reason = Unexplained.FORBIDDEN if verdict is Verdict.FAIL else Unexplained.CHOSEN
-        return Reason(choices, proven=False, why=reason)
-    return Reason(frozenset(), proven=False, why=reason, of=name)
+        return BadChoices(choices, proven=False, why=reason)
+    return BadChoices(frozenset(), proven=False, why=reason, of=name)
 
 
 def _replacements(bad: Places, goods: Sequence[Places]) -> list[Places]:
