@@ -21,7 +21,6 @@ from bisect_trt.options.compare import CompareOptions
 from bisect_trt.options.searches import Matrix
 from bisect_trt.options.shared import Data
 from bisect_trt.options.spec import written
-from bisect_trt.report.console import Console
 from bisect_trt.report.parts import MatrixCell
 from bisect_trt.report.result import Result, read_result
 from bisect_trt.search.oracle import Verdict
@@ -82,7 +81,8 @@ def run(call: Call) -> Result:
         # No combination runs: an option is wrong.
         raise ValueRefusedError(next(iter(cells.values())).why)
     shown = [[value for value, _ in axis] for axis in axes]
-    _show(call.console, call.result.axes[-1], shown, cells)
+    for line in _lines(call.result.axes[-1], shown, cells):
+        call.console.answer(line)
     call.result.cells = [cells[values] for values in product(*shown) if values in cells]
     return _conclude(call.result, cells.values())
 
@@ -97,22 +97,24 @@ def _conclude(result: Result, cells: Iterable[MatrixCell]) -> Result:
     return result.end("found")
 
 
-def _show(
-    console: Console, corner: str, axes: Sequence[Sequence[str]], cells: Mapping[Names, MatrixCell]
-) -> None:
-    """Print the table: a line for each value of the last axis, a column for each combination of the others."""
+def _lines(
+    corner: str, axes: Sequence[Sequence[str]], cells: Mapping[Names, MatrixCell]
+) -> Iterator[str]:
+    """Yield the table: a line for each value of the last axis, a column for each combination of the others."""
     *outer_axes, last = axes
-    columns = [*product(*outer_axes)]
-    rows = []
+    rows = [[corner, *(" ".join(row) for row in product(*outer_axes))]]
     for value in last:
-        line = (cells.get((*column, value)) for column in columns)
+        line = (cells.get((*row, value)) for row in product(*outer_axes))
         words = (f"{_WORDS[cell.verdict]} {cell.seconds:.1f} s" if cell else "" for cell in line)
         rows.append([value, *words])
-    console.table([corner, *map(" ".join, columns)], rows, len(rows))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        texts = (text.ljust(width) for text, width in zip(row, widths, strict=True))
+        yield "  ".join(texts).rstrip()
     unresolved = [cell for cell in cells.values() if cell.verdict is Verdict.UNRESOLVED]
     for reason in dict.fromkeys(cell.why for cell in unresolved):
         named = ", ".join(" ".join(cell.values) for cell in unresolved if cell.why == reason)
-        console.answer(f"{named}: {reason}")
+        yield f"{named}: {reason}"
 
 
 def _values(name: str, text: str, package: Package | None) -> Iterator[_Value]:
