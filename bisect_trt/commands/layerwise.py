@@ -100,8 +100,9 @@ def run(call: Call) -> Result:
         if options.isolate:
             layers = _isolated(look, layers)
         passes = original.ending is Ending.PASSED
-        result.own_outputs = OwnOutputs(match=passes, reason=describe_outcome(original))
-        console.say(f"  the model's own outputs, without marks: {describe_outcome(original)}")
+        reason = describe_outcome(original)
+        result.own_outputs = OwnOutputs(match=passes, reason=reason)
+        console.say(f"  the model's own outputs, without marks: {reason}")
         fill_in(result, subject, layers)
         tell(layers, console)
         # Every tensor matches, and the outputs of the unmarked model do not.

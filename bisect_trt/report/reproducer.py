@@ -65,7 +65,6 @@ _SHARED = (
     *("bisect_trt.aliases", "bisect_trt.errors", "bisect_trt.tensors.info"),
     *("bisect_trt.targets.messages", "bisect_trt.targets.reproduce"),
 )
-
 """The modules of every script, each after those it needs."""
 _FOR_LINTERS = re.compile(r"  # (?:noqa|type: ignore)[^\n]*")
 _HEAD = '''"""Shows a failure again.
